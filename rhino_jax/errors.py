@@ -1,0 +1,67 @@
+"""Errors in four parts: what went wrong, where, with which numbers, and the fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RhinoError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+      what: one sentence that names the call and what went wrong.
+      where: the user's file and line, tree path or file key.
+      numbers: what was got and what was expected, with units.
+      fix: the exact thing to try.
+    """
+
+    def __init__(
+        self, what: str, *, where: str = "", numbers: str = "", fix: str = ""
+    ) -> None:
+        self.what, self.where, self.numbers, self.fix = what, where, numbers, fix
+        lines = [what]
+        lines += [
+            f"  {name}: {text}"
+            for name, text in (("where", where), ("numbers", numbers), ("fix", fix))
+            if text
+        ]
+        super().__init__("\n".join(lines))
+
+
+class MeshError(RhinoError, ValueError):
+    """No devices, or a mesh that does not match."""
+
+
+class PinError(RhinoError, ValueError):
+    """A pin that names nothing, an unknown axis, or does not divide."""
+
+
+class HardwareError(RhinoError, ValueError):
+    """An unknown hardware name or a malformed hardware file."""
+
+
+class InfeasiblePlanError(RhinoError, RuntimeError):
+    """No plan satisfies pins and memory budget together."""
+
+
+class PlanFileError(RhinoError, ValueError):
+    """A plan file that is damaged, or belongs to another program or mesh."""
+
+
+class RuleError(RhinoError, ValueError):
+    """A registered rule that does not fit its op, or is not true of it."""
+
+
+class TraceError(RhinoError, RuntimeError):
+    """A function that cannot be traced into a program."""
+
+
+class RhinoWarning(UserWarning):
+    """Something the user should know; emitted once per site."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name most like `name`, as a phrase: ` Did you mean 'x'?` or empty."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f" Did you mean {close[0]!r}?" if close else ""
