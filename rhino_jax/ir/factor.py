@@ -1,0 +1,250 @@
+"""Factors: the named index ranges that an op's operands and results are made of.
+
+The rule of an op is written like an einsum. `b s d, d f -> b s f` says that a
+matmul has four factors, of which `d` appears in no result and is therefore
+summed away. A dim in parentheses is a product of factors, major to minor, so a
+reshape is `(b s) h -> b s h`. One mark may follow a factor's name:
+
+    !   whole   must not be cut (a sorted dim, an FFT dim)
+    ~   halo    a window slides over it: neighbours exchange borders
+    @   index   addressed by indices: each shard answers for those that fall
+                into it, and contributes zero (or leaves alone) for the others
+
+and `_` is a dim that has no factor (size one, or never worth a name).
+
+Source: the notation follows einsum and Shardy's op sharding rules
+(openxla.org/shardy/sharding_representation, "sharding rule").
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+class FactorKind(enum.Enum):
+    """What cutting a factor does to the op."""
+
+    PARALLEL = ""
+    REDUCE = "+"
+    HALO = "~"
+    INDEX = "@"
+    WHOLE = "!"
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One index range of an op.
+
+    Attributes:
+      name: a short name, unique within the rule.
+      size: number of indices; of a HALO factor, those of the result.
+      kind: what cutting it does.
+      reducer: how the partial results of shards combine, where cutting this
+        factor leaves a result partial: "sum", "max", "min", "prod", "and", "or".
+        None where the result is complete.
+      halo: for HALO, how many operand elements a shard needs from its lower and
+        its upper neighbour.
+    """
+
+    name: str
+    size: int
+    kind: FactorKind = FactorKind.PARALLEL
+    reducer: str | None = None
+    halo: tuple[int, int] = (0, 0)
+
+    @property
+    def is_cuttable(self) -> bool:
+        return self.kind is not FactorKind.WHOLE and self.size > 1
+
+
+Dim = tuple[int, ...]
+"""The factors (by position in the rule) that one dim is the product of."""
+
+Layout = tuple[Dim, ...]
+"""The dims of one operand or result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The factors of an op, and where each appears.
+
+    Attributes:
+      factors: all factors.
+      operands: for every operand, for every dim, factor positions, major first.
+      results: likewise for the results.
+    """
+
+    factors: tuple[Factor, ...]
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+
+    def __str__(self) -> str:
+        operands = ", ".join(self._layout_str(x) for x in self.operands)
+        results = ", ".join(self._layout_str(x) for x in self.results)
+        return f"{operands} -> {results}"
+
+    def _layout_str(self, layout: Layout) -> str:
+        if not layout:
+            return "·"
+        return " ".join(self._dim_str(dim) for dim in layout)
+
+    def _dim_str(self, dim: Dim) -> str:
+        if not dim:
+            return "_"
+        names = [self._factor_str(f) for f in dim]
+        return names[0] if len(names) == 1 else "(" + " ".join(names) + ")"
+
+    def _factor_str(self, index: int) -> str:
+        factor = self.factors[index]
+        mark = factor.kind.value if factor.kind is not FactorKind.REDUCE else ""
+        return factor.name + mark
+
+    def partial_results(self, factor: int) -> tuple[int, ...]:
+        """The results that are partial when `factor` is cut: those without it."""
+        if self.factors[factor].reducer is None:
+            return ()
+        return tuple(
+            i
+            for i, layout in enumerate(self.results)
+            if all(factor not in dim for dim in layout)
+        )
+
+
+_TOKEN = re.compile(r"\(([^()]*)\)|([A-Za-z][A-Za-z0-9]*[!~@]?)|(_)|(·)|(\S)")
+_KINDS = {"!": FactorKind.WHOLE, "~": FactorKind.HALO, "@": FactorKind.INDEX}
+
+
+def _parse_layout(text: str) -> list[list[str]]:
+    dims: list[list[str]] = []
+    for group, name, blank, scalar, junk in _TOKEN.findall(text):
+        if junk:
+            raise ValueError(f"unexpected {junk!r} in {text.strip()!r}")
+        if scalar:
+            continue
+        dims.append([] if blank else group.split() if group else [name])
+    return dims
+
+
+def _split_sides(text: str) -> tuple[list[list[list[str]]], list[list[list[str]]]]:
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        raise ValueError(f"no '->' in rule {text!r}")
+    sides = [
+        [_parse_layout(part) for part in side.split(",")] if side.strip() else []
+        for side in (left, right)
+    ]
+    return sides[0], sides[1]
+
+
+def parse_rule(
+    text: str,
+    in_shapes: Sequence[Sequence[int]],
+    out_shapes: Sequence[Sequence[int]],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    reducers: Mapping[str, str] | None = None,
+    halos: Mapping[str, tuple[int, int]] | None = None,
+) -> Rule:
+    """Build a rule from its text and the shapes of one op.
+
+    Args:
+      text: for example `"b s d, d f -> b s f"`; a scalar is written `·`.
+      in_shapes: shapes of the operands.
+      out_shapes: shapes of the results.
+      sizes: sizes of factors that no dim gives alone.
+      reducers: how factors combine that no result contains, and INDEX factors
+        (default "sum" where a factor appears in no result).
+      halos: for factors marked `~`, elements needed from either neighbour.
+    Returns:
+      The rule, its factors in order of first appearance.
+    Raises:
+      ValueError: the text does not fit the shapes; says which dim and why.
+    """
+    operands, results = _split_sides(text)
+    for side, layouts, shapes in (
+        ("operands", operands, in_shapes),
+        ("results", results, out_shapes),
+    ):
+        if len(layouts) != len(shapes):
+            raise ValueError(
+                f"rule {text!r} has {len(layouts)} {side}, the op has {len(shapes)}"
+            )
+        for layout, shape in zip(layouts, shapes, strict=True):
+            if len(layout) != len(shape):
+                raise ValueError(
+                    f"rule {text!r} gives {len(layout)} dims to a value of shape"
+                    f" {tuple(shape)}"
+                )
+    kinds: dict[str, FactorKind] = {}
+    order: list[str] = []
+
+    def clean(token: str) -> str:
+        name = token.rstrip("!~@")
+        kind = _KINDS.get(token[-1], FactorKind.PARALLEL)
+        if name not in kinds:
+            order.append(name)
+            kinds[name] = kind
+        elif kind is not FactorKind.PARALLEL:
+            kinds[name] = kind
+        return name
+
+    ins = [[[clean(t) for t in dim] for dim in layout] for layout in operands]
+    outs = [[[clean(t) for t in dim] for dim in layout] for layout in results]
+    found = dict(sizes or {})
+    # Results first: the size of a HALO factor is the result's.
+    for layouts, shapes in ((outs, out_shapes), (ins, in_shapes)):
+        for layout, shape in zip(layouts, shapes, strict=True):
+            for dim, size in zip(layout, shape, strict=True):
+                if len(dim) == 1:
+                    found.setdefault(dim[0], int(size))
+    for layouts, shapes in ((outs, out_shapes), (ins, in_shapes)):
+        for layout, shape in zip(layouts, shapes, strict=True):
+            for dim, size in zip(layout, shape, strict=True):
+                _solve_product(text, dim, int(size), found, kinds)
+    in_result = {name for layout in outs for dim in layout for name in dim}
+    factors = []
+    for name in order:
+        kind, reducer = kinds[name], (reducers or {}).get(name)
+        if name not in in_result and kind in (FactorKind.PARALLEL, FactorKind.INDEX):
+            reducer = reducer or "sum"
+            if kind is FactorKind.PARALLEL:
+                kind = FactorKind.REDUCE
+        halo = (halos or {}).get(name, (0, 0))
+        factors.append(Factor(name, found[name], kind, reducer, halo))
+    position = {name: i for i, name in enumerate(order)}
+    return Rule(
+        tuple(factors),
+        tuple(tuple(tuple(position[n] for n in d) for d in lay) for lay in ins),
+        tuple(tuple(tuple(position[n] for n in d) for d in lay) for lay in outs),
+    )
+
+
+def _solve_product(
+    text: str,
+    dim: list[str],
+    size: int,
+    found: dict[str, int],
+    kinds: Mapping[str, FactorKind],
+) -> None:
+    """Check a dim against its factors' sizes, finding the one that is missing."""
+    if not dim:
+        return
+    missing = [name for name in dim if name not in found]
+    known = math.prod(found[name] for name in dim if name in found)
+    if len(missing) > 1:
+        raise ValueError(f"rule {text!r}: sizes of {missing} cannot be told apart")
+    if missing:
+        if known == 0 or size % known:
+            raise ValueError(f"rule {text!r}: {size} is no multiple of {known}")
+        found[missing[0]] = size // known
+    elif known != size and not any(
+        kinds[n] in (FactorKind.HALO, FactorKind.WHOLE) for n in dim
+    ):
+        raise ValueError(
+            f"rule {text!r}: dim ({' '.join(dim)}) has size {size},"
+            f" its factors give {known}"
+        )

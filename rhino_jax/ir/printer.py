@@ -1,0 +1,113 @@
+"""The text form of a program: one op per line, regions indented.
+
+    program loss
+      %0: f32[4,8]  x
+      %1: f32[8,2]  w  donated
+    %2: f32[4,2] = dot_general %0 %1  {m k, k n -> m n}  # train.py:12 (loss)
+    return
+      %2  [0]
+
+The same program gives the same text on every host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rhino_jax.ir.program import Op, Program, Region, RegionCall, RegionKind, Value
+
+
+_SHORT = {
+    "float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c",
+}  # fmt: skip
+
+INDENT = "  "
+
+
+def format_program(program: Program) -> str:
+    """The whole program as text, without a newline at the end."""
+    return "\n".join(_lines(program))
+
+
+def format_type(value: Value) -> str:
+    """Element type and shape, as `f32[8,16]`."""
+    word = value.dtype.rstrip("0123456789")
+    bits = value.dtype[len(word) :]
+    short = _SHORT.get(word, word) if bits else word
+    return f"{short}{bits}[{','.join(map(str, value.shape))}]"
+
+
+def _lines(program: Program) -> Iterator[str]:
+    yield f"program {program.name}".rstrip()
+    for entry in program.inputs:
+        notes = ["donated"] * entry.is_donated + ["const"] * entry.is_const
+        yield INDENT + "  ".join([_defined(program, entry.value), entry.path, *notes])
+    yield from _region_lines(program, program.body, "")
+    yield "return"
+    for out in program.outputs:
+        parts = [_used(program, out.value), out.path]
+        if out.state_of is not None:
+            parts.append(f"state of {program.inputs[out.state_of].path}")
+        yield INDENT + "  ".join(parts)
+
+
+def _region_lines(program: Program, region: Region, indent: str) -> Iterator[str]:
+    for op_id in region.ops:
+        op = program.ops[op_id]
+        yield indent + _op_line(program, op)
+        if op.call is not None:
+            yield from _call_lines(program, op.call, indent + INDENT)
+
+
+def _call_lines(program: Program, call: RegionCall, indent: str) -> Iterator[str]:
+    names: Sequence[str] = ("region",)
+    if call.kind is RegionKind.WHILE:
+        names = ("condition", "body")
+    elif call.kind is RegionKind.COND:
+        names = tuple(f"branch {i}" for i in range(len(call.regions)))
+    for name, region in zip(names, call.regions, strict=True):
+        inputs = ", ".join(_defined(program, v) for v in region.inputs)
+        yield f"{indent}{name}({inputs})"
+        yield from _region_lines(program, region, indent + INDENT)
+        yielded = " ".join(_used(program, v) for v in region.outputs)
+        yield f"{indent}{INDENT}yield {yielded}".rstrip()
+
+
+def _op_line(program: Program, op: Op) -> str:
+    results = ", ".join(_defined(program, v) for v in op.results)
+    operands = " ".join(_used(program, v) for v in op.operands)
+    head = f"{results} = {op.name}" if results else op.name
+    parts = [f"{head} {operands}".rstrip()]
+    if op.call is not None:
+        parts.append(f"<{_call_text(op.call)}>")
+    elif not op.is_known:
+        parts.append("{unknown}")
+    elif op.rule is not None:
+        parts.append(f"{{{op.rule}}}")
+    if op.label:
+        parts.append(f"[{op.label}]")
+    parts.append(f"# {op.source}")
+    return "  ".join(parts)
+
+
+def _call_text(call: RegionCall) -> str:
+    if call.kind is RegionKind.CALL:
+        return "remat" if call.is_remat else "call"
+    if call.kind is RegionKind.COND:
+        return "cond"
+    trips = f"{call.trip_count} trips"
+    if not call.is_trip_count_known:
+        trips += " assumed"
+    consts = str(call.num_consts)
+    if call.kind is RegionKind.WHILE:
+        consts = f"{call.num_cond_consts}+{call.num_consts}"
+    return f"{call.kind.value}, {trips}, {consts} consts, {call.num_carry} carries"
+
+
+def _defined(program: Program, value: int) -> str:
+    return f"%{value}: {format_type(program.values[value])}"
+
+
+def _used(program: Program, value: int) -> str:
+    entry = program.values[value]
+    return f"literal:{format_type(entry)}" if entry.is_literal else f"%{value}"

@@ -1,0 +1,235 @@
+"""Program, Op, Region and Value: what the planner knows of a computation.
+
+A program is in SSA form. Every value has an id that indexes `Program.values`;
+every op has an id that indexes `Program.ops`, numbered in the order in which
+ops are met when regions are entered depth first. The same walk over the source
+program therefore finds the same ids again, which is how a plan is applied.
+
+The IR knows neither JAX nor hardware, and its factors are not tied to meshes.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rhino_jax.ir.factor import Rule
+
+
+ITEM_BYTES = {
+    "bool": 1, "int4": 1, "uint4": 1, "int8": 1, "uint8": 1, "int16": 2,
+    "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4,
+    "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
+    "complex128": 16, "float0": 0,
+}  # fmt: skip
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element; PRNG keys (`key<fry>`) hold two 32-bit words."""
+    if dtype.startswith("key<"):
+        return 16 if "rbg" in dtype else 8
+    if dtype.startswith("float8"):
+        return 1
+    return ITEM_BYTES.get(dtype, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array.
+
+    Attributes:
+      id: position in `Program.values`.
+      shape: global shape.
+      dtype: name of the element type, as NumPy and JAX print it.
+      is_literal: a constant written in the program text; never planned.
+    """
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: str
+    is_literal: bool = False
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole array."""
+        return math.prod(self.shape) * item_bytes(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where in the user's code a thing comes from."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    name_stack: str = ""
+
+    def __str__(self) -> str:
+        if not self.file:
+            return self.name_stack or "?"
+        name = self.file.rsplit("/", 1)[-1]
+        return f"{name}:{self.line} ({self.function})"
+
+
+class RegionKind(enum.Enum):
+    """How an op runs its regions.
+
+    CALL: once, inputs and results pass through (jit, remat, custom derivatives).
+    SCAN: `length` times; operands are consts, carries, stacked inputs; results
+      are carries, stacked outputs.
+    WHILE: regions are (condition, body); operands are the condition's consts,
+      the body's consts, carries; results are carries.
+    COND: operands are a branch index and inputs of every region; one region runs.
+    """
+
+    CALL = "call"
+    SCAN = "scan"
+    WHILE = "while"
+    COND = "cond"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A sub-program: values that enter, ops in order, values that leave."""
+
+    inputs: tuple[int, ...]
+    ops: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCall:
+    """The regions of an op and how they are run.
+
+    Attributes:
+      kind: see `RegionKind`.
+      regions: the regions.
+      num_consts: SCAN: consts; WHILE: consts of the body.
+      num_cond_consts: WHILE: consts of the condition.
+      num_carry: carries of a loop.
+      trip_count: how often the body runs; for a loop whose bound the program
+        does not say, the assumed count (see `is_trip_count_known`).
+      is_trip_count_known: whether `trip_count` follows from the program.
+      is_remat: values inside are recomputed and not kept (CALL only).
+    """
+
+    kind: RegionKind
+    regions: tuple[Region, ...]
+    num_consts: int = 0
+    num_cond_consts: int = 0
+    num_carry: int = 0
+    trip_count: int = 1
+    is_trip_count_known: bool = True
+    is_remat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation.
+
+    Attributes:
+      id: position in `Program.ops`.
+      name: the primitive's name.
+      operands: value ids.
+      results: value ids.
+      rule: its factors; None for an op with regions.
+      flops: floating-point operations of the whole op (one run).
+      is_fusible: reads and writes through registers when its neighbours do (an
+        elementwise op, a broadcast, an iota): its results need not touch memory.
+      is_known: False where no rule exists and the op is replicated.
+      call: regions, if any.
+      source: the user's line.
+      label: a few words on parameters, for people.
+    """
+
+    id: int
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    rule: Rule | None
+    flops: float = 0.0
+    is_fusible: bool = False
+    is_known: bool = True
+    call: RegionCall | None = None
+    source: Source = field(default_factory=Source)
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A leaf of the program's arguments, or a captured constant.
+
+    Attributes:
+      value: value id.
+      path: tree path, as `params['w1']` or `opt_state[0].mu['w1']`.
+      is_donated: its memory may be reused for results.
+      is_const: captured from the function's closure, not an argument.
+    """
+
+    value: int
+    path: str
+    is_donated: bool = False
+    is_const: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A leaf of the program's result.
+
+    Attributes:
+      value: value id.
+      path: tree path.
+      state_of: position in `Program.inputs` of the argument that this result
+        replaces in the next call, and whose sharding it must have; or None.
+    """
+
+    value: int
+    path: str
+    state_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A whole computation. `str(program)` is its stable text form.
+
+    Attributes:
+      name: the function's name.
+      values: all values, by id.
+      ops: all ops, by id, those inside regions too.
+      inputs: arguments and constants, in calling order.
+      outputs: results.
+      body: the top region.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    body: Region
+
+    def __str__(self) -> str:
+        from rhino_jax.ir.printer import format_program
+
+        return format_program(self)
+
+    def walk(self) -> Iterator[tuple[Op, int]]:
+        """All ops in order, regions entered depth first, with their run count.
+
+        The count is the product of the trip counts around the op.
+        """
+        yield from self._walk(self.body, 1)
+
+    def _walk(self, region: Region, count: int) -> Iterator[tuple[Op, int]]:
+        for op_id in region.ops:
+            op = self.ops[op_id]
+            yield op, count
+            if op.call is not None:
+                for inner in op.call.regions:
+                    yield from self._walk(inner, count * op.call.trip_count)

@@ -1,0 +1,60 @@
+"""Specs: how the dims of a value are laid out over mesh axes.
+
+A `Spec` holds, for every dim, the mesh axes (by position in the mesh) that cut
+it, major to minor: `((0,), (), (1, 2))` is `PartitionSpec('x', None, ('y', 'z'))`
+on a mesh with axes x, y, z. This module knows neither JAX nor hardware.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+Spec = tuple[tuple[int, ...], ...]
+
+
+def replicated(rank: int) -> Spec:
+    """The spec that cuts nothing of a value with `rank` dims."""
+    return ((),) * rank
+
+
+def axes_of(spec: Spec) -> frozenset[int]:
+    """All mesh axes that cut some dim of `spec`."""
+    return frozenset(axis for dim in spec for axis in dim)
+
+
+def shards_per_dim(spec: Spec, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Into how many pieces each dim is cut, for mesh axes of these `sizes`."""
+    return tuple(math.prod(sizes[a] for a in dim) for dim in spec)
+
+
+def is_even(spec: Spec, shape: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether every cut dim divides evenly."""
+    return all(
+        d % n == 0 for d, n in zip(shape, shards_per_dim(spec, sizes), strict=True)
+    )
+
+
+def local_shape(
+    spec: Spec, shape: Sequence[int], sizes: Sequence[int]
+) -> tuple[int, ...]:
+    """Shape of one device's shard, rounded up where a cut is uneven."""
+    return tuple(
+        -(-d // n) for d, n in zip(shape, shards_per_dim(spec, sizes), strict=True)
+    )
+
+
+def format_spec(spec: Spec, names: Sequence[str]) -> str:
+    """`P('x', None, ('y', 'z'))`, trailing Nones dropped."""
+    parts: list[str] = []
+    for dim in spec:
+        if not dim:
+            parts.append("None")
+        elif len(dim) == 1:
+            parts.append(repr(names[dim[0]]))
+        else:
+            parts.append("(" + ", ".join(repr(names[a]) for a in dim) + ")")
+    while parts and parts[-1] == "None":
+        parts.pop()
+    return "P(" + ", ".join(parts) + ")"
