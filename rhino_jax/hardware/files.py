@@ -1,0 +1,155 @@
+"""Finding hardware: by name, by file, or by the devices that are present."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.errors import HardwareError, MeshError, nearest
+from rhino_jax.hardware.schema import parse_target
+from rhino_jax.hardware.target import Target
+from rhino_jax.hardware.topology import with_topology
+
+
+_SUFFIX = re.compile(r"(?P<name>.+):(?P<dims>\d+(x\d+)*)")
+
+
+def configs_dir() -> Path:
+    """The folder with `hardware/` and `models/`.
+
+    An installed package carries it; a source checkout has it beside the package.
+
+    Raises:
+      HardwareError: it is in neither place.
+    """
+    package = Path(__file__).resolve().parent.parent
+    places = (package / "configs", package.parent / "configs")
+    for place in places:
+        if (place / "hardware").is_dir():
+            return place
+    raise HardwareError(
+        "rhino_jax's configuration files are not where they should be.",
+        where=" and ".join(map(str, places)),
+        fix="install rhino_jax again.",
+    )
+
+
+def hardware_names() -> tuple[str, ...]:
+    """Names that `load_target` knows, sorted."""
+    return tuple(sorted(p.stem for p in (configs_dir() / "hardware").glob("*.toml")))
+
+
+def load_target(hardware: str | Path | Target) -> Target:
+    """The target of that name, or that a file describes.
+
+    Args:
+      hardware: a name as "v5e" or "h100"; the path of a TOML file (see
+        `rhino_jax.hardware.schema`); or a target, which is returned as it is. A
+        name or path may end in its topology: "v5p:4x4x4" (the torus, in chips),
+        "v5e:2x16x16" (two slices), "h100:8x8" (hosts x GPUs of one NVLink domain),
+        "cpu:8" (devices).
+    Raises:
+      HardwareError: the name is unknown, the topology does not fit, or the file
+        cannot be read or is malformed.
+    """
+    if isinstance(hardware, Target):
+        return hardware
+    text = str(hardware).strip()
+    match = _SUFFIX.fullmatch(text)
+    name, dims = (match["name"], match["dims"]) if match else (text, None)
+    path = Path(name).expanduser()
+    is_path = isinstance(hardware, Path) or path.suffix == ".toml" or "/" in name
+    if not is_path:
+        path = _named(name)
+    target = _read(path)
+    if dims is None:
+        return target
+    return with_topology(target, tuple(int(d) for d in dims.split("x")), text)
+
+
+def _named(name: str) -> Path:
+    names = hardware_names()
+    if name.lower() not in names:
+        topology = " A topology is written v5p:4x4x4." if ":" in name else ""
+        raise HardwareError(
+            f"hardware {name!r} is not known.{nearest(name.lower(), names)}{topology}",
+            numbers=f"known: {', '.join(names)}",
+            fix="use one of these, the path of a TOML file, or a rhino.Target.",
+        )
+    return configs_dir() / "hardware" / f"{name.lower()}.toml"
+
+
+def _read(path: Path) -> Target:
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise HardwareError(
+            "hardware file: this is not TOML.",
+            where=str(path),
+            numbers=str(error),
+            fix="correct that line.",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise HardwareError(
+            "hardware file: it cannot be read.",
+            where=str(path),
+            numbers=getattr(error, "strerror", None) or "it is not UTF-8 text",
+            fix=f"give a readable TOML file, or one of {', '.join(hardware_names())}.",
+        ) from None
+    return parse_target(entries, file=str(path), name=path.stem)
+
+
+def detect_target(devices: Sequence[Any]) -> Target:
+    """The target that JAX devices belong to.
+
+    On TPU the torus is read from the devices' coordinates. Memory is that of the
+    hardware file, not what this process has left, so that all processes plan alike.
+
+    Args:
+      devices: `jax.Device`s, also of compile-only meshes.
+    Raises:
+      MeshError: there are no devices.
+      HardwareError: they are of several kinds, or of a kind that no file describes.
+    """
+    if not devices:
+        raise MeshError(
+            "there are no devices to plan for.",
+            fix="pass a mesh with devices, or name the hardware: hardware='v5e'.",
+        )
+    kinds = sorted({str(d.device_kind) for d in devices})
+    if len(kinds) > 1:
+        raise HardwareError(
+            "the devices are of several kinds.",
+            numbers=", ".join(kinds),
+            fix="use devices of one kind, or say hardware=… for what they share.",
+        )
+    known: dict[str, str] = {}
+    for name in hardware_names():
+        target = load_target(name)
+        if kinds[0] in target.device.kinds:
+            return _with_coordinates(target, devices)
+        known |= dict.fromkeys(target.device.kinds, name)
+    close = nearest(kinds[0], known)
+    raise HardwareError(
+        f"no hardware file describes devices of kind {kinds[0]!r}.{close}",
+        numbers="known: " + ", ".join(f"{k!r} ({n})" for k, n in known.items()),
+        fix="say which comes closest, as hardware='h100', or give a TOML file.",
+    )
+
+
+def _with_coordinates(target: Target, devices: Sequence[Any]) -> Target:
+    """The target with the torus that the devices' coordinates span, if they do."""
+    torus = next((t for t in target.tiers if t.topology == "torus"), None)
+    if torus is None or any(getattr(d, "coords", None) is None for d in devices):
+        return target
+    chips = {(getattr(d, "slice_index", 0), *d.coords) for d in devices}
+    slices, *spans = (len(set(along)) for along in zip(*chips, strict=True))
+    dims, others = tuple(spans[: torus.rank]), spans[torus.rank :]
+    if len(chips) != slices * math.prod(dims) or any(span > 1 for span in others):
+        return target
+    named = (slices, *dims) if slices > 1 else dims
+    return with_topology(target, named, f"{target.name}:{'x'.join(map(str, named))}")

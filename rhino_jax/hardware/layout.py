@@ -1,0 +1,189 @@
+"""Laying a mesh over hardware: which link each mesh axis lies on, and which meshes.
+
+Devices are numbered as `jax.make_mesh` numbers them: the minor mesh axis runs over
+neighbours. From the minor axis outwards, axes fill the innermost tier, then the next.
+An axis may lie on several tiers (16 GPUs over two hosts) or several torus dims. Its
+parts then work as a pipeline, as the rings of NCCL and the multi-dim rings of TPUs
+do, and the slowest sets the pace:
+
+    bytes_per_s = min over parts of (devices of the axis joined further in) x link
+
+since all those devices send through their own link of the outer part at once: eight
+H100s of a host reach another host with 8 x 50 GB/s, so 16 of them in a ring get
+min(450, 8 x 50) = 400 GB/s. Where a host holds an uneven share of an axis, it counts
+with the average. Latency is that of all steps of such a ring, each on its own link,
+averaged over the n - 1 of them.
+
+On a torus, with L = bytes per second of one link in one direction:
+
+    a whole dim that wraps around        ring    2 L
+    a whole dim that does not            line    L
+    several whole dims                   the sum of theirs, all used at once
+    part of a dim, neighbours            line    L
+    part of a dim, every s-th device     line    L / s     (s such lines share links)
+
+What never falls as an axis grows is the time to move a given number of bytes *per
+device*, α (n - 1) + (n - 1) bytes / bytes_per_s. That of a given *total* does not
+fall on one kind of link either, but does where the larger axis has more links to
+itself, as it does in reality: a whole ring of 16 against a line of 8, eight network
+adapters against four.
+
+Source: "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapters 2, 3, 12.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rhino_jax.errors import HardwareError, MeshError, nearest
+from rhino_jax.hardware.mesh import Axis, LaidMesh
+from rhino_jax.hardware.parts import Part, parts_of_mesh
+from rhino_jax.hardware.target import Target
+
+
+MESH_AXIS_NAMES = ("x", "y", "z", "w")
+"""Names of the axes of meshes that rhino makes, major first."""
+
+_MOST_SHAPES = 12
+
+
+def lay_out(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> LaidMesh:
+    """Which link each mesh axis lies on.
+
+    Args:
+      target: the hardware.
+      mesh_axes: (name, size) of the mesh axes, major first.
+    Raises:
+      MeshError: an axis has no devices, two have the same name, or the mesh is
+        larger than the target.
+      HardwareError: the target states its links by axis, and has none for this one.
+    """
+    _check(target, mesh_axes)
+    if target.links:
+        return LaidMesh(tuple(_stated(target, name, n) for name, n in mesh_axes))
+    parts = parts_of_mesh(target, [n for _, n in mesh_axes])
+    return LaidMesh(
+        tuple(
+            _join(target, name, n, of_axis)
+            for (name, n), of_axis in zip(mesh_axes, parts, strict=True)
+        )
+    )
+
+
+def _check(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> None:
+    names = ", ".join(name for name, _ in mesh_axes)
+    shape = "x".join(str(n) for _, n in mesh_axes)
+    if len({name for name, _ in mesh_axes}) != len(mesh_axes):
+        raise MeshError(
+            "two mesh axes have the same name.",
+            numbers=f"axes {names}",
+            fix="give every axis its own name.",
+        )
+    if any(n < 1 for _, n in mesh_axes):
+        raise MeshError(
+            "a mesh axis has no devices.",
+            numbers=f"mesh {shape} with axes {names}",
+            fix="give every axis a size of at least 1.",
+        )
+    num_devices = math.prod(n for _, n in mesh_axes)
+    reach = target.num_devices
+    if reach is None and target.tiers and not target.links:
+        reach = target.tiers[-1].size
+    if reach is not None and num_devices > reach:
+        raise MeshError(
+            f"the mesh is larger than the hardware {target.name!r}.",
+            numbers=f"mesh {shape} has {num_devices} devices, the hardware {reach}",
+            fix="use a smaller mesh, or name larger hardware.",
+        )
+
+
+def _stated(target: Target, name: str, size: int) -> Axis:
+    links = dict(target.links)
+    if name not in links:
+        raise HardwareError(
+            f"target {target.name!r} states its links by mesh axis, and has none for"
+            f" axis {name!r}.{nearest(name, links)}",
+            numbers=f"links: {', '.join(links)}",
+            fix=f"add a link for {name!r}, or name the mesh axes as the target does.",
+        )
+    link = links[name]
+    return Axis(name, size, link.alpha_s, link.bytes_per_s, link.topology, "stated")
+
+
+def _join(target: Target, name: str, size: int, parts: Sequence[Part]) -> Axis:
+    """The axis that these parts, innermost first, make up."""
+    if not parts:
+        tier = target.tiers[0]
+        return Axis(name, size, tier.alpha_s, tier.bytes_per_s, "switch", tier.name)
+    joined, bytes_per_s, latency_s = 1.0, math.inf, 0.0
+    for part in parts:
+        bytes_per_s = min(bytes_per_s, joined * part.bytes_per_s)
+        joined *= part.size
+        # A ring over the whole axis runs through each of its groups at this level.
+        latency_s += part.alpha_s * part.hops * size / joined
+    topologies = {part.topology for part in parts}
+    return Axis(
+        name=name,
+        size=size,
+        alpha_s=latency_s / (size - 1),
+        bytes_per_s=bytes_per_s,
+        topology=topologies.pop() if len(topologies) == 1 else "line",
+        tier=parts[-1].tier,
+    )
+
+
+def mesh_axis_names(target: Target, rank: int) -> tuple[str, ...]:
+    """Names for a mesh of that many axes: the target's links', or x, y, z, w."""
+    return tuple(name for name, _ in target.links)[:rank] or MESH_AXIS_NAMES[:rank]
+
+
+def mesh_shapes(
+    target: Target, num_devices: int, max_axes: int = 3
+) -> tuple[tuple[int, ...], ...]:
+    """Mesh shapes worth trying, fewest axes first.
+
+    Every axis has at least two devices. Of each number of axes come first the shapes
+    whose axes lie on whole links (one tier, whole torus dims), and of those the ones
+    with the most equal sizes. At most 12, always the same.
+
+    Args:
+      target: the hardware.
+      num_devices: size of the mesh.
+      max_axes: most axes of a mesh; at most 4.
+    Raises:
+      MeshError: there are no devices, or more than the target has.
+    """
+    _check(target, [("x", num_devices)])
+    if num_devices == 1:
+        return ((1,),)
+    most_axes = min(max_axes, len(target.links) or len(MESH_AXIS_NAMES))
+    shapes: list[tuple[int, ...]] = []
+    for rank in range(1, most_axes + 1):
+        room = math.ceil((_MOST_SHAPES - len(shapes)) / (most_axes - rank + 1))
+        found = sorted(
+            _factorisations(num_devices, rank), key=lambda s: _rank(target, s)
+        )
+        shapes += found[:room]
+    return tuple(shapes)
+
+
+def _rank(target: Target, shape: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+    """Sorts shapes by how often links are shared out, then by how unequal axes are."""
+    misfit = 0
+    if not target.links:
+        parts = parts_of_mesh(target, shape)
+        misfit = sum(len(p) - 1 + sum(x.is_split for x in p) for p in parts)
+    return misfit, sum(shape), shape
+
+
+def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All ordered ways to write `number` as a product of factors of at least 2."""
+    if parts == 1:
+        if number >= 2:
+            yield (number,)
+        return
+    for factor in range(2, number // 2 + 1):
+        if number % factor == 0:
+            for rest in _factorisations(number // factor, parts - 1):
+                yield factor, *rest

@@ -1,0 +1,278 @@
+"""Reading one hardware file: every key, its type, and what is refused.
+
+name = "mycluster"                  # optional: else the file's name
+device_kinds = ["NVIDIA H100 PCIe"] # optional: `jax.Device.device_kind`
+matmul_efficiency = 0.7             # in (0, 1]
+memory_efficiency = 0.8             # in (0, 1]
+launch_s = 3e-6                     # optional, 0
+
+[peak_flops_per_s]                  # by type; at least one; `inf` is allowed
+float32 = 4e14
+
+[memory]
+hbm_bytes = 64_000_000_000
+hbm_bytes_per_s = 2e12
+
+[[tiers]]                           # any number, innermost first
+name = "nvlink"
+topology = "switch"
+size = 8                            # devices within reach; the last may omit it
+alpha_s = 3e-6
+bytes_per_s = 4.5e11                # of one device, one direction
+
+[[tiers]]
+name = "ici"
+topology = "torus"
+dims = [4, 4]                       # or `rank = 2` and `size = 256`
+wrap_multiple = 1                   # optional; see `Tier`
+wrap_needs_all = false              # optional; see `Tier`
+alpha_s = 1e-6
+bytes_per_s = 4.5e10                # of one link, one direction
+
+[links.x]                           # optional, instead of tiers: by mesh axis
+alpha_s = 1e-6
+bytes_per_s = 1e9
+topology = "switch"                 # optional: "ring", "line" or "switch"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax.errors import HardwareError, nearest
+from rhino_jax.hardware.target import Device, Link, Target, Tier
+
+
+_TOP = (
+    "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
+    "peak_flops_per_s", "memory", "tiers", "links",
+)  # fmt: skip
+_DTYPES = (
+    "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
+    "complex128",
+)  # fmt: skip
+_TIER = (
+    "name", "topology", "size", "rank", "dims", "wrap_multiple", "wrap_needs_all",
+    "alpha_s", "bytes_per_s",
+)  # fmt: skip
+_TORUS_ONLY = ("rank", "dims", "wrap_multiple", "wrap_needs_all")
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table of the file, with the path of keys that leads to it."""
+
+    file: str
+    path: str
+    entries: Mapping[str, Any]
+
+    def key(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def fail(
+        self, name: str, expected: str, got: object, fix: str = ""
+    ) -> HardwareError:
+        key = self.key(name)
+        shown = "nothing" if got is _MISSING else repr(got)
+        what = "is missing" if got is _MISSING else "is not what it must be"
+        return HardwareError(
+            f"hardware file: `{key}` {what}.",
+            where=f"{self.file}, key `{key}`",
+            numbers=f"expected {expected}, got {shown}",
+            fix=fix or f"set `{key}` to {expected}.",
+        )
+
+    def refuse_unknown(self, known: Iterable[str]) -> None:
+        known = tuple(known)
+        for name, value in self.entries.items():
+            if name not in known:
+                raise HardwareError(
+                    f"hardware file: `{self.key(name)}` is not a known key.",
+                    where=f"{self.file}, key `{self.key(name)}`",
+                    numbers=f"expected one of {', '.join(known)}, got"
+                    f" {name} = {value!r}",
+                    fix=f"remove or rename it.{nearest(name, known)}",
+                )
+
+    def number(
+        self,
+        name: str,
+        expected: str,
+        *,
+        may_be_zero: bool = False,
+        most: float = math.inf,
+        default: float | None = None,
+    ) -> float:
+        value = self.entries.get(name, _MISSING if default is None else default)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        # Written so that NaN fails.
+        if (
+            not is_number
+            or not (0 <= value <= most)
+            or (value == 0 and not may_be_zero)
+        ):
+            raise self.fail(name, expected, value)
+        return float(value)
+
+    def whole(
+        self, name: str, *, least: int = 1, default: int | None = None
+    ) -> int | None:
+        """A whole number; `5e9` is one too."""
+        value = self.entries.get(name, default)
+        if value is None:
+            return None
+        is_whole = isinstance(value, int) or (
+            isinstance(value, float) and value.is_integer()
+        )
+        if isinstance(value, bool) or not is_whole or value < least:
+            raise self.fail(name, f"a whole number of at least {least}", value)
+        return int(value)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self.entries.get(name, _MISSING if default is None else default)
+        if not isinstance(value, str) or not value:
+            raise self.fail(name, "a text", value)
+        return value
+
+    def one_of(self, name: str, words: tuple[str, ...], default: str) -> str:
+        value = self.entries.get(name, default)
+        if value not in words:
+            raise self.fail(name, " or ".join(f'"{w}"' for w in words), value)
+        return str(value)
+
+    def table(self, name: str) -> _Table:
+        value = self.entries.get(name, _MISSING)
+        if not isinstance(value, Mapping):
+            raise self.fail(name, "a table", value, f"write [{self.key(name)}].")
+        return _Table(self.file, self.key(name), value)
+
+
+def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
+    """The target that a hardware file describes.
+
+    Args:
+      entries: the file, as read from TOML.
+      file: name of the file, for errors.
+      name: the target's name where the file does not give one.
+    Raises:
+      HardwareError: a key is missing, unknown, or holds the wrong thing.
+    """
+    top = _Table(file, "", entries)
+    top.refuse_unknown(_TOP)
+    device = _parse_device(top)
+    has_links = "links" in entries
+    return Target(
+        name=top.text("name", name),
+        device=device,
+        tiers=() if has_links and "tiers" not in entries else _parse_tiers(top),
+        links=_parse_links(top.table("links")) if has_links else (),
+    )
+
+
+def _parse_device(top: _Table) -> Device:
+    memory = top.table("memory")
+    memory.refuse_unknown(("hbm_bytes", "hbm_bytes_per_s"))
+    hbm_bytes = memory.whole("hbm_bytes")
+    if hbm_bytes is None:
+        raise memory.fail("hbm_bytes", "a whole number of bytes", _MISSING)
+    peaks = top.table("peak_flops_per_s")
+    peaks.refuse_unknown(_DTYPES)
+    if not peaks.entries:
+        raise top.fail("peak_flops_per_s", "at least one type, as float32", {})
+    kinds = top.entries.get("device_kinds", [])
+    if not isinstance(kinds, list) or not all(isinstance(k, str) for k in kinds):
+        raise top.fail("device_kinds", "a list of texts", kinds)
+    share = "a number above 0 and at most 1"
+    return Device(
+        peak_flops_per_s=tuple(
+            (dtype, peaks.number(dtype, "operations per second, above 0"))
+            for dtype in peaks.entries
+        ),
+        matmul_efficiency=top.number("matmul_efficiency", share, most=1),
+        memory_efficiency=top.number("memory_efficiency", share, most=1),
+        launch_s=top.number(
+            "launch_s", "seconds, at least 0", may_be_zero=True, default=0.0
+        ),
+        hbm_bytes=hbm_bytes,
+        hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),
+        kinds=tuple(kinds),
+    )
+
+
+def _parse_links(links: _Table) -> tuple[tuple[str, Link], ...]:
+    found = []
+    for axis in links.entries:
+        link = links.table(axis)
+        link.refuse_unknown(("alpha_s", "bytes_per_s", "topology"))
+        found.append((axis, Link(
+            alpha_s=link.number("alpha_s", "seconds, at least 0", may_be_zero=True),
+            bytes_per_s=link.number("bytes_per_s", "bytes per second, above 0"),
+            topology=link.one_of("topology", ("ring", "line", "switch"), "switch"),
+        )))  # fmt: skip
+    return tuple(found)
+
+
+def _parse_tiers(top: _Table) -> tuple[Tier, ...]:
+    value = top.entries.get("tiers", _MISSING)
+    if not isinstance(value, list) or not value:
+        raise top.fail("tiers", "at least one table [[tiers]]", value)
+    tiers: list[Tier] = []
+    for i, entries in enumerate(value):
+        if not isinstance(entries, Mapping):
+            raise top.fail(f"tiers[{i}]", "a table", entries, "write [[tiers]].")
+        within = tiers[-1].size if tiers else 1
+        table = _Table(top.file, f"tiers[{i}]", entries)
+        tiers.append(_parse_tier(table, within, is_last=i == len(value) - 1))
+    return tuple(tiers)
+
+
+def _parse_tier(table: _Table, within: int | None, *, is_last: bool) -> Tier:
+    """One tier around groups of `within` devices."""
+    table.refuse_unknown(_TIER)
+    topology = table.one_of("topology", ("switch", "torus"), "switch")
+    if topology == "switch":
+        for name in _TORUS_ONLY:
+            if name in table.entries:
+                raise table.fail(name, 'nothing, as topology = "switch"',
+                                 table.entries[name], "remove it.")  # fmt: skip
+    size = table.whole("size", least=2)
+    dims = table.entries.get("dims", [])
+    if not isinstance(dims, list) or not all(
+        isinstance(d, int) and not isinstance(d, bool) and d >= 1 for d in dims
+    ):
+        raise table.fail("dims", "a list of whole numbers, as [4, 4]", dims)
+    rank = table.whole("rank", default=len(dims) or None)
+    if topology == "torus":
+        if rank is None:
+            raise table.fail("dims", "a torus's dims, as [4, 4]", _MISSING)
+        if dims and rank != len(dims):
+            raise table.fail("rank", f"{len(dims)}, the number of `dims`", rank)
+        if dims and within:
+            devices = within * math.prod(dims)
+            if size not in (None, devices):
+                raise table.fail("size", f"{devices}, which `dims` hold", size)
+            size = devices
+    if size is None and not is_last:
+        raise table.fail("size", "a number of devices (only the last tier may be"
+                         " unlimited)", _MISSING)  # fmt: skip
+    if size and within and (size < within or size % within):
+        raise table.fail("size", f"a multiple of {within}, the size of the tier"
+                         " within", size)  # fmt: skip
+    needs_all = table.entries.get("wrap_needs_all", False)
+    if not isinstance(needs_all, bool):
+        raise table.fail("wrap_needs_all", "true or false", needs_all)
+    return Tier(
+        name=table.text("name"),
+        topology=topology,
+        size=size,
+        rank=rank or 0,
+        dims=tuple(dims),
+        wrap_multiple=table.whole("wrap_multiple", least=0, default=1) or 0,
+        wrap_needs_all=needs_all,
+        alpha_s=table.number("alpha_s", "seconds, at least 0", may_be_zero=True),
+        bytes_per_s=table.number("bytes_per_s", "bytes per second, above 0"),
+    )

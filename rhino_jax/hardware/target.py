@@ -1,0 +1,226 @@
+"""Target: what a device can do, and which links join devices.
+
+A target's links are *tiers*, from the fastest outwards: the first joins devices to
+groups, the next joins those groups to larger ones, and so on. A tier is a switch
+(any device reaches any other at full rate) or a torus (neighbours are linked).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+UNLIMITED_BYTES = 2**62
+"""Stands for memory without bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device, as JAX counts them.
+
+    Attributes:
+      peak_flops_per_s: (dtype, floating-point operations per second of a matmul).
+      matmul_efficiency: share of that peak that a large matmul reaches, in (0, 1].
+      hbm_bytes: memory that XLA can use.
+      hbm_bytes_per_s: peak bandwidth of that memory.
+      memory_efficiency: share of that bandwidth that streaming reaches, in (0, 1].
+      launch_s: fixed seconds that every kernel costs.
+      kinds: `jax.Device.device_kind` of such devices.
+    """
+
+    peak_flops_per_s: tuple[tuple[str, float], ...]
+    hbm_bytes: int
+    hbm_bytes_per_s: float
+    matmul_efficiency: float = 1.0
+    memory_efficiency: float = 1.0
+    launch_s: float = 0.0
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One kind of link.
+
+    Attributes:
+      name: as "ici", "nvlink", "network".
+      topology: "switch" or "torus".
+      alpha_s: seconds of latency of one step between neighbours, or one message.
+      bytes_per_s: SWITCH: bytes per second that one device sends. TORUS: the same,
+        over one link in one direction; a device has two links per torus dim.
+      size: devices within reach, counted from the innermost tier; None: unlimited.
+      rank: TORUS: number of torus dims.
+      dims: TORUS: the torus, in groups of the tier within, major first. Empty: as
+        near to a cube as the number of devices allows.
+      wrap_multiple: TORUS: a dim of more than two wraps around if its size is a
+        multiple of this; 0: none does.
+      wrap_needs_all: TORUS: no dim wraps around unless the sizes of all allow it.
+    """
+
+    name: str
+    alpha_s: float
+    bytes_per_s: float
+    topology: str = "switch"
+    size: int | None = None
+    rank: int = 0
+    dims: tuple[int, ...] = ()
+    wrap_multiple: int = 1
+    wrap_needs_all: bool = False
+
+    def wraps(self, dims: tuple[int, ...]) -> tuple[bool, ...]:
+        """Which of the dims of a torus wrap around."""
+        if self.wrap_multiple == 0:
+            return (False,) * len(dims)
+        fits = [d % self.wrap_multiple == 0 for d in dims]
+        if self.wrap_needs_all and not all(fits):
+            return (False,) * len(dims)
+        # A second link to the same neighbour makes no ring.
+        return tuple(fit and d > 2 for fit, d in zip(fits, dims, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The link that one named mesh axis lies on, stated instead of derived.
+
+    Attributes:
+      alpha_s: seconds of latency of one step.
+      bytes_per_s: bytes per second that one device sends along the axis.
+      topology: "ring", "line" or "switch".
+    """
+
+    alpha_s: float
+    bytes_per_s: float
+    topology: str = "switch"
+
+
+# Where a type is not listed, the type at whose rate it is computed.
+_COMPUTED_AS = {
+    "float64": "float32",
+    "float16": "bfloat16",
+    "bfloat16": "float32",
+    "float8": "bfloat16",
+    "int8": "bfloat16",
+    "complex128": "float64",
+    "complex64": "float32",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The hardware that a plan is made for.
+
+    Attributes:
+      name: as in `configs/hardware`, with the topology if it was given.
+      device: one device.
+      tiers: links, innermost first. Empty only where `links` are given.
+      links: links of mesh axes by name; where given, `tiers` are not used.
+      num_devices: number of devices, where the topology fixes it.
+    """
+
+    name: str
+    device: Device
+    tiers: tuple[Tier, ...] = ()
+    links: tuple[tuple[str, Link], ...] = ()
+    num_devices: int | None = None
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Memory of one device that XLA can use."""
+        return self.device.hbm_bytes
+
+    @property
+    def hbm_bytes_per_s(self) -> float:
+        """Peak memory bandwidth of one device."""
+        return self.device.hbm_bytes_per_s
+
+    @property
+    def matmul_efficiency(self) -> float:
+        """Share of the peak that a large matmul reaches."""
+        return self.device.matmul_efficiency
+
+    @property
+    def memory_efficiency(self) -> float:
+        """Share of the peak bandwidth that streaming reaches."""
+        return self.device.memory_efficiency
+
+    @property
+    def launch_s(self) -> float:
+        """Fixed seconds that every kernel costs."""
+        return self.device.launch_s
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Peak floating-point operations per second of a matmul.
+
+        A type that the device does not list runs at the rate of the type that it
+        would be computed in: every float8 as float8, else bfloat16; integers of at
+        most 8 bits as int8; wider integers and booleans as float32.
+        """
+        peaks = dict(self.device.peak_flops_per_s)
+        name = _canonical(dtype)
+        seen = set()
+        while name not in peaks and name in _COMPUTED_AS and name not in seen:
+            seen.add(name)
+            name = _COMPUTED_AS[name]
+        return peaks.get(name, min(peaks.values()))
+
+    def replace(self, **changes: Any) -> Target:
+        """A copy with other figures.
+
+        Args:
+          **changes: attributes of `Target` or of `Device`, as `hbm_bytes=8 * 2**30`.
+        """
+        of_device = {f.name for f in dataclasses.fields(Device)} & changes.keys()
+        device = dataclasses.replace(
+            changes.pop("device", self.device),
+            **{name: changes.pop(name) for name in of_device},
+        )
+        return dataclasses.replace(self, device=device, **changes)
+
+    @classmethod
+    def pure_communication(
+        cls,
+        axes: Mapping[str, tuple[float, float]],
+        *,
+        hbm_bytes: int = UNLIMITED_BYTES,
+        name: str = "pure_communication",
+    ) -> Target:
+        """A target on which only communication takes time.
+
+        Args:
+          axes: mesh axis name → (alpha_s, bytes_per_s).
+          hbm_bytes: memory of one device; unlimited where not given.
+          name: name of the target.
+        Raises:
+          ValueError: a negative latency, or a bandwidth that is not positive.
+        """
+        for axis, (alpha_s, bytes_per_s) in axes.items():
+            if not (alpha_s >= 0 and bytes_per_s > 0):
+                raise ValueError(
+                    f"axis {axis!r}: alpha_s must be at least 0 and bytes_per_s"
+                    f" positive, got {alpha_s} and {bytes_per_s}"
+                )
+        return cls(
+            name=name,
+            device=Device(
+                peak_flops_per_s=(("float32", math.inf),),
+                hbm_bytes=hbm_bytes,
+                hbm_bytes_per_s=math.inf,
+            ),
+            links=tuple(
+                (axis, Link(alpha_s=a, bytes_per_s=b)) for axis, (a, b) in axes.items()
+            ),
+        )
+
+
+def _canonical(dtype: str) -> str:
+    """The name of a family of types, as hardware files use it."""
+    if dtype.startswith("float8"):
+        return "float8"
+    if dtype in ("int8", "uint8", "int4", "uint4", "int2", "uint2"):
+        return "int8"
+    if dtype.startswith(("float", "bfloat", "complex")):
+        return dtype
+    return "float32"

@@ -1,0 +1,135 @@
+"""The physical topology: how devices are grouped, and the torus of a slice."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from rhino_jax.errors import HardwareError
+from rhino_jax.hardware.target import Target, Tier
+
+
+def with_topology(target: Target, dims: tuple[int, ...], text: str) -> Target:
+    """The target with its topology fixed.
+
+    Args:
+      target: a target with tiers.
+      dims: major first. With a torus: its dims, optionally after a number of
+        slices. Without: the groups of every tier, outermost first, as hosts and GPUs
+        per host. Or one number: of chips (or devices), laid out as usual.
+      text: what the user wrote, for errors and as the new name.
+    Raises:
+      HardwareError: the target has no such dims, or cannot be that large.
+    """
+    position = next(
+        (i for i, t in enumerate(target.tiers) if t.topology == "torus"), None
+    )
+    if not target.tiers or 0 in dims:
+        raise _misfit(target, text, "numbers of at least 1", dims)
+    if position is None:
+        return _with_groups(target, dims, text)
+    torus = target.tiers[position]
+    within = _within(target.tiers, position)
+    if len(dims) == 1 and torus.rank != 1:
+        return _sized(target, within * dims[0], text)
+    if len(dims) not in (torus.rank, torus.rank + 1):
+        raise _misfit(target, text, f"{torus.rank} numbers (the torus)", dims)
+    slices = dims[0] if len(dims) > torus.rank else 1
+    sides = dims[-torus.rank :]
+    size = within * math.prod(sides)
+    if torus.size is not None and size > torus.size:
+        raise _misfit(
+            target, text, f"at most {torus.size // within} chips a slice", dims
+        )
+    if slices > 1 and position + 1 == len(target.tiers):
+        raise _misfit(target, text, "one slice: nothing links several", dims)
+    tiers = list(target.tiers)
+    tiers[position] = dataclasses.replace(torus, dims=sides, size=size)
+    return _sized(target.replace(tiers=tuple(tiers)), slices * size, text)
+
+
+def _with_groups(target: Target, dims: tuple[int, ...], text: str) -> Target:
+    if len(dims) == 1:
+        return _sized(target, dims[0], text)
+    if len(dims) != len(target.tiers):
+        names = " x ".join(f"{t.name} groups" for t in reversed(target.tiers))
+        raise _misfit(target, text, f"{len(target.tiers)} numbers ({names})", dims)
+    tiers, size = [], 1
+    for tier, count in zip(target.tiers, reversed(dims), strict=True):
+        size *= count
+        tiers.append(dataclasses.replace(tier, size=size))
+    return _sized(target.replace(tiers=tuple(tiers)), size, text)
+
+
+def _sized(target: Target, num_devices: int, text: str) -> Target:
+    largest = target.tiers[-1].size
+    if largest is not None and num_devices > largest:
+        raise HardwareError(
+            f"hardware {text!r}: it is larger than its links reach.",
+            numbers=f"{num_devices} devices, at most {largest}",
+            fix="ask for fewer devices.",
+        )
+    return target.replace(name=text, num_devices=num_devices)
+
+
+def _misfit(
+    target: Target, text: str, expected: str, dims: tuple[int, ...]
+) -> HardwareError:
+    got = "x".join(map(str, dims))
+    return HardwareError(
+        f"hardware {text!r}: the topology does not fit {target.name!r}.",
+        numbers=f"expected {expected}, got {got}",
+        fix="write it as v5e:4x4, v5p:4x4x4, v5e:2x16x16 (two slices) or h100:8x8"
+        " (hosts x GPUs).",
+    )
+
+
+def _within(tiers: tuple[Tier, ...], position: int) -> int:
+    """Devices in one group of the tier within `tiers[position]`."""
+    return (tiers[position - 1].size or 1) if position else 1
+
+
+def capacities(target: Target, num_devices: int) -> tuple[int, ...]:
+    """How many of `num_devices` one domain of each tier holds, innermost first.
+
+    Where a domain cannot be filled evenly (384 chips in slices of at most 256), it
+    holds the largest divisor that fits.
+    """
+    found: list[int] = []
+    for i, tier in enumerate(target.tiers):
+        within = _within(target.tiers, i)
+        size = num_devices if tier.size is None else min(tier.size, num_devices)
+        is_slice = tier.topology == "torus" and not tier.dims
+        if is_slice and num_devices % size:
+            size = max(d for d in range(1, size + 1) if num_devices % d == 0)
+        found.append(max(size, min(within, num_devices)))
+    return tuple(found)
+
+
+def torus_dims(tier: Tier, num_groups: int) -> tuple[int, ...]:
+    """The torus that joins `num_groups` groups: given, or the usual one.
+
+    The usual torus has dims that all wrap around if there is one, and of those the
+    most cubic, ascending: 16 → 4x4, 64 → 4x4x4, 192 → 4x4x12 on v5p.
+    """
+    if tier.dims:
+        return tier.dims
+    return min(
+        _factorisations(num_groups, tier.rank),
+        key=lambda dims: (not all(tier.wraps(dims)), sum(dims), dims),
+    )
+
+
+def _factorisations(
+    number: int, parts: int, least: int = 1
+) -> Iterator[tuple[int, ...]]:
+    """All ways to write `number` as a product of `parts` ascending factors."""
+    if parts == 1:
+        if number >= least:
+            yield (number,)
+        return
+    for factor in range(least, math.isqrt(number) + 1):
+        if number % factor == 0:
+            for rest in _factorisations(number // factor, parts - 1, factor):
+                yield factor, *rest
