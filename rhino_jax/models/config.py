@@ -1,0 +1,186 @@
+"""What a model's config file may say, and its loader.
+
+A config is one flat TOML table: `family` names the model, every other key is a
+field of that family's dataclass. Types, positive sizes and allowed words follow
+from the dataclass; what spans several keys is its `conflicts`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from rhino_jax.errors import RhinoError, nearest
+
+
+class ModelConfigError(RhinoError, ValueError):
+    """An unknown model, or a config that is malformed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Fields that every model has.
+
+    Attributes:
+      batch: examples in a step, over all devices.
+      dtype: type of activations and matmuls; parameters are float32.
+    """
+
+    batch: int
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Pairs of (key, what was expected) for values that do not go together."""
+        yield from ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(ModelConfig):
+    """Fields of a model that is trained.
+
+    Attributes:
+      optimizer: see `rhino_jax.models.optim`.
+      learning_rate: constant.
+      clip_norm: largest global norm of the gradients; 0 leaves them alone.
+      accumulate_steps: gradients of this many steps make one update.
+    """
+
+    optimizer: Literal["adamw", "adafactor", "sgd"] = "adamw"
+    learning_rate: float = 1e-3
+    clip_norm: float = 0.0
+    accumulate_steps: int = 1
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        yield from positive(self, "learning_rate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig(TrainConfig):
+    """Fields of a model made of equal blocks.
+
+    Attributes:
+      layers: "scan" stacks the blocks' parameters and loops; "unroll" repeats.
+      remat: recompute each block's activations in the backward pass.
+    """
+
+    layers: Literal["scan", "unroll"] = "scan"
+    remat: bool = False
+
+
+def positive(config: ModelConfig, *keys: str) -> Iterator[tuple[str, str]]:
+    """A conflict at each key whose number is 0."""
+    for key in keys:
+        if not getattr(config, key):
+            yield key, "a number > 0"
+
+
+def divides(num: int, den: int, key: str, what: str) -> Iterator[tuple[str, str]]:
+    """A conflict at `key` unless `den` divides `num`."""
+    if num % den:
+        yield key, f"a divisor of {what} = {num}"
+
+
+ConfigT = typing.TypeVar("ConfigT", bound=ModelConfig)
+
+
+def build(config_type: type[ConfigT], table: Mapping[str, Any], where: str) -> ConfigT:
+    """A checked config from plain values.
+
+    Args:
+      config_type: the family's dataclass.
+      table: values by key, without `family`; lists stand for tuples.
+      where: the file or call that the values come from, for errors.
+    Raises:
+      ModelConfigError: a key is unknown, missing, or has a value that cannot be.
+    """
+    hints = typing.get_type_hints(config_type)
+    fields = {f.name: f for f in dataclasses.fields(config_type)}
+    for key in table:
+        if key not in fields:
+            raise ModelConfigError(
+                f"the model config has an unknown key `{key}`.{nearest(key, fields)}",
+                where=f"{where}, key `{key}`",
+                numbers=f"expected: {', '.join(['family', *fields])}",
+                fix=f"remove or rename `{key}`.",
+            )
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING and name not in table:
+            raise ModelConfigError(
+                f"the model config has no `{name}`.",
+                where=where,
+                numbers=f"expected: {name} = <{expectation(hints[name])}>",
+                fix=f"add the key `{name}`.",
+            )
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        values[key] = tuple(value) if isinstance(value, list) else value
+        if not fits(values[key], hints[key]):
+            raise _bad_value(key, value, expectation(hints[key]), where)
+        if hints[key] is float:
+            values[key] = float(value)
+    config = config_type(**values)
+    for key, expected in config.conflicts():
+        raise _bad_value(key, getattr(config, key), expected, where)
+    return config
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value from TOML can be a field of this type."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        element = get_args(hint)[0]
+        return (
+            isinstance(value, tuple)
+            and bool(value)
+            and all(fits(v, element) for v in value)
+        )
+    if hint is bool:
+        return isinstance(value, bool)
+    if isinstance(value, bool):
+        return False
+    if hint is int:
+        return isinstance(value, int) and value >= 1
+    return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def expectation(hint: Any) -> str:
+    """The words for what `fits` accepts."""
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list, each element {expectation(get_args(hint)[0])}"
+    if hint is bool:
+        return "true or false"
+    return "a whole number >= 1" if hint is int else "a finite number >= 0"
+
+
+def _bad_value(key: str, value: Any, expected: str, where: str) -> ModelConfigError:
+    return ModelConfigError(
+        f"the model config's `{key}` is not {expected}.",
+        where=f"{where}, key `{key}`",
+        numbers=f"got {value!r}, expected {expected}",
+        fix=f"change `{key}`.",
+    )
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The table of a config file.
+
+    Raises:
+      ModelConfigError: there is no such file, or it is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ModelConfigError(
+            f"the model config cannot be read: {error}.",
+            where=str(path),
+            fix="give the path of a TOML file, or correct its syntax there.",
+        ) from None

@@ -1,0 +1,120 @@
+"""GPT: pre-LayerNorm decoder with learned positions, GELU and fused q, k, v.
+
+Source: Radford et al. 2019 (GPT-2); Brown et al. 2020 (GPT-3), section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from rhino_jax.models import layers as nn, weights
+from rhino_jax.models.config import StackConfig, divides
+from rhino_jax.models.layers import Params
+from rhino_jax.models.weights import Weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StackConfig):
+    """Sizes: V vocab, S seq_len, D d_model, H num_heads, F d_ff."""
+
+    vocab: int
+    seq_len: int
+    num_layers: int
+    d_model: int
+    num_heads: int
+    d_ff: int
+    tied_embedding: bool = True
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts()
+        yield from divides(self.d_model, self.num_heads, "num_heads", "d_model")
+
+
+def block_weights(d_model: int, num_heads: int, d_ff: int) -> Params:
+    """One block: [D, 3, H, K] for q, k, v; [H, K, D] out; [D, F] and [F, D]."""
+    heads, d_head = num_heads, d_model // num_heads
+    return {
+        "ln_attention": weights.norm(d_model),
+        "attention": {
+            "qkv": weights.normal(d_model, 3, heads, d_head, fan_in=d_model),
+            "qkv_bias": weights.zeros(3, heads, d_head),
+            "out": weights.normal(heads, d_head, d_model, fan_in=d_model),
+            "out_bias": weights.zeros(d_model),
+        },
+        "ln_mlp": weights.norm(d_model),
+        "mlp": {
+            "up": weights.normal(d_model, d_ff, fan_in=d_model),
+            "up_bias": weights.zeros(d_ff),
+            "down": weights.normal(d_ff, d_model, fan_in=d_ff),
+            "down_bias": weights.zeros(d_model),
+        },
+    }
+
+
+def self_attention(params: Params, x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Multi-head self-attention: x [B, S, D] to [B, S, D]."""
+    qkv = jnp.einsum("bsd,dthk->bsthk", x, params["qkv"]) + params["qkv_bias"]
+    q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+    mixed = nn.attention(q, k, v, scale=q.shape[-1] ** -0.5, mask=mask)
+    return jnp.einsum("bshk,hkd->bsd", mixed, params["out"]) + params["out_bias"]
+
+
+def mlp(params: Params, x: jax.Array) -> jax.Array:
+    """Two-layer perceptron with GELU: x [B, S, D] to [B, S, D]."""
+    hidden = jnp.einsum("bsd,df->bsf", x, params["up"]) + params["up_bias"]
+    hidden = jax.nn.gelu(hidden)
+    return jnp.einsum("bsf,fd->bsd", hidden, params["down"]) + params["down_bias"]
+
+
+def block(params: Params, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """One pre-LayerNorm block: x [B, S, D] to [B, S, D]; computes in x's type."""
+    p = nn.cast(params, x.dtype)
+    x = x + self_attention(p["attention"], nn.layer_norm(p["ln_attention"], x), mask)
+    return x + mlp(p["mlp"], nn.layer_norm(p["ln_mlp"], x))
+
+
+def describe(config: Config) -> Params:
+    """The parameters' weights."""
+    d_model = config.d_model
+    block = block_weights(d_model, config.num_heads, config.d_ff)
+    params = {
+        "embed": Weight((config.vocab, d_model), std=0.02),
+        "position": Weight((config.seq_len, d_model), std=0.02),
+        "blocks": weights.stack(block, config.num_layers, config.layers),
+        "ln_final": weights.norm(d_model),
+    }
+    if not config.tied_embedding:
+        params["head"] = weights.normal(d_model, config.vocab, fan_in=d_model)
+    return params
+
+
+def logits(config: Config, params: Params, tokens: jax.Array) -> jax.Array:
+    """Next-token scores: tokens [B, S] to [B, S, V]."""
+    x = params["embed"][tokens] + params["position"][: tokens.shape[1]]
+    x = x.astype(config.dtype)
+    mask = nn.causal_mask(tokens.shape[1])
+    x = nn.run_stack(
+        lambda p, x: block(p, x, mask),
+        params["blocks"],
+        x,
+        layers=config.layers,
+        remat=config.remat,
+    )
+    x = nn.layer_norm(nn.cast(params["ln_final"], config.dtype), x)
+    if config.tied_embedding:
+        return jnp.einsum("bsd,vd->bsv", x, params["embed"].astype(config.dtype))
+    return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(config.dtype))
+
+
+def loss(config: Config, params: Params, batch: Params) -> jax.Array:
+    """Mean next-token cross entropy."""
+    return nn.cross_entropy(logits(config, params, batch["tokens"]), batch["labels"])
+
+
+def make_batch(config: Config, key: jax.Array) -> Params:
+    """Random tokens and labels, [B, S]."""
+    return nn.token_batch(key, config.batch, config.seq_len, config.vocab)

@@ -1,0 +1,121 @@
+"""Pieces that several models share: norms, attention, losses, stacks.
+
+Heads and gates are dims of their own in weights and activations, so that nothing
+has to be reshaped between matmuls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+
+Params = dict[str, Any]
+
+_MASKED = -1e9
+
+
+def cast(tree: Any, dtype: DTypeLike) -> Any:
+    """All leaves in the compute type."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+
+def layer_norm(params: Params, x: jax.Array) -> jax.Array:
+    """LayerNorm over the last dim, in float32."""
+    wide = x.astype(jnp.float32)
+    wide = wide - wide.mean(-1, keepdims=True)
+    wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)
+    return wide.astype(x.dtype) * params["scale"] + params["bias"]
+
+
+def rms_norm(scale: jax.Array, x: jax.Array) -> jax.Array:
+    """RMSNorm over the last dim, in float32."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
+    return wide.astype(x.dtype) * scale
+
+
+def causal_mask(seq_len: int) -> jax.Array:
+    """True where query [Q] may see key [S]: the same position or an earlier one."""
+    return jnp.tril(jnp.ones((seq_len, seq_len), bool))
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    scale: float,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """Softmax attention, softmax in float32.
+
+    Args:
+      q, k, v: queries, keys, values.
+      scale: what the scores are multiplied by.
+      mask: False where a query may not see a key.
+      bias: added to the scores.
+    Shapes:
+      q [B, Q, H, K]; k, v [B, S, H, K]; mask [Q, S]; bias [H, Q, S];
+      result [B, Q, H, K].
+    """
+    scores = jnp.einsum("bqhk,bshk->bhqs", q, k).astype(jnp.float32) * scale
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = jnp.where(mask, scores, _MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("bhqs,bshk->bqhk", weights, v)
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean of logsumexp(logits) - logits[label], in float32.
+
+    The label's logit is picked by a comparison, not a gather, so that the classes
+    may be sharded.
+
+    Shapes:
+      logits [..., V]; labels [...] integers; result a scalar.
+    """
+    logits = logits.astype(jnp.float32)
+    chosen = jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)
+    picked = jnp.sum(logits * chosen, axis=-1)
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+
+def token_batch(key: jax.Array, batch: int, seq_len: int, vocab: int) -> Params:
+    """Random next-token examples: `tokens` and `labels`, int32 [B, S] each."""
+    text = jax.random.randint(key, (batch, seq_len + 1), 0, vocab)
+    return {"tokens": text[:, :-1], "labels": text[:, 1:]}
+
+
+def run_stack(
+    block: Callable[[Params, Any], Any],
+    params: Any,
+    x: Any,
+    *,
+    layers: str,
+    remat: bool,
+) -> Any:
+    """Apply equal blocks one after the other.
+
+    Args:
+      block: `block(params, x) -> x`.
+      params: as described by `weights.stack` with the same `layers`.
+      x: the first block's input.
+      layers: "scan" or "unroll".
+      remat: keep only the blocks' inputs for the backward pass.
+    """
+    if remat:
+        # Inside a scan nothing can be shared with the forward pass anyway.
+        block = jax.checkpoint(block, prevent_cse=layers != "scan")
+    if layers == "scan":
+        return jax.lax.scan(lambda carry, p: (block(p, carry), None), x, params)[0]
+    for block_params in params:
+        x = block(block_params, x)
+    return x

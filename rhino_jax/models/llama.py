@@ -1,0 +1,157 @@
+"""LLaMA: grouped-query attention, rotary positions, SwiGLU, RMSNorm.
+
+Source: Touvron et al. 2023 (LLaMA); Grattafiori et al. 2024 (Llama 3), table 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from rhino_jax.models import layers as nn, weights
+from rhino_jax.models.config import StackConfig, divides, positive
+from rhino_jax.models.layers import Params
+from rhino_jax.models.weights import Weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StackConfig):
+    """Sizes: V vocab, S seq_len, D d_model, G num_kv_heads, F d_ff.
+
+    Each of the G key/value heads serves R = num_heads / num_kv_heads query heads.
+    """
+
+    vocab: int
+    seq_len: int
+    num_layers: int
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    d_ff: int
+    rope_theta: float = 10000.0
+    tied_embedding: bool = False
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.num_heads
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts()
+        yield from positive(self, "rope_theta")
+        yield from divides(self.d_model, self.num_heads, "num_heads", "d_model")
+        yield from divides(
+            self.num_heads, self.num_kv_heads, "num_kv_heads", "num_heads"
+        )
+        if self.d_head % 2:
+            yield "num_heads", "such that d_model / num_heads is even, for RoPE"
+
+
+def rope(x: jax.Array, theta: float) -> jax.Array:
+    """Rotate the two halves of the last dim by an angle that grows with position.
+
+    Shapes:
+      x [B, S, ..., K], K even.
+    """
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequency
+    angle = angle.reshape(x.shape[1], *(1,) * (x.ndim - 3), half)
+    sin, cos = jnp.sin(angle).astype(x.dtype), jnp.cos(angle).astype(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate(
+        [first * cos - second * sin, second * cos + first * sin], axis=-1
+    )
+
+
+def grouped_attention(
+    params: Params, x: jax.Array, mask: jax.Array, theta: float
+) -> jax.Array:
+    """Grouped-query self-attention: x [B, S, D] to [B, S, D]."""
+    q = rope(jnp.einsum("bsd,dgrk->bsgrk", x, params["q"]), theta)
+    k = rope(jnp.einsum("bsd,dgk->bsgk", x, params["k"]), theta)
+    v = jnp.einsum("bsd,dgk->bsgk", x, params["v"])
+    scores = jnp.einsum("bqgrk,bsgk->bgrqs", q, k).astype(jnp.float32)
+    scores = jnp.where(mask, scores * q.shape[-1] ** -0.5, -1e9)
+    weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+    mixed = jnp.einsum("bgrqs,bsgk->bqgrk", weights, v)
+    return jnp.einsum("bqgrk,grkd->bqd", mixed, params["out"])
+
+
+def swiglu(params: Params, x: jax.Array) -> jax.Array:
+    """Gated perceptron: x [B, S, D] to [B, S, D]."""
+    gate = jax.nn.silu(jnp.einsum("bsd,df->bsf", x, params["gate"]))
+    up = jnp.einsum("bsd,df->bsf", x, params["up"])
+    return jnp.einsum("bsf,fd->bsd", gate * up, params["down"])
+
+
+def block_weights(config: Config) -> Params:
+    """One block: q [D, G, R, K]; k, v [D, G, K]; out [G, R, K, D]; gated MLP."""
+    d_model, d_ff, d_head = config.d_model, config.d_ff, config.d_head
+    groups = config.num_kv_heads
+    repeats = config.num_heads // groups
+    return {
+        "norm_attention": weights.ones(d_model),
+        "attention": {
+            "q": weights.normal(d_model, groups, repeats, d_head, fan_in=d_model),
+            "k": weights.normal(d_model, groups, d_head, fan_in=d_model),
+            "v": weights.normal(d_model, groups, d_head, fan_in=d_model),
+            "out": weights.normal(groups, repeats, d_head, d_model, fan_in=d_model),
+        },
+        "norm_mlp": weights.ones(d_model),
+        "mlp": {
+            "gate": weights.normal(d_model, d_ff, fan_in=d_model),
+            "up": weights.normal(d_model, d_ff, fan_in=d_model),
+            "down": weights.normal(d_ff, d_model, fan_in=d_ff),
+        },
+    }
+
+
+def block(params: Params, x: jax.Array, mask: jax.Array, theta: float) -> jax.Array:
+    """One pre-norm block: x [B, S, D] to [B, S, D]; computes in x's type."""
+    p = nn.cast(params, x.dtype)
+    normed = nn.rms_norm(p["norm_attention"], x)
+    x = x + grouped_attention(p["attention"], normed, mask, theta)
+    return x + swiglu(p["mlp"], nn.rms_norm(p["norm_mlp"], x))
+
+
+def describe(config: Config) -> Params:
+    """The parameters' weights."""
+    d_model, vocab = config.d_model, config.vocab
+    block = block_weights(config)
+    params = {
+        "embed": Weight((vocab, d_model), std=0.02),
+        "blocks": weights.stack(block, config.num_layers, config.layers),
+        "norm_final": weights.ones(d_model),
+    }
+    if not config.tied_embedding:
+        params["head"] = weights.normal(d_model, vocab, fan_in=d_model)
+    return params
+
+
+def logits(config: Config, params: Params, tokens: jax.Array) -> jax.Array:
+    """Next-token scores: tokens [B, S] to [B, S, V]."""
+    mask = nn.causal_mask(tokens.shape[1])
+    x = nn.run_stack(
+        lambda p, x: block(p, x, mask, config.rope_theta),
+        params["blocks"],
+        params["embed"][tokens].astype(config.dtype),
+        layers=config.layers,
+        remat=config.remat,
+    )
+    x = nn.rms_norm(params["norm_final"].astype(config.dtype), x)
+    if config.tied_embedding:
+        return jnp.einsum("bsd,vd->bsv", x, params["embed"].astype(config.dtype))
+    return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(config.dtype))
+
+
+def loss(config: Config, params: Params, batch: Params) -> jax.Array:
+    """Mean next-token cross entropy."""
+    return nn.cross_entropy(logits(config, params, batch["tokens"]), batch["labels"])
+
+
+def make_batch(config: Config, key: jax.Array) -> Params:
+    """Random tokens and labels, [B, S]."""
+    return nn.token_batch(key, config.batch, config.seq_len, config.vocab)
