@@ -1,0 +1,26 @@
+"""Time of one op on one device: the larger of its arithmetic and its traffic.
+
+Source: the roofline model (Williams, Waterman, Patterson, CACM 2009).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rhino_jax.hardware.target import Target
+
+
+def op_s(
+    target: Target, flops: np.ndarray, traffic_bytes: np.ndarray, dtype: str
+) -> np.ndarray:
+    """Seconds of one op, for each of its strategies.
+
+    Args:
+      target: the hardware.
+      flops: floating-point operations on this device.
+      traffic_bytes: bytes read from and written to memory on this device.
+      dtype: element type of the arithmetic's operands.
+    """
+    arithmetic_s = flops / (target.peak_flops_per_s(dtype) * target.matmul_efficiency)
+    traffic_s = traffic_bytes / (target.hbm_bytes_per_s * target.memory_efficiency)
+    return np.maximum(arithmetic_s, traffic_s)

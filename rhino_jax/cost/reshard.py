@@ -1,0 +1,139 @@
+"""Changing a value's sharding: which collectives, how many bytes, how long.
+
+The steps follow what XLA's SPMD partitioner does for a value that is pinned to
+one spec and read in another: first cut what is not yet cut (free), then swap
+axes between dims (all-to-all), then gather what is too much; where only the
+order of axes differs, permute.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rhino_jax.cost.collectives import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    PERMUTE,
+    collective_s,
+)
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.ir.spec import Spec, axes_of, shards_per_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One collective: its kind, mesh axes (by position) and `local_bytes`."""
+
+    kind: str
+    axes: tuple[int, ...]
+    local_bytes: float
+
+
+def reshard_steps(
+    src: Spec, dst: Spec, whole_bytes: int, sizes: tuple[int, ...]
+) -> tuple[Step, ...]:
+    """The collectives that turn `src` into `dst`.
+
+    Args:
+      src: spec in which the value is held.
+      dst: spec in which it is wanted.
+      whole_bytes: bytes of the whole value.
+      sizes: mesh axis sizes.
+    Returns:
+      Steps in order; empty where the change is local.
+    """
+    steps, _ = _reshard(src, dst, whole_bytes, sizes)
+    return tuple(steps)
+
+
+def reshard_route(src: Spec, dst: Spec, sizes: tuple[int, ...]) -> tuple[Spec, ...]:
+    """The specs to pass through on the way from `src` to `dst`, which is the last.
+
+    XLA replicates a value where it cannot reach a spec in one collective
+    ("involuntary full rematerialization"); told every stop, it never has to.
+    """
+    _, route = _reshard(src, dst, 1, sizes)
+    stops = [*route, dst]
+    return tuple(
+        s for s, before in zip(stops, [src, *stops], strict=False) if s != before
+    )
+
+
+def _reshard(
+    src: Spec, dst: Spec, whole_bytes: int, sizes: tuple[int, ...]
+) -> tuple[list[Step], list[Spec]]:
+    """Steps, and the spec before each all-to-all and before the gathers."""
+    if src == dst:
+        return [], []
+    if shards_per_dim(src, sizes) == shards_per_dim(dst, sizes):
+        # As many pieces of every dim, on other devices: they trade places.
+        pairs = [(d, w) for d, w in zip(src, dst, strict=True) if d != w]
+        axes = tuple(sorted({a for d, w in pairs for a in (*d, *w)}))
+        cut = math.prod(sizes[a] for a in axes_of(src))
+        return [Step(PERMUTE, axes, whole_bytes / cut)], []
+    now = [list(dim) for dim in src]
+    want = [list(dim) for dim in dst]
+    steps: list[Step] = []
+    route: list[Spec] = []
+
+    def local_bytes() -> float:
+        cut = math.prod(sizes[a] for dim in now for a in dim)
+        return whole_bytes / cut
+
+    def stop_here() -> None:
+        route.append(tuple(map(tuple, now)))
+
+    home = {a: i for i, dim in enumerate(dst) for a in dim}
+    _cut_free_axes(now, want)
+    # An axis that is minor-most where it is and next in line where it must go is
+    # moved by an all-to-all.
+    moved = True
+    while moved:
+        moved = False
+        for i, dim in enumerate(now):
+            if not dim or dim == want[i][: len(dim)]:
+                continue
+            axis = dim[-1]
+            j = home.get(axis)
+            if j is None or j == i or now[j] != want[j][: want[j].index(axis)]:
+                continue
+            stop_here()
+            steps.append(Step(ALL_TO_ALL, (axis,), local_bytes()))
+            now[j].append(axis)
+            dim.pop()
+            moved = True
+        if moved:
+            _cut_free_axes(now, want)
+    stop_here()
+    # Gather the rest, minor axes first, one collective per dim.
+    for i, dim in enumerate(now):
+        keep = 0
+        while keep < len(dim) and dim[keep : keep + 1] == want[i][keep : keep + 1]:
+            keep += 1
+        extra = tuple(dim[keep:])
+        if extra:
+            del dim[keep:]
+            steps.append(Step(ALL_GATHER, extra, local_bytes()))
+    return steps, route
+
+
+def _cut_free_axes(now: list[list[int]], want: list[list[int]]) -> None:
+    """Cut by axes that are not in use yet; each device keeps its part: free."""
+    used = {a for dim in now for a in dim}
+    for dim, goal in zip(now, want, strict=True):
+        while (
+            len(dim) < len(goal)
+            and dim == goal[: len(dim)]
+            and goal[len(dim)] not in used
+        ):
+            used.add(goal[len(dim)])
+            dim.append(goal[len(dim)])
+
+
+def reshard_s(src: Spec, dst: Spec, whole_bytes: int, mesh: LaidMesh) -> float:
+    """Seconds to turn `src` into `dst`; 0 where the change is local."""
+    return sum(
+        collective_s(s.kind, s.local_bytes, [mesh.axes[a] for a in s.axes])
+        for s in reshard_steps(src, dst, whole_bytes, mesh.sizes)
+    )

@@ -1,0 +1,93 @@
+"""Reshards: which collectives, and that every route ends where it must."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from rhino_jax.cost.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    PERMUTE,
+    REDUCE_SCATTER,
+    collective_s,
+    wire_bytes,
+)
+from rhino_jax.cost.reshard import reshard_route, reshard_steps
+from rhino_jax.hardware.mesh import Axis
+from rhino_jax.search.strategies import all_specs
+
+
+SIZES = (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "kinds"),
+    [
+        (((), ()), ((0,), (1,)), []),
+        (((0,), ()), ((), ()), [ALL_GATHER]),
+        (((0,), ()), ((), (0,)), [ALL_TO_ALL]),
+        (((0, 1), ()), ((0,), ()), [ALL_GATHER]),
+        (((0, 1), ()), ((0,), (1,)), [ALL_TO_ALL]),
+        (((0, 1), ()), ((1, 0), ()), [PERMUTE]),
+        (((0,), (1,)), ((), ()), [ALL_GATHER, ALL_GATHER]),
+        (((0,), ()), ((), (1,)), [ALL_GATHER]),
+    ],
+)
+def test_known_changes(src: tuple, dst: tuple, kinds: list[str]) -> None:
+    assert [s.kind for s in reshard_steps(src, dst, 1024, SIZES)] == kinds
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 2), (2, 2, 2)])
+def test_every_route_ends_at_its_goal_and_moves_at_most_a_gather(
+    sizes: tuple[int, ...],
+) -> None:
+    specs = all_specs((16, 16, 16), sizes)
+    devices = 1
+    for n in sizes:
+        devices *= n
+    for src, dst in itertools.product(specs[::3], specs):
+        route = reshard_route(src, dst, sizes)
+        assert (route[-1] if route else src) == dst
+        moved = sum(
+            wire_bytes(s.kind, s.local_bytes, 10**9)
+            for s in reshard_steps(src, dst, 4096, sizes)
+        )
+        assert moved <= 4096 * (1 + len(sizes))
+
+
+def test_an_all_to_all_moves_less_than_a_gather() -> None:
+    src, dst = ((0,), ()), ((), (0,))
+    (swap,) = reshard_steps(src, dst, 4096, SIZES)
+    (gather,) = reshard_steps(src, ((), ()), 4096, SIZES)
+    assert wire_bytes(swap.kind, swap.local_bytes, 2) < wire_bytes(
+        gather.kind, gather.local_bytes, 2
+    )
+
+
+@pytest.mark.parametrize("topology", ["ring", "line", "switch"])
+@pytest.mark.parametrize(
+    "kind", [ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER]
+)
+def test_time_is_monotone_in_bytes_and_devices(kind: str, topology: str) -> None:
+    def seconds(size: int, local_bytes: float) -> float:
+        axis = Axis("x", size, 1e-6, 1e9, topology)
+        return collective_s(kind, local_bytes, [axis])
+
+    for size in (2, 4, 8, 16):
+        for local_bytes in (0.0, 1e3, 1e6):
+            assert seconds(size, local_bytes) < seconds(size, local_bytes + 1e5)
+            assert seconds(size, local_bytes) <= seconds(2 * size, local_bytes)
+
+
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
+    axes = [Axis("x", 4, 1e-6, 1e9, "ring"), Axis("y", 8, 2e-6, 1e8, "line")]
+    parts = collective_s(REDUCE_SCATTER, 1e6, axes) + collective_s(
+        ALL_GATHER, 1e6, axes
+    )
+    assert collective_s(ALL_REDUCE, 1e6, axes) == pytest.approx(parts)
+    assert wire_bytes(ALL_REDUCE, 1e6, 32) == pytest.approx(
+        wire_bytes(REDUCE_SCATTER, 1e6, 32) + wire_bytes(ALL_GATHER, 1e6, 32)
+    )
