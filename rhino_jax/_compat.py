@@ -1,0 +1,169 @@
+"""The only file that touches JAX's private modules or spans its versions.
+
+Supported: jax 0.10.2 (Python 3.11) to 0.12 (Python 3.12). Each function says
+what differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax._src import linear_util, mesh as mesh_lib, source_info_util
+from jax._src.interpreters import partial_eval
+from jax.extend import core as jex_core
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The jaxpr without its constants' values.
+
+    On 0.10 a ClosedJaxpr wraps a Jaxpr; on 0.12 they are one class.
+    """
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def jaxpr_consts(jaxpr: Any) -> tuple[Any, ...]:
+    """Values of `constvars`; on 0.10 only a ClosedJaxpr has them."""
+    return tuple(getattr(jaxpr, "consts", ()))
+
+
+def is_jaxpr(x: Any) -> bool:
+    """Whether a parameter of an equation is a jaxpr, closed (0.10) or not."""
+    return isinstance(x, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is a constant in the text; same on both versions."""
+    return isinstance(atom, jex_core.Literal)
+
+
+def is_drop_var(var: Any) -> bool:
+    """Whether a result is never used; same on both versions."""
+    return isinstance(var, jex_core.DropVar)
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Numbers of consts and carries of a `scan`.
+
+    On 0.10 two parameters; on 0.12 a flat tree of (consts, carries, stacked inputs).
+    """
+    if "num_carry" in params:
+        return int(params["num_consts"]), int(params["num_carry"])
+    consts, carries, _ = params["ft_in"].unpack()
+    return len(consts), len(carries)
+
+
+def user_frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
+    """(file, line, function) of the frames outside JAX, innermost first.
+
+    Same on both versions.
+    """
+    for frame in source_info_util.user_frames(source_info.traceback):
+        yield frame.file_name, frame.start_line, frame.function_name
+
+
+def close_jaxpr(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    """A jaxpr with its constants: ClosedJaxpr on 0.10, Jaxpr on 0.12."""
+    return jex_core.ClosedJaxpr(jaxpr, list(consts))
+
+
+def retrace(fn: Callable[..., Any], jaxpr: Any) -> tuple[Any, list[Any]]:
+    """Trace `fn` on the very types of `jaxpr`'s inputs, references included.
+
+    `jax.make_jaxpr` takes arrays only and would lose the debug names. Same on
+    both versions.
+
+    Returns:
+      The jaxpr without its constants, and the constants.
+    """
+    wrapped = linear_util.wrap_init(fn, debug_info=jaxpr.debug_info)
+    avals = [v.aval for v in jaxpr.invars]
+    new, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
+    return new, list(consts)
+
+
+@contextlib.contextmanager
+def eqn_context(eqn: Any) -> Iterator[None]:
+    """Bind within the name stack, source line and settings of an equation.
+
+    As `jax.core.eval_jaxpr` does. Same on both versions.
+    """
+    info = eqn.source_info
+    names = source_info_util.current_name_stack() + info.name_stack
+    with (
+        source_info_util.user_context(info.traceback, name_stack=names),
+        eqn.ctx.manager,
+    ):
+        yield
+
+
+def bind_eqn(eqn: Any, args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """Run an equation's primitive with these parameters; a list of results.
+
+    `get_bind_params` gives a dict from 0.10.2 on, a pair (subfuns, params) before.
+    """
+    bound = eqn.primitive.get_bind_params(dict(params))
+    if isinstance(bound, tuple):
+        subfuns, bound = bound
+        out = eqn.primitive.bind(*subfuns, *args, **bound)
+    else:
+        out = eqn.primitive.bind(*args, **bound)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def jit_options(fn: Any) -> dict[str, tuple[Any, ...]]:
+    """The static and donated arguments that a `jax.jit` object was made with.
+
+    Empty where `fn` is no such object. Same on both versions.
+    """
+    info = getattr(fn, "_jit_info", None)
+    keys = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+    if info is None or not all(hasattr(info, key) for key in keys):
+        return {}
+    return {key: tuple(getattr(info, key)) for key in keys}
+
+
+def context_mesh() -> Any | None:
+    """The mesh of `jax.set_mesh` or of `with mesh:`, concrete where it is.
+
+    `jax.sharding.get_mesh` raises inside of `jit`. Same on both versions.
+    """
+    concrete = mesh_lib.get_concrete_mesh()
+    if concrete is not None and not concrete.empty:
+        return concrete
+    abstract = mesh_lib.get_abstract_mesh()
+    if not abstract.empty:
+        return abstract
+    physical = mesh_lib.thread_resources.env.physical_mesh
+    return None if physical.empty else physical
+
+
+def is_compile_only(device: Any) -> bool:
+    """Whether a device can be compiled for but not run on (a topology's device).
+
+    Same on both versions.
+    """
+    return "compile_only" in str(getattr(device.client, "runtime_type", ""))
+
+
+def like_jaxpr(old: Any, new: Any, consts: Sequence[Any]) -> Any:
+    """`new` with its constants, closed where `old` is closed.
+
+    On 0.10 `remat` holds a Jaxpr that takes no constants, other calls a ClosedJaxpr.
+    """
+    if hasattr(old, "consts"):
+        return close_jaxpr(new, consts)
+    assert not consts, "a jaxpr without constants gained some"
+    return new
+
+
+def low_jaxpr(jaxpr: Any) -> Any:
+    """A jaxpr without high-level primitives, of the same arguments and results.
+
+    0.12 traces some functions (`jnp.searchsorted`, `jnp.interp`) to primitives
+    that are expanded only before lowering; 0.10 has none.
+    """
+    if not getattr(jaxpr, "is_high", False):
+        return jaxpr
+    return partial_eval.lower_jaxpr2(jaxpr)

@@ -1,0 +1,160 @@
+"""Running gathers and scatters on one shard of what the indices point into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jax.lax import GatherScatterMode
+
+from rhino_jax.frontend.rules.scatter import REDUCERS
+from rhino_jax.ir.factor import FactorKind
+
+
+if TYPE_CHECKING:
+    from rhino_jax.frontend.check_local import Finish, LocalOp, Results
+
+
+def _index_factor(op: LocalOp, dim: int) -> int | None:
+    """The cut INDEX factor of a dim of the first operand, if any."""
+    for factor in op.cut_factors(0, dim):
+        if op.shard.rule.factors[factor].kind is FactorKind.INDEX:
+            return factor
+    return None
+
+
+def _gather(op: LocalOp) -> tuple[LocalOp, Finish]:
+    """Answer for the indices that fall in the shard, contribute nothing for others.
+
+    An index that lies outside the whole dim is answered by the first shard.
+    """
+    dims, params = op.params["dimension_numbers"], op.params
+    operand, indices = op.operands
+    sizes = tuple(
+        local if length == size else length
+        for length, size, local in zip(
+            params["slice_sizes"], op.in_shapes[0], operand.shape, strict=False
+        )
+    )
+    indices = indices.astype(np.int32)
+    owned = np.ones(indices.shape[:-1], bool)
+    reducer = None
+    for column, d in enumerate(dims.start_index_map):
+        factor = _index_factor(op, d)
+        if factor is None:
+            continue
+        reducer = op.shard.rule.factors[factor].reducer
+        size = op.in_shapes[0][d]
+        index = indices[..., column]
+        if params["mode"] != GatherScatterMode.FILL_OR_DROP:
+            index = np.clip(index, 0, size - 1)
+        start = op.shard.start(factor)
+        is_inside = (index >= 0) & (index < size)
+        is_mine = (index >= start) & (index < start + op.shard.size(factor))
+        owned &= is_mine | (~is_inside & (start == 0))
+        indices[..., column] = np.where(
+            is_mine, index - start, np.where(is_inside, 0, -1)
+        )
+    local = op.with_params(
+        slice_sizes=sizes, indices_are_sorted=False, unique_indices=False
+    ).with_operands(operand, indices)
+    mask = np.expand_dims(owned, tuple(dims.offset_dims))
+
+    def keep_owned(results: Results) -> Results:
+        (result,) = results
+        return [np.where(mask, result, identity(reducer or "sum", result.dtype))]
+
+    return local, keep_owned if not owned.all() else _as_is
+
+
+def _scatter(op: LocalOp) -> tuple[LocalOp, Finish]:
+    """Apply the updates that fall in the shard, drop the others."""
+    dims, params = op.params["dimension_numbers"], op.params
+    operand, indices, updates = op.operands
+    reducer = _reducer_of_others(op)
+    if reducer is not None:
+        operand = np.full_like(operand, identity(reducer, operand.dtype))
+    operand_dims = dims.scatter_dims_to_operand_dims
+    if all(_index_factor(op, d) is None for d in operand_dims):
+        return op.with_operands(operand, indices, updates), _as_is
+    indices = indices.astype(np.int32)
+    for column, d in enumerate(operand_dims):
+        index, size = indices[..., column], op.in_shapes[0][d]
+        if params["mode"] == GatherScatterMode.CLIP:
+            index = np.clip(index, 0, size - _update_window(op, d))
+        factor = _index_factor(op, d)
+        if factor is not None:
+            start = op.shard.start(factor)
+            is_mine = (index >= start) & (index < start + op.shard.size(factor))
+            index = np.where(is_mine, index - start, -1)
+        indices[..., column] = index
+    local = op.with_params(
+        mode=GatherScatterMode.FILL_OR_DROP,
+        indices_are_sorted=False,
+        unique_indices=False,
+    )
+    return local.with_operands(operand, indices, updates), _as_is
+
+
+def _reducer_of_others(op: LocalOp) -> str | None:
+    """How this shard's partial result is combined; None if it holds the operand."""
+    for cut, coordinate in zip(op.shard.strategy, op.shard.coordinates, strict=True):
+        factor = op.shard.rule.factors[cut.factor]
+        if factor.kind is FactorKind.REDUCE and coordinate > 0:
+            return factor.reducer
+    return None
+
+
+def _update_window(op: LocalOp, dim: int) -> int:
+    """How many elements of an operand's dim one update covers."""
+    dims = op.params["dimension_numbers"]
+    skipped = (*dims.inserted_window_dims, *dims.operand_batching_dims)
+    if dim in skipped:
+        return 1
+    kept = [d for d in range(len(op.in_shapes[0])) if d not in skipped]
+    return op.in_shapes[2][dims.update_window_dims[kept.index(dim)]]
+
+
+def _dynamic_update_slice(op: LocalOp) -> tuple[LocalOp, Finish]:
+    """An update of one element is applied by the shard into which it falls."""
+    operand, update, *starts = op.operands
+    for d, size in enumerate(op.in_shapes[0]):
+        factor = _index_factor(op, d)
+        if factor is None:
+            continue
+        index = int(np.clip(starts[d], 0, size - 1)) - op.shard.start(factor)
+        if not 0 <= index < op.shard.size(factor):
+            return op, lambda results: [operand]
+        starts[d] = np.asarray(index, np.int32)
+    return op.with_operands(operand, update, *starts), _as_is
+
+
+def identity(reducer: str, dtype: Any) -> Any:
+    """What a reducer leaves everything else as it is with."""
+    if reducer in ("sum", "or", "xor"):
+        return np.zeros((), dtype)
+    if reducer == "prod":
+        return np.ones((), dtype)
+    if reducer == "and":
+        return ~np.zeros((), dtype)
+    is_max = reducer == "max"
+    if dtype == np.bool_:
+        return np.asarray(not is_max)
+    if np.issubdtype(dtype, np.integer):
+        info = np.iinfo(dtype)
+        return np.asarray(info.min if is_max else info.max, dtype)
+    return np.asarray(-np.inf if is_max else np.inf).astype(dtype)
+
+
+def _as_is(results: Results) -> Results:
+    return results
+
+
+INDEXED: Mapping[str, Callable[[LocalOp], tuple[LocalOp, Finish]]] = {
+    "gather": _gather,
+    **dict.fromkeys(("scatter", "scatter-sub", "scatter_sub"), _scatter),
+    **dict.fromkeys(REDUCERS, _scatter),
+    "dynamic_update_slice": _dynamic_update_slice,
+}
+"""Primitives that follow indices: what to run on a shard, and what to make of it."""

@@ -1,0 +1,244 @@
+"""Running one op on one shard: parameters that carry sizes, windows and indices.
+
+Most primitives run on a shard as they are. Those that carry the sizes of their
+result, pad their operand, or follow indices are told here what they mean locally,
+which is what XLA's SPMD partitioner does when it rewrites them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rhino_jax.frontend.check_indexed import INDEXED
+from rhino_jax.frontend.check_shards import Shard, ShardMismatch, cut_operand
+from rhino_jax.ir.factor import FactorKind
+
+
+Results = list[np.ndarray]
+
+Finish = Callable[[Results], Results]
+"""From what the primitive gives on a shard to the shard's results."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOp:
+    """One op on one shard.
+
+    Attributes:
+      name: the primitive's name.
+      params: its parameters.
+      shard: the device's part.
+      operands: local blocks, halos included.
+      in_shapes: global shapes of the operands.
+      out_shapes: local shapes of the results.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    shard: Shard
+    operands: tuple[np.ndarray, ...]
+    in_shapes: tuple[tuple[int, ...], ...]
+    out_shapes: tuple[tuple[int, ...], ...]
+
+    def cut_factors(self, operand: int, dim: int) -> tuple[int, ...]:
+        """The factors of an operand's dim that are cut."""
+        layout = self.shard.rule.operands[operand]
+        return tuple(f for f in layout[dim] if self.shard.is_cut(f))
+
+    def with_operands(self, *operands: np.ndarray) -> LocalOp:
+        return replace(self, operands=operands)
+
+    def with_params(self, **changed: Any) -> LocalOp:
+        return replace(self, params={**self.params, **changed})
+
+
+def localise(op: LocalOp) -> tuple[LocalOp, Finish]:
+    """What to run on one shard, and what to make of that.
+
+    Returns:
+      The op with the operands and parameters to run its primitive with, and a
+      function that turns the outcome into results of shapes `op.out_shapes`.
+    """
+    if op.name in GENERATORS:
+        return op, functools.partial(_keep_drawn, op)
+    if op.name in INDEXED:
+        return INDEXED[op.name](op)
+    if op.name in LOCALISERS:
+        op = LOCALISERS[op.name](op)
+    return op, lambda results: results
+
+
+GENERATORS = frozenset({
+    "iota", "iota_2x32_shape", "random_bits", "random_gamma", "random_split",
+})  # fmt: skip
+"""Ops whose elements depend on their place in the whole, but for dims of keys.
+
+A shard of them is by definition that part of the whole: partitioners compute it
+from global positions. What can be false of their rules is shapes.
+"""
+
+
+def cut_operands(
+    name: str, operands: Sequence[np.ndarray], shard: Shard
+) -> tuple[np.ndarray, ...]:
+    """A shard's blocks of all operands, with halos; those of generators' keys."""
+    if name in GENERATORS:
+        shard = shard.only(_key_factors(shard))
+    layouts = zip(operands, shard.rule.operands, strict=True)
+    return tuple(
+        cut_operand(x, layout, shard, _has_halo(name, i))
+        for i, (x, layout) in enumerate(layouts)
+    )
+
+
+def _key_factors(shard: Shard) -> set[int]:
+    return {f for layout in shard.rule.operands[:1] for dim in layout for f in dim}
+
+
+def _keep_drawn(op: LocalOp, results: Results) -> Results:
+    """Of all that the shard's keys draw, the part that the shard holds."""
+    rule, keys = op.shard.rule, _key_factors(op.shard)
+    drawn = op.shard.only(set(range(len(rule.factors))) - keys)
+    return [
+        cut_operand(result, [() if set(d) & keys else d for d in layout], drawn, False)
+        for layout, result in zip(rule.results, results, strict=True)
+    ]
+
+
+def _has_halo(name: str, operand: int) -> bool:
+    """Whether HALO factors in an operand's dims slide over it.
+
+    A kernel's taps are cut as they are, only the image brings its borders.
+    """
+    return name != "conv_general_dilated" or operand == 0
+
+
+def _result_shape(*keys: str) -> Callable[[LocalOp], LocalOp]:
+    def localise(op: LocalOp) -> LocalOp:
+        return op.with_params(**{key: op.out_shapes[0] for key in keys})
+
+    return localise
+
+
+def _reshape(op: LocalOp) -> LocalOp:
+    return op.with_params(new_sizes=op.out_shapes[0], dimensions=None)
+
+
+def _slice(op: LocalOp) -> LocalOp:
+    """A dim that can be cut is taken up to its end, or by whole strides."""
+    limits = list(op.params["limit_indices"])
+    for d, (size, local) in enumerate(
+        zip(op.in_shapes[0], op.operands[0].shape, strict=True)
+    ):
+        if op.cut_factors(0, d):
+            limits[d] = local - (size - limits[d])
+    return op.with_params(limit_indices=tuple(limits))
+
+
+def _split(op: LocalOp) -> LocalOp:
+    axis = op.params["axis"]
+    return op.with_params(sizes=tuple(shape[axis] for shape in op.out_shapes))
+
+
+def _tile(op: LocalOp) -> LocalOp:
+    shapes = zip(op.out_shapes[0], op.operands[0].shape, strict=True)
+    return op.with_params(reps=tuple(size // part for size, part in shapes))
+
+
+def _window_padding(
+    op: LocalOp,
+    operand: int,
+    dim: int,
+    padding: tuple[int, int],
+    stride: int,
+    extent: int,
+    base_dilation: int,
+) -> tuple[int, int]:
+    """Padding of a shard's block, so that its windows lie where they lay.
+
+    What a block lacks at either side counts as padding: right at the border of the
+    whole, and a visible mistake where the rule's halo is too small.
+    """
+    (factor,) = op.cut_factors(operand, dim)
+    size = op.in_shapes[operand][dim]
+    begin, end = op.shard.halo_range(factor, size)
+    first = op.shard.start(factor) * stride - padding[0]
+    last = first + (op.shard.size(factor) - 1) * stride + extent
+    low = begin * base_dilation - first
+    high = last - ((end - 1) * base_dilation + 1)
+    return low, high
+
+
+def _windows(op: LocalOp) -> LocalOp:
+    """Pooling: elements that a shard has but does not need are cropped."""
+    params, rank = op.params, len(op.out_shapes[0])
+    padding = [tuple(p) for p in params["padding"]]
+    operands = list(op.operands)
+    for d in range(rank):
+        cut = op.cut_factors(0, d)
+        if not cut or op.shard.rule.factors[cut[0]].kind is not FactorKind.HALO:
+            continue
+        window = params["window_dimensions"][d]
+        extent = (window - 1) * params.get("window_dilation", (1,) * rank)[d] + 1
+        low, high = _window_padding(
+            op, 0, d, padding[d], params["window_strides"][d], extent, 1
+        )
+        padding[d] = (max(low, 0), max(high, 0))
+        crop = slice(max(-low, 0), None if high >= 0 else high)
+        index = (slice(None),) * d + (crop,)
+        operands = [x[index] if x.ndim == rank else x for x in operands]
+    return op.with_params(padding=tuple(padding)).with_operands(*operands)
+
+
+def _conv(op: LocalOp) -> LocalOp:
+    """Windows slide by strides where outputs are cut, by dilations where taps are."""
+    params, rule = op.params, op.shard.rule
+    dims = params["dimension_numbers"]
+    padding = [tuple(p) for p in params["padding"]]
+    for i, d in enumerate(dims.lhs_spec[2:]):
+        cut = op.cut_factors(0, d)
+        if not cut or rule.factors[cut[0]].kind is not FactorKind.HALO:
+            continue
+        steps = [params["window_strides"][i], params["rhs_dilation"][i]]
+        others = op.in_shapes[1][dims.rhs_spec[2 + i]]
+        if cut[0] in rule.operands[1][dims.rhs_spec[2 + i]]:
+            steps.reverse()
+            others = op.out_shapes[0][dims.out_spec[2 + i]]
+        extent = (others - 1) * steps[1] + 1
+        padding[i] = _window_padding(
+            op, 0, d, padding[i], steps[0], extent, params["lhs_dilation"][i]
+        )
+    groups = set(rule.operands[1][dims.rhs_spec[0]])
+    changed: dict[str, Any] = {"padding": tuple(padding)}
+    for key, lhs_dim in (
+        ("batch_group_count", dims.lhs_spec[0]),
+        ("feature_group_count", dims.lhs_spec[1]),
+    ):
+        for f in groups & set(rule.operands[0][lhs_dim]):
+            shards = rule.factors[f].size // op.shard.size(f)
+            if params[key] % shards:
+                raise ShardMismatch(f"{params[key]} groups do not divide by {shards}")
+            changed[key] = params[key] // shards
+    return op.with_params(**changed)
+
+
+LOCALISERS: Mapping[str, Callable[[LocalOp], LocalOp]] = {
+    "broadcast_in_dim": _result_shape("shape"),
+    "dynamic_slice": _result_shape("slice_sizes"),
+    "reshape": _reshape,
+    "slice": _slice,
+    "split": _split,
+    "tile": _tile,
+    "conv_general_dilated": _conv,
+    "reduce_window": _windows,
+    "reduce_window_sum": _windows,
+    "reduce_window_max": _windows,
+    "reduce_window_min": _windows,
+    "select_and_gather_add": _windows,
+}
+"""How a primitive's parameters and operands are rewritten for a shard."""

@@ -1,0 +1,317 @@
+"""From a jaxpr to a `Program`.
+
+`region.ops[i]` is `jaxpr.eqns[i]`, in every region, and ops are numbered in the
+order in which they are met (before the ops of their own regions): whoever walks
+the jaxpr with `region_kind` and `region_jaxprs` finds the ops again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+from jax.dtypes import float0
+
+from rhino_jax import _compat
+from rhino_jax.errors import RuleError, TraceError
+from rhino_jax.frontend.kernels import (
+    estimated_flops,
+    hidden_body,
+    kernel_name,
+    runs_of_body,
+)
+from rhino_jax.frontend.provenance import NOWHERE, label_of, source_of
+from rhino_jax.frontend.regions import (
+    REMATS,
+    closed_region_jaxprs,
+    region_jaxprs,
+    region_kind,
+)
+from rhino_jax.frontend.registry import OpContext, OpRule, lookup, lookup_user
+from rhino_jax.frontend.rules.opaque import uncut_rule
+from rhino_jax.frontend.trip_count import PASSES, scalar_number, while_trip_count
+from rhino_jax.ir.printer import format_type
+from rhino_jax.ir.program import (
+    Input,
+    Op,
+    Output,
+    Program,
+    Region,
+    RegionCall,
+    RegionKind,
+    Source,
+    Value,
+)
+from rhino_jax.ir.verifier import rule_fault
+
+
+def import_jaxpr(
+    closed_jaxpr: Any,
+    *,
+    name: str,
+    input_paths: Sequence[str],
+    donated: Sequence[bool],
+    output_paths: Sequence[str],
+    state_of: Sequence[int | None],
+) -> Program:
+    """Import a whole function.
+
+    Args:
+      closed_jaxpr: as `jax.make_jaxpr` or `jax.jit(f).trace(...).jaxpr` give it.
+      name: the function's name.
+      input_paths, donated: tree path, and whether its memory may be reused, of
+        every argument.
+      output_paths, state_of: tree path, and position of the argument that it
+        replaces in the next call (or None), of every result.
+    Returns:
+      The program; its inputs are the arguments, then captured constants.
+    Raises:
+      ValueError: a sequence has not one entry per argument or result.
+      TraceError: the program has dims that are not numbers.
+      RuleError: a rule that the user registered does not fit.
+    """
+    jaxpr = _compat.open_jaxpr(closed_jaxpr)
+    for what, given, expected in (
+        ("input_paths", len(input_paths), len(jaxpr.invars)),
+        ("donated", len(donated), len(jaxpr.invars)),
+        ("output_paths", len(output_paths), len(jaxpr.outvars)),
+        ("state_of", len(state_of), len(jaxpr.outvars)),
+    ):
+        if given != expected:
+            raise ValueError(
+                f"`import_jaxpr`: {what} has {given} entries, the jaxpr {expected}"
+            )
+    builder = _Builder()
+    arguments = tuple(builder.value(v.aval) for v in jaxpr.invars)
+    consts = tuple(builder.value(v.aval) for v in jaxpr.constvars)
+    inputs = [
+        Input(value, path, bool(gone))
+        for value, path, gone in zip(arguments, input_paths, donated, strict=True)
+    ]
+    for i, value in enumerate(consts):
+        path = f"const[{i}] {format_type(builder.values[value])}"
+        inputs.append(Input(value, path, is_const=True))
+    env = dict(
+        zip((*jaxpr.invars, *jaxpr.constvars), (*arguments, *consts), strict=True)
+    )
+    body = builder.region(jaxpr, env, (*arguments, *consts), NOWHERE)
+    return Program(
+        name=name,
+        values=tuple(builder.values),
+        ops=tuple(op for op in builder.ops if op is not None),
+        inputs=tuple(inputs),
+        outputs=tuple(
+            Output(*entry)
+            for entry in zip(body.outputs, output_paths, state_of, strict=True)
+        ),
+        body=body,
+    )
+
+
+def jaxpr_flops(jaxpr: Any) -> float:
+    """Floating-point operations of a sub-jaxpr that is run once."""
+    opened = _compat.open_jaxpr(jaxpr)
+    program = import_jaxpr(
+        jaxpr,
+        name="",
+        input_paths=[""] * len(opened.invars),
+        donated=[False] * len(opened.invars),
+        output_paths=[""] * len(opened.outvars),
+        state_of=[None] * len(opened.outvars),
+    )
+    return sum(op.flops * count for op, count in program.walk())
+
+
+Env = dict[Any, int]
+"""Variable of one jaxpr → value id; jaxprs may share variables, so each has its own."""
+
+
+class _Builder:
+    """Values and ops, as far as they have been met."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.ops: list[Op | None] = []
+        self.numbers: dict[int, float] = {}  # scalars that are known, by value id
+
+    def value(self, aval: Any, *, is_literal: bool = False) -> int:
+        shape, dtype = type_of(aval)
+        self.values.append(Value(len(self.values), shape, dtype, is_literal))
+        return len(self.values) - 1
+
+    def atom(self, env: Env, atom: Any) -> int:
+        """The value of an operand; a literal is a new value each time."""
+        if not _compat.is_literal(atom):
+            return env[atom]
+        value = self.value(atom.aval, is_literal=True)
+        number = scalar_number(atom.val)
+        if number is not None:
+            self.numbers[value] = number
+        return value
+
+    def region(
+        self, jaxpr: Any, env: Env, inputs: tuple[int, ...], outer: Source
+    ) -> Region:
+        """All equations of a jaxpr whose inputs are in `env` already."""
+        ops = tuple(self.op(eqn, env, outer) for eqn in jaxpr.eqns)
+        return Region(inputs, ops, tuple(self.atom(env, v) for v in jaxpr.outvars))
+
+    def op(self, eqn: Any, env: Env, outer: Source) -> int:
+        op_id = len(self.ops)
+        self.ops.append(None)  # its number is taken before its regions' ops come
+        operands = tuple(self.atom(env, v) for v in eqn.invars)
+        results = tuple(self.value(v.aval) for v in eqn.outvars)
+        env.update(
+            (var, value)
+            for var, value in zip(eqn.outvars, results, strict=True)
+            if not _compat.is_drop_var(var)
+        )
+        name = eqn.primitive.name
+        if name in PASSES and operands[0] in self.numbers:
+            self.numbers[results[0]] = self.numbers[operands[0]]
+        source = source_of(eqn.source_info, outer)
+        call = self.call(eqn, operands, source)
+        rule, is_known = (None, True) if call else rule_of(eqn)
+        self.ops[op_id] = Op(
+            id=op_id,
+            name=name,
+            operands=operands,
+            results=results,
+            rule=rule.rule if rule else None,
+            flops=float(rule.flops) if rule else 0.0,
+            is_fusible=rule.is_fusible if rule else False,
+            is_known=is_known,
+            call=call,
+            source=source,
+            label=label_of(name, eqn.params),
+        )
+        return op_id
+
+    def call(
+        self, eqn: Any, operands: tuple[int, ...], source: Source
+    ) -> RegionCall | None:
+        kind, params = region_kind(eqn), eqn.params
+        bodies = closed_region_jaxprs(eqn)
+        if kind is RegionKind.CALL:
+            region = self.enter(bodies[0], operands, source)
+            is_remat = eqn.primitive.name in REMATS
+            return RegionCall(kind, (region,), is_remat=is_remat)
+        if kind is RegionKind.SCAN:
+            num_consts, num_carry = _compat.scan_counts(params)
+            region = self.enter(bodies[0], operands[:num_consts], source)
+            return RegionCall(
+                kind,
+                (region,),
+                num_consts=num_consts,
+                num_carry=num_carry,
+                trip_count=int(params["length"]),
+            )
+        if kind is RegionKind.COND:
+            regions = tuple(self.enter(b, operands[1:], source) for b in bodies)
+            return RegionCall(kind, regions)
+        if kind is RegionKind.WHILE:
+            return self.while_call(eqn, operands, source)
+        return None
+
+    def while_call(
+        self, eqn: Any, operands: tuple[int, ...], source: Source
+    ) -> RegionCall:
+        cond, body = region_jaxprs(eqn)
+        num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        known = {
+            i: self.numbers[v] for i, v in enumerate(operands) if v in self.numbers
+        }
+        trip_count, is_known = while_trip_count(cond, body, num_cond, num_body, known)
+        closed = closed_region_jaxprs(eqn)
+        return RegionCall(
+            RegionKind.WHILE,
+            (
+                self.enter(closed[0], operands[:num_cond], source),
+                self.enter(closed[1], operands[num_cond : num_cond + num_body], source),
+            ),
+            num_consts=num_body,
+            num_cond_consts=num_cond,
+            num_carry=len(operands) - num_cond - num_body,
+            trip_count=trip_count,
+            is_trip_count_known=is_known,
+        )
+
+    def enter(self, body: Any, same: Sequence[int], source: Source) -> Region:
+        """A region.
+
+        Args:
+          body: its jaxpr, closed where it has constants.
+          same: values outside that its first inputs are on every run.
+        """
+        jaxpr = _compat.open_jaxpr(body)
+        inputs = tuple(self.value(v.aval) for v in jaxpr.invars)
+        for inner, outer in zip(inputs, same, strict=False):
+            if outer in self.numbers:
+                self.numbers[inner] = self.numbers[outer]
+        env: Env = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var in jaxpr.constvars:
+            env[var] = self.value(var.aval, is_literal=True)
+        return self.region(jaxpr, env, inputs, source)
+
+
+def rule_of(eqn: Any) -> tuple[OpRule, bool]:
+    """The factors of a plain op, and whether a rule gave them.
+
+    Raises:
+      RuleError: the rule does not fit the op's shapes.
+    """
+    ins = [type_of(v.aval) for v in eqn.invars]
+    outs = [type_of(v.aval) for v in eqn.outvars]
+    ctx = OpContext(
+        primitive=eqn.primitive.name,
+        in_shapes=tuple(shape for shape, _ in ins),
+        in_dtypes=tuple(dtype for _, dtype in ins),
+        out_shapes=tuple(shape for shape, _ in outs),
+        out_dtypes=tuple(dtype for _, dtype in outs),
+        params=eqn.params,
+    )
+    kernel = kernel_name(eqn)
+    rule_fn = lookup_user(kernel) if kernel else None
+    rule_fn = rule_fn or lookup(ctx.primitive)
+    if rule_fn is None:
+        return OpRule(
+            uncut_rule(ctx.in_shapes, ctx.out_shapes), _body_flops(eqn)
+        ), False
+    found = rule_fn(ctx)
+    fault = rule_fault(found.rule, ctx.in_shapes, ctx.out_shapes)
+    if fault is not None:
+        raise RuleError(
+            f"the rule of `{kernel or ctx.primitive}` does not fit this call: {fault}.",
+            where=str(source_of(eqn.source_info)),
+            numbers=f"operands {ctx.in_shapes}, results {ctx.out_shapes}",
+            fix="give every operand and result one entry per dim, in the op's order.",
+        )
+    return found, True
+
+
+def _body_flops(eqn: Any) -> float:
+    """Operations of an op that is not looked into, all its runs together."""
+    estimate = estimated_flops(eqn)
+    if estimate is not None:
+        return estimate
+    body = hidden_body(eqn)
+    return 0.0 if body is None else jaxpr_flops(body) * runs_of_body(eqn)
+
+
+def type_of(aval: Any) -> tuple[tuple[int, ...], str]:
+    """Shape and element type of an abstract value; tokens are scalars.
+
+    Raises:
+      TraceError: a dim is not a number.
+    """
+    shape = getattr(aval, "shape", ())
+    if not all(isinstance(d, Integral) for d in shape):
+        raise TraceError(
+            "the program cannot be imported: it has a dim that is not a number.",
+            numbers=f"shape {shape}",
+            fix="trace the function with concrete shapes, not with symbolic ones.",
+        )
+    dtype = getattr(aval, "dtype", "token")
+    name = "float0" if dtype == float0 else str(dtype)
+    return tuple(int(d) for d in shape), name

@@ -1,0 +1,178 @@
+"""Which leaves of a call are arrays, which are static, and what each is called.
+
+An argument that `jax.jit` takes is treated as `jit` treats it: every leaf is an
+array, Python scalars too. An argument that holds leaves which `jit` refuses
+(functions, strings, objects: Equinox modules do) is treated as Equinox's
+`filter_jit` treats it: its Python scalars are static as well. A `bool` in an
+attribute is a switch (`dropout.inference`) and always static.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import GetAttrKey, keystr, tree_flatten_with_path
+
+from rhino_jax.errors import TraceError
+
+
+_SCALARS = (bool, int, float, complex)
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """The value of a leaf or argument that is no array; compared by type and value."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static):
+            return NotImplemented
+        if self.value is other.value:
+            return True
+        return type(self.value) is type(other.value) and bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """All leaves of a call or of a result.
+
+    Attributes:
+      tree: tree structure over all leaves.
+      values: all leaves, in the tree's order.
+      paths: their tree paths.
+      positions: where among them the arrays are.
+      statics: (position, value) of the others.
+      groups: for every leaf, the top-level element that it lies in.
+    """
+
+    tree: Any
+    values: tuple[Any, ...]
+    paths: tuple[str, ...]
+    positions: tuple[int, ...]
+    statics: tuple[tuple[int, Static], ...]
+    groups: tuple[int, ...]
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        return tuple(self.values[p] for p in self.positions)
+
+    @property
+    def array_paths(self) -> tuple[str, ...]:
+        return tuple(self.paths[p] for p in self.positions)
+
+    def unflatten(self, arrays: Sequence[Any]) -> Any:
+        """The tree again, with other arrays."""
+        everything: list[Any] = [None] * len(self.values)
+        for position, static in self.statics:
+            everything[position] = static.value
+        for position, array in zip(self.positions, arrays, strict=True):
+            everything[position] = array
+        return jax.tree.unflatten(self.tree, everything)
+
+
+def is_array(x: Any) -> bool:
+    """Whether a leaf is an array to JAX (Python scalars apart)."""
+    if isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+        return True
+    if isinstance(x, _SCALARS) and not isinstance(x, np.generic):
+        return False
+    try:
+        jax.typeof(x)
+    except TypeError:
+        return False
+    return True
+
+
+def is_python_scalar(x: Any) -> bool:
+    return type(x) in _SCALARS
+
+
+def split_arguments(
+    args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
+) -> Leaves:
+    """The leaves of a call.
+
+    Args:
+      args, kwargs: the arguments, static ones already replaced by None.
+      names: the parameter's name of every positional argument.
+    """
+    flat, tree = tree_flatten_with_path((tuple(args), dict(kwargs)))
+    paths, groups, groups_of_kwargs = [], [], {k: i for i, k in enumerate(kwargs)}
+    for path, _ in flat:
+        is_kwarg, key = path[0].idx == 1, path[1]
+        if is_kwarg:
+            groups.append(len(args) + groups_of_kwargs[key.key])
+            paths.append(key.key + keystr(path[2:]))
+        else:
+            groups.append(key.idx)
+            paths.append(names[key.idx] + keystr(path[2:]))
+    return _classify(tree, flat, paths, groups)
+
+
+def split_result(result: Any) -> Leaves:
+    """The leaves of a result; their paths are `out`, `out[1]['loss']`, …"""
+    flat, tree = tree_flatten_with_path(result)
+    paths = ["out" + keystr(path) for path, _ in flat]
+    groups: list[int] = []
+    if isinstance(result, tuple | list | dict):
+        seen: dict[Any, int] = {}
+        groups = [seen.setdefault(path[0], len(seen)) for path, _ in flat]
+    else:
+        groups = [0] * len(flat)
+    return _classify(tree, flat, paths, groups)
+
+
+def _classify(
+    tree: Any, flat: Sequence[Any], paths: Sequence[str], groups: Sequence[int]
+) -> Leaves:
+    values = tuple(leaf for _, leaf in flat)
+    scalar = [is_python_scalar(x) for x in values]
+    array = [not s and is_array(x) for s, x in zip(scalar, values, strict=True)]
+    mixed = {
+        g for g, s, a in zip(groups, scalar, array, strict=True) if not s and not a
+    }
+    positions, statics = [], []
+    for i, (path, value) in enumerate(flat):
+        is_switch = type(value) is bool and bool(path) and _is_attribute(path[-1])
+        if array[i] or (scalar[i] and groups[i] not in mixed and not is_switch):
+            positions.append(i)
+        else:
+            statics.append((i, Static(value)))
+    return Leaves(
+        tree, values, tuple(paths), tuple(positions), tuple(statics), tuple(groups)
+    )
+
+
+def _is_attribute(key: Any) -> bool:
+    return isinstance(key, GetAttrKey)
+
+
+def check_hashable(what: str, statics: Sequence[tuple[str, Static]]) -> None:
+    """Refuse static values that cannot be compared from call to call.
+
+    Args:
+      what: the call, for the message.
+      statics: (path, value).
+    Raises:
+      TraceError: a value has no hash.
+    """
+    for path, static in statics:
+        try:
+            hash(static)
+        except TypeError:
+            raise TraceError(
+                f"{what}: `{path}` is no array, and cannot be a static value either,"
+                " because it has no hash.",
+                where=path,
+                numbers=f"type {type(static.value).__name__}",
+                fix="pass arrays, or give the type __hash__ and __eq__, or close"
+                " over the value.",
+            ) from None

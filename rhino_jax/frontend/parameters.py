@@ -1,0 +1,167 @@
+"""The parameters of a user's function: their names, which are static or donated."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax._compat import jit_options
+from rhino_jax.errors import TraceError, nearest
+from rhino_jax.frontend.leaves import Static
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How the arguments of a function are read.
+
+    Attributes:
+      fn: the function, `jax.jit` taken off.
+      name: its name.
+      positional: names of the parameters that may be passed by position.
+      variadic: name of the `*args` parameter, if any.
+      static: names of the static parameters, and numbers beyond `positional`.
+      donated: likewise of the donated ones.
+    """
+
+    fn: Callable[..., Any]
+    name: str
+    positional: tuple[str, ...]
+    variadic: str | None
+    static: frozenset[str | int]
+    donated: frozenset[str | int]
+
+    def names(self, count: int) -> tuple[str, ...]:
+        """Names of the first `count` positional arguments, as tree paths show them."""
+        first = len(self.positional)
+        rest = self.variadic or "args"
+        return self.positional[:count] + tuple(
+            f"{rest}[{i - first}]" for i in range(first, count)
+        )
+
+    def is_static(self, key: str | int) -> bool:
+        return bool(self.static) and self._key(key) in self.static
+
+    def is_donated(self, key: str | int) -> bool:
+        return bool(self.donated) and self._key(key) in self.donated
+
+    def _key(self, key: str | int) -> str | int:
+        if isinstance(key, int) and key < len(self.positional):
+            return self.positional[key]
+        return key
+
+    def take_statics(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[tuple[str | int, Static], ...]]:
+        """Replace static arguments by None; also (position or name, value) of each."""
+        if not self.static:
+            return tuple(args), dict(kwargs), ()
+        taken: list[tuple[str | int, Static]] = []
+        left: list[Any] = []
+        for i, value in enumerate(args):
+            if self.is_static(i):
+                taken.append((i, Static(value)))
+                value = None
+            left.append(value)
+        named = dict(kwargs)
+        for key in sorted(named):
+            if self.is_static(key):
+                taken.append((key, Static(named[key])))
+                named[key] = None
+        return tuple(left), named, tuple(taken)
+
+
+def read_parameters(
+    fn: Callable[..., Any],
+    *,
+    static_argnums: int | Iterable[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Iterable[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    what: str = "`auto_shard`",
+) -> Parameters:
+    """Resolve numbers and names by the function's signature.
+
+    A `jax.jit` object is taken off, and its own static and donated arguments are
+    added.
+
+    Raises:
+      TraceError: a name that the function does not have, a number out of range,
+        or an argument that is both static and donated.
+    """
+    own = jit_options(fn)
+    if own and hasattr(fn, "__wrapped__"):
+        fn = fn.__wrapped__
+    name = function_name(fn)
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    kinds = inspect.Parameter
+    positional = tuple(
+        p.name
+        for p in parameters
+        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    )
+    named = positional + tuple(
+        p.name for p in parameters if p.kind is kinds.KEYWORD_ONLY
+    )
+    variadic = next(
+        (p.name for p in parameters if p.kind is kinds.VAR_POSITIONAL), None
+    )
+    takes_any_name = not parameters or any(
+        p.kind is kinds.VAR_KEYWORD for p in parameters
+    )
+
+    def resolve(kind: str, nums: Any, names: Any) -> frozenset[str | int]:
+        keys: set[str | int] = set()
+        for num in (*_as_tuple(nums, int), *own.get(f"{kind}_argnums", ())):
+            index = num + len(positional) if num < 0 else num
+            if index < 0 or (index >= len(positional) and variadic and num < 0):
+                raise _bad_argument(what, name, kind, num, positional)
+            if index >= len(positional) and parameters and variadic is None:
+                raise _bad_argument(what, name, kind, num, positional)
+            keys.add(positional[index] if index < len(positional) else index)
+        for key in (*_as_tuple(names, str), *own.get(f"{kind}_argnames", ())):
+            if key not in named and not takes_any_name:
+                raise _bad_argument(what, name, kind, key, named)
+            keys.add(key)
+        return frozenset(keys)
+
+    static = resolve("static", static_argnums, static_argnames)
+    donated = resolve("donate", donate_argnums, donate_argnames)
+    if both := static & donated:
+        raise TraceError(
+            f"{what}: an argument of `{name}` is both static and donated.",
+            where=", ".join(sorted(map(str, both))),
+            fix="donate arrays only; drop it from one of the two.",
+        )
+    return Parameters(fn, name, positional, variadic, static, donated)
+
+
+def function_name(fn: Any) -> str:
+    """The name of a function, of what a partial wraps, or of an object's class."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def _as_tuple(value: Any, one: type) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, one) else tuple(value)
+
+
+def _bad_argument(
+    what: str, name: str, kind: str, given: str | int, known: Sequence[str]
+) -> TraceError:
+    option = "argnames" if isinstance(given, str) else "argnums"
+    hint = nearest(given, known) if isinstance(given, str) else ""
+    return TraceError(
+        f"{what}: `{name}` has no argument {given!r}, given in {kind}_{option}.{hint}",
+        where=f"{kind}_{option}",
+        numbers=f"`{name}` takes ({', '.join(known)})",
+        fix=f"give {kind}_{option} from these.",
+    )

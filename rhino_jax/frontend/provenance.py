@@ -1,0 +1,111 @@
+"""Where an equation comes from: the user's line, the name stack, a few words."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rhino_jax._compat import user_frames
+from rhino_jax.ir.program import Source
+
+
+LIBRARIES = (
+    "chex", "distrax", "einops", "equinox", "flax", "haiku", "jaxopt", "jaxtyping",
+    "lineax", "optax", "optimistix", "penzai", "rlax",
+)  # fmt: skip
+"""Installed packages whose lines say less than the line that called them."""
+
+
+NOWHERE = Source()
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library_file(file: str) -> bool:
+    """Whether a file belongs to a library that sits between the user and JAX."""
+    folders = file.replace("\\", "/").split("/")
+    if "site-packages" not in folders:
+        return False
+    return folders[folders.index("site-packages") + 1] in LIBRARIES
+
+
+def source_of(source_info: Any, outer: Source = NOWHERE) -> Source:
+    """The user's line of an equation.
+
+    Args:
+      source_info: of the equation.
+      outer: source of the equation in whose region it is.
+    Returns:
+      The innermost frame outside JAX and `LIBRARIES`; where there is none (code
+      that a library traced before), the outer equation's; failing that, the
+      innermost frame outside JAX.
+    """
+    parts = (outer.name_stack, str(source_info.name_stack))
+    stack = "/".join(part for part in parts if part)
+    first: tuple[str, int, str] | None = None
+    for frame in user_frames(source_info):
+        if not is_library_file(frame[0]):
+            return _source(frame, stack)
+        first = first or frame
+    if outer.file or first is None:
+        return replace(outer, name_stack=stack)
+    return _source(first, stack)
+
+
+def _source(frame: tuple[str, int, str], stack: str) -> Source:
+    file, line, function = frame
+    return Source(file, line, function.rsplit("<locals>.", 1)[-1], stack)
+
+
+def label_of(name: str, params: Mapping[str, Any]) -> str:
+    """A few words on an equation's parameters, for people; empty where none help."""
+    describe = _LABELS.get(name)
+    return describe(params) if describe else ""
+
+
+def _dot(params: Mapping[str, Any]) -> str:
+    (lhs, rhs), (lhs_batch, rhs_batch) = params["dimension_numbers"]
+    text = f"contract {_dims(lhs, ',')} with {_dims(rhs, ',')}"
+    if lhs_batch:
+        text += f", batch {_dims(lhs_batch, ',')} with {_dims(rhs_batch, ',')}"
+    return text
+
+
+def _conv(params: Mapping[str, Any]) -> str:
+    parts = [f"stride {_dims(params['window_strides'])}"]
+    for key, word in (("lhs_dilation", "in dilation"), ("rhs_dilation", "dilation")):
+        if any(d != 1 for d in params[key]):
+            parts.append(f"{word} {_dims(params[key])}")
+    for key, word in (("feature_group_count", "groups"), ("batch_group_count",) * 2):
+        if params[key] != 1:
+            parts.append(f"{word} {params[key]}")
+    return ", ".join(parts)
+
+
+def _dims(dims: Any, mark: str = "x") -> str:
+    return mark.join(str(int(d)) for d in dims)
+
+
+def _show(key: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda params: str(params.get(key, ""))
+
+
+def _axes(params: Mapping[str, Any]) -> str:
+    return f"over {_dims(params['axes'], ',')}"
+
+
+_LABELS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "dot_general": _dot,
+    "conv_general_dilated": _conv,
+    "scan": lambda p: f"length {p['length']}",
+    "cond": lambda p: f"{len(p['branches'])} branches",
+    "convert_element_type": _show("new_dtype"),
+    "integer_pow": lambda p: f"power {p['y']}",
+    "transpose": lambda p: f"to {_dims(p['permutation'], ',')}",
+    "ffi_call": _show("target_name"),
+    "call_hi_primitive": lambda p: type(p["_prim"]).__name__,
+    **{n: _axes for n in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")},
+    **{n: _axes for n in ("reduce_and", "reduce_or", "argmax", "argmin")},
+    **{n: _show("name") for n in ("jit", "pjit", "name", "composite", "pallas_call")},
+}

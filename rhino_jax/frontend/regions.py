@@ -1,0 +1,80 @@
+"""Which equations run sub-jaxprs, and how.
+
+Importer and apply walk a jaxpr by the same two questions, `region_kind` and
+`region_jaxprs`, so that both meet the same regions in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rhino_jax._compat import is_jaxpr, open_jaxpr
+from rhino_jax.ir.program import RegionKind
+
+
+CALLS = frozenset({
+    "jit", "pjit", "call", "core_call", "closed_call", "eval_jaxpr", "composite",
+    "custom_jvp_call", "custom_jvp_call_jaxpr", "custom_vjp_call",
+    "custom_vjp_call_jaxpr", "custom_vmap_call", "linear_call", "remat_opt",
+    "remat", "remat2", "checkpoint", "run_state",
+})  # fmt: skip
+"""Primitives that run one sub-jaxpr once, on their own operands."""
+
+REMATS = frozenset({"remat", "remat2", "checkpoint"})
+
+_BODY_PARAMS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "callee", "fwd_jaxpr", "call")
+
+
+def region_kind(eqn: Any) -> RegionKind | None:
+    """How an equation runs its sub-jaxprs; None where it is a plain or opaque op.
+
+    A call whose operands or results are not one to one those of its sub-jaxpr
+    (a `run_state` on references) is opaque.
+    """
+    name = eqn.primitive.name
+    if name == "scan":
+        return RegionKind.SCAN
+    if name == "while":
+        return RegionKind.WHILE
+    if name == "cond":
+        return RegionKind.COND
+    if name in CALLS:
+        body = body_jaxpr(eqn.params)
+        if body is not None:
+            inner = open_jaxpr(body)
+            if len(inner.invars) == len(eqn.invars) and len(inner.outvars) == len(
+                eqn.outvars
+            ):
+                return RegionKind.CALL
+    return None
+
+
+def closed_region_jaxprs(eqn: Any) -> tuple[Any, ...]:
+    """The sub-jaxprs as they stand in the parameters, with their constants."""
+    kind = region_kind(eqn)
+    if kind is None:
+        return ()
+    if kind is RegionKind.WHILE:
+        return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    if kind is RegionKind.COND:
+        return tuple(eqn.params["branches"])
+    return (body_jaxpr(eqn.params),)
+
+
+def region_jaxprs(eqn: Any) -> tuple[Any, ...]:
+    """The sub-jaxprs of an equation, in the order of `RegionCall.regions`.
+
+    Returns:
+      Jaxprs with `eqns`, `invars`, `outvars` and `constvars`; empty where the
+      equation has no regions. `closed_region_jaxprs` has the constants' values.
+    """
+    return tuple(open_jaxpr(j) for j in closed_region_jaxprs(eqn))
+
+
+def body_jaxpr(params: Mapping[str, Any]) -> Any | None:
+    """The one sub-jaxpr among an equation's parameters, closed where it is."""
+    for key in _BODY_PARAMS:
+        if is_jaxpr(params.get(key)):
+            return params[key]
+    return None

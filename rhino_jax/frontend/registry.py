@@ -1,0 +1,139 @@
+"""The rules of primitives, by name.
+
+A rule sees the shapes, types and parameters of one op and returns its factors.
+The built-in rules live in `frontend/rules/`, one file per family; users add
+theirs with `register_rule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax.errors import RuleError
+from rhino_jax.ir.factor import Rule, parse_rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpContext:
+    """What a rule may look at.
+
+    Attributes:
+      primitive: the primitive's name.
+      in_shapes, in_dtypes: of every operand, literals and scalars included.
+      out_shapes, out_dtypes: of every result.
+      params: the primitive's parameters.
+    """
+
+    primitive: str
+    in_shapes: tuple[tuple[int, ...], ...]
+    in_dtypes: tuple[str, ...]
+    out_shapes: tuple[tuple[int, ...], ...]
+    out_dtypes: tuple[str, ...]
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpRule:
+    """What a rule returns.
+
+    Attributes:
+      rule: the factors, and where they appear.
+      flops: floating-point operations of the whole op.
+      is_fusible: the op can be computed where its result is used, without going
+        through memory (elementwise ops, broadcasts, iotas, converts, slices).
+    """
+
+    rule: Rule
+    flops: float = 0.0
+    is_fusible: bool = False
+
+
+RuleFn = Callable[[OpContext], OpRule]
+
+_RULES: dict[str, RuleFn] = {}
+
+_USER_RULES: set[str] = set()
+"""Names that `register_rule` has set; kernels are looked up among these only."""
+
+
+def register(*names: str) -> Callable[[RuleFn], RuleFn]:
+    """Decorator: this function is the rule of the named primitives."""
+
+    def wrap(fn: RuleFn) -> RuleFn:
+        for name in names:
+            _RULES[name] = fn
+        return fn
+
+    return wrap
+
+
+def lookup(name: str) -> RuleFn | None:
+    """The rule of a primitive, or None where it has none."""
+    return _RULES.get(name)
+
+
+def lookup_user(name: str) -> RuleFn | None:
+    """A rule that the user registered, or None.
+
+    Kernels (Pallas, FFI) are looked up here, so that a kernel called `add` does
+    not get the rule of the primitive `add`.
+    """
+    return _RULES.get(name) if name in _USER_RULES else None
+
+
+def registered() -> tuple[str, ...]:
+    """Names of all primitives that have a rule, sorted."""
+    return tuple(sorted(_RULES))
+
+
+def register_rule(
+    primitive: Any,
+    rule: str | RuleFn,
+    *,
+    reducers: Mapping[str, str] | None = None,
+    flops: Callable[[OpContext], float] | None = None,
+) -> None:
+    """Tell rhino how a primitive may be cut.
+
+    Args:
+      primitive: a primitive or its name (for FFI calls, the target name; for
+        Pallas kernels, the kernel's name).
+      rule: einsum-like text, as `"b s d, d f -> b s f"` (see `rhino_jax.ir.factor`),
+        or a function from `OpContext` to `OpRule`.
+      reducers: for factors that no result contains, how partial results combine
+        ("sum" where not given).
+      flops: floating-point operations of one call; 0 where not given.
+    Raises:
+      RuleError: the text cannot be read.
+    Example:
+      >>> register_rule("my_matmul", "b s d, d f -> b s f")
+    """
+    name = primitive if isinstance(primitive, str) else primitive.name
+    if not isinstance(rule, str):
+        _RULES[name] = rule
+        _USER_RULES.add(name)
+        return
+    if "->" not in rule:
+        raise RuleError(
+            f"`register_rule({name!r}, …)`: the rule has no '->'.",
+            where=repr(rule),
+            fix="write operands '->' results, as 'b s d, d f -> b s f'.",
+        )
+    text = rule
+
+    def from_text(ctx: OpContext) -> OpRule:
+        try:
+            parsed = parse_rule(text, ctx.in_shapes, ctx.out_shapes, reducers=reducers)
+        except ValueError as error:
+            raise RuleError(
+                f"the rule registered for `{name}` does not fit this call: {error}.",
+                where=repr(text),
+                numbers=f"operands {ctx.in_shapes}, results {ctx.out_shapes}",
+                fix=f"register a function: register_rule({name!r}, fn).",
+            ) from None
+        return OpRule(parsed, flops(ctx) if flops else 0.0)
+
+    _RULES[name] = from_text
+    _USER_RULES.add(name)

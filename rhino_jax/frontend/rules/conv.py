@@ -1,0 +1,102 @@
+"""Convolutions: batch, features, groups and windows.
+
+A spatial dim of the input is cut by the factor of the output position or, where
+the kernel is as large as the input (the gradient of the weights), by the factor
+of the kernel position; a shard then needs borders from its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.ir.factor import parse_rule
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """One spatial dim: sizes, and how far outputs (s) and kernel taps (d) step."""
+
+    input: int
+    kernel: int
+    output: int
+    stride: int
+    dilation: int
+    input_dilation: int
+    pad_low: int
+
+    def halo_of_output(self) -> tuple[int, int] | None:
+        """Elements a shard needs from its neighbours when the output is cut.
+
+        Output `o` reads input `o * s - pad + t * d` for every tap `t`. With
+        `input == s * output`, shard and outputs are aligned; None elsewhere.
+        """
+        if self.input_dilation != 1 or self.input != self.stride * self.output:
+            return None
+        return self._halo(self.kernel, self.dilation, self.stride)
+
+    def halo_of_kernel(self) -> tuple[int, int] | None:
+        """The same when the taps are cut: `input == d * kernel`, results partial."""
+        if self.input_dilation != 1 or self.input != self.dilation * self.kernel:
+            return None
+        return self._halo(self.output, self.stride, self.dilation)
+
+    def _halo(self, others: int, other_step: int, step: int) -> tuple[int, int]:
+        reach = (others - 1) * other_step + 1
+        return max(self.pad_low, 0), max(reach - step - self.pad_low, 0)
+
+
+@register("conv_general_dilated")
+def conv_general_dilated(ctx: OpContext) -> OpRule:
+    """Two FLOPs per multiply-add.
+
+    Factors: `n` batch, `i` input features (summed), `o` output features, `g`
+    feature or batch groups, `y0 y1 …` output and `t0 t1 …` kernel positions.
+    """
+    numbers = ctx.params["dimension_numbers"]
+    lhs_spec, rhs_spec, out_spec = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    lhs_shape, rhs_shape = ctx.in_shapes
+    (out_shape,) = ctx.out_shapes
+    feature_groups = ctx.params["feature_group_count"]
+    batch_groups = ctx.params["batch_group_count"]
+    is_grouped = feature_groups > 1 or batch_groups > 1
+    lhs, rhs, out = ([""] * len(out_shape) for _ in range(3))
+    lhs[lhs_spec[0]] = "(g n)" if batch_groups > 1 else "n"
+    lhs[lhs_spec[1]] = "(g i)" if feature_groups > 1 else "i"
+    rhs[rhs_spec[0]] = "(g o)" if is_grouped else "o"
+    rhs[rhs_spec[1]] = "i"
+    out[out_spec[0]] = "n"
+    out[out_spec[1]] = "(g o)" if is_grouped else "o"
+    halos: dict[str, tuple[int, int]] = {}
+    reducers: dict[str, str] = {}
+    windows = zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)
+    for i, (a, b, c) in enumerate(windows):
+        window = _Window(
+            lhs_shape[a], rhs_shape[b], out_shape[c],
+            ctx.params["window_strides"][i], ctx.params["rhs_dilation"][i],
+            ctx.params["lhs_dilation"][i], ctx.params["padding"][i][0],
+        )  # fmt: skip
+        lhs[a], rhs[b], out[c] = f"x{i}!", f"t{i}!", f"y{i}!"
+        if (halo := window.halo_of_output()) is not None:
+            lhs[a] = out[c] = f"y{i}~"
+            halos[f"y{i}"] = halo
+        elif (halo := window.halo_of_kernel()) is not None:
+            lhs[a] = rhs[b] = f"t{i}~"
+            halos[f"t{i}"], reducers[f"t{i}"] = halo, "sum"
+    rule = parse_rule(
+        f"{' '.join(lhs)}, {' '.join(rhs)} -> {' '.join(out)}",
+        ctx.in_shapes,
+        ctx.out_shapes,
+        sizes={"g": max(feature_groups, batch_groups), **_kernel_sizes(ctx)},
+        halos=halos,
+        reducers=reducers,
+    )
+    taps = math.prod(rhs_shape[d] for d in rhs_spec[1:])
+    return OpRule(rule, 2.0 * math.prod(out_shape) * taps)
+
+
+def _kernel_sizes(ctx: OpContext) -> dict[str, int]:
+    """Sizes of kernel positions, which a dilated input dim does not give."""
+    spec = ctx.params["dimension_numbers"].rhs_spec
+    return {f"t{i}": ctx.in_shapes[1][d] for i, d in enumerate(spec[2:])}

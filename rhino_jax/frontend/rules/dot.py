@@ -1,0 +1,93 @@
+"""Matrix products of any dimension numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.rules.opaque import uncut
+from rhino_jax.ir.factor import Factor, FactorKind, Rule, parse_rule
+
+
+@register("dot_general")
+def dot_general(ctx: OpContext) -> OpRule:
+    """Batch `b`, left `m`, right `n`, contracted `k`; two FLOPs per multiply-add."""
+    (contract, batch) = ctx.params["dimension_numbers"]
+    lhs, rhs = (
+        dot_names(len(shape), contract[side], batch[side], free)
+        for side, (shape, free) in enumerate(
+            zip(ctx.in_shapes, ("m", "n"), strict=True)
+        )
+    )
+    free = [n for n in lhs if n[0] == "m"] + [n for n in rhs if n[0] == "n"]
+    out = [lhs[d] for d in batch[0]] + free
+    rule = _rule([lhs, rhs], out, ctx)
+    return OpRule(rule, 2.0 * math.prod(f.size for f in rule.factors))
+
+
+def dot_names(
+    rank: int,
+    contract: Sequence[int],
+    batch: Sequence[int],
+    free: str,
+    groups: Sequence[int] = (),
+) -> list[str]:
+    """Names of one operand's dims; numbered where there are several of a kind."""
+    taken = {*contract, *batch, *groups}
+    rest = [d for d in range(rank) if d not in taken]
+    names = ["g"] * rank
+    for dims, letter in ((batch, "b"), (contract, "k"), (rest, free)):
+        for i, d in enumerate(dims):
+            names[d] = letter if len(dims) == 1 else f"{letter}{i}"
+    return names
+
+
+def _rule(
+    operands: Sequence[Sequence[str]], out: Sequence[str], ctx: OpContext
+) -> Rule:
+    """The rule in which every dim is one factor; those not in `out` are summed."""
+    sizes = {
+        name: size
+        for names, shape in zip(operands, ctx.in_shapes, strict=True)
+        for name, size in zip(names, shape, strict=True)
+    }
+    factors = tuple(
+        Factor(n, s) if n in out else Factor(n, s, FactorKind.REDUCE, "sum")
+        for n, s in sizes.items()
+    )
+    at = {name: (i,) for i, name in enumerate(sizes)}
+    layouts = tuple(tuple(at[n] for n in names) for names in operands)
+    return Rule(factors, layouts, (tuple(at[n] for n in out),))
+
+
+@register("ragged_dot_general", "ragged_dot")
+def ragged_dot(ctx: OpContext) -> OpRule:
+    """Rows in groups, each with its own matrix: ragged and group dims are whole.
+
+    Sizes of groups that differ along batch dims are not covered (uncut).
+    """
+    numbers = ctx.params["ragged_dot_dimension_numbers"]
+    contract, batch = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    groups = tuple(numbers.rhs_group_dimensions)
+    has_offset = len(ctx.in_shapes) != 3
+    if has_offset or len(ctx.in_shapes[2]) != 1 or ragged in batch[0]:
+        return uncut(ctx)
+    lhs = dot_names(len(ctx.in_shapes[0]), contract[0], batch[0], "m")
+    rhs = dot_names(len(ctx.in_shapes[1]), contract[1], batch[1], "n", groups)
+    free = [n for n in lhs if n[0] == "m"] + [n for n in rhs if n[0] == "n"]
+    out = [lhs[d] for d in batch[0]] + free
+    if not groups:
+        out = ["g", *out]
+    marked = lhs[ragged]
+
+    def text(names: Sequence[str]) -> str:
+        parts = [n + "!" if n in ("g", marked) else n for n in names]
+        return " ".join(parts) or "·"
+
+    rule = parse_rule(
+        f"{text(lhs)}, {text(rhs)}, g! -> {text(out)}", ctx.in_shapes, ctx.out_shapes
+    )
+    flops = 2.0 * math.prod(f.size for f in rule.factors if f.name != "g")
+    return OpRule(rule, flops)

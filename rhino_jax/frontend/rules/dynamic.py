@@ -1,0 +1,47 @@
+"""Dynamic slices and updates: positions that are known only when running."""
+
+from __future__ import annotations
+
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.ir.factor import Dim
+
+
+@register("dynamic_slice")
+def dynamic_slice(ctx: OpContext) -> OpRule:
+    """Dims that are taken in full are parallel, sliced dims whole."""
+    operand_shape, *starts = ctx.in_shapes
+    (result_shape,) = ctx.out_shapes
+    factors = FactorList()
+    operand: list[Dim] = []
+    result: list[Dim] = []
+    for size, length in zip(operand_shape, result_shape, strict=True):
+        is_full = size == length
+        operand.append(factors.parallel(size) if is_full else factors.whole(size))
+        result.append(operand[-1] if is_full else ())
+    rule = factors.rule([operand, *([()] * len(starts))], [result])
+    return OpRule(rule, is_fusible=True)
+
+
+@register("dynamic_update_slice")
+def dynamic_update_slice(ctx: OpContext) -> OpRule:
+    """Dims that are updated in full are parallel, one-element updates INDEX.
+
+    An update of one element falls into one shard, the others leave theirs alone
+    (a KV cache that is cut along the sequence is written so, without
+    communication). Longer updates may straddle shards, and are whole.
+    """
+    operand_shape, update_shape, *starts = ctx.in_shapes
+    factors = FactorList()
+    operand: list[Dim] = []
+    update: list[Dim] = []
+    for size, length in zip(operand_shape, update_shape, strict=True):
+        if size == length:
+            operand.append(factors.parallel(size))
+        elif length == 1:
+            operand.append(factors.index(size))
+        else:
+            operand.append(factors.whole(size))
+        update.append(operand[-1] if size == length else ())
+    rule = factors.rule([operand, update, *([()] * len(starts))], [operand])
+    return OpRule(rule)

@@ -1,0 +1,57 @@
+"""Gather: embedding look-ups, fancy indexing, `take_along_axis`."""
+
+from __future__ import annotations
+
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.ir.factor import Dim
+
+
+@register("gather")
+def gather(ctx: OpContext) -> OpRule:
+    """The factors of a gather with any dimension numbers.
+
+    - Batch dims of operand and indices, dims of the indices, and windows over a
+      full operand dim: parallel.
+    - An operand dim of which an index picks one element: INDEX. Each shard answers
+      for the indices that fall in it, the others contribute zero, and the results
+      are summed ("or" for booleans).
+    - Other windows: whole.
+
+    INDEX holds in every mode. With "clip" the index is clamped to the whole dim
+    before it is compared with a shard; with "promise_in_bounds" nothing is out of
+    range; with "fill" an index outside the whole dim belongs to no shard and is
+    answered once, for JAX selects the fill value after the look-up.
+    """
+    dims = ctx.params["dimension_numbers"]
+    slice_sizes = ctx.params["slice_sizes"]
+    operand_shape, indices_shape = ctx.in_shapes
+    (result_shape,) = ctx.out_shapes
+    factors = FactorList()
+    operand: list[Dim] = [()] * len(operand_shape)
+    indices: list[Dim] = [()] * len(indices_shape)
+    result: list[Dim] = [()] * len(result_shape)
+
+    batch = [d for d in range(len(result_shape)) if d not in dims.offset_dims]
+    for i, d in enumerate(batch):
+        indices[i] = result[d] = factors.parallel(indices_shape[i])
+    paired = zip(
+        dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True
+    )
+    for operand_dim, indices_dim in paired:
+        operand[operand_dim] = indices[indices_dim]
+
+    reducer = "or" if ctx.out_dtypes[0] == "bool" else "sum"
+    can_mask = not ctx.out_dtypes[0].startswith("key<")
+    offsets = iter(dims.offset_dims)
+    for d, size in enumerate(operand_shape):
+        if d in dims.operand_batching_dims:
+            continue
+        offset = None if d in dims.collapsed_slice_dims else next(offsets)
+        if offset is not None and slice_sizes[d] == size:
+            operand[d] = result[offset] = factors.parallel(size)
+        elif can_mask and slice_sizes[d] == 1 and d in dims.start_index_map:
+            operand[d] = factors.index(size, reducer)
+        else:
+            operand[d] = factors.whole(size)
+    return OpRule(factors.rule([operand, indices], [result]))

@@ -1,0 +1,87 @@
+"""Fourier transforms and dense linear algebra: batch dims are parallel.
+
+FLOP counts are those of the textbook algorithms for an m × n matrix.
+
+Source: G. Golub, C. Van Loan, Matrix Computations, 4th ed., 2013, chapters 3 to 8.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.ir.factor import Dim, Rule
+
+
+CUBIC_COEFFICIENTS = {
+    "cholesky": 1 / 3,
+    "lu": 2 / 3,
+    "qr": 4 / 3,
+    "geqrf": 4 / 3,
+    "geqp3": 4 / 3,
+    "householder_product": 4 / 3,
+    "hessenberg": 10 / 3,
+    "tridiagonal": 4 / 3,
+    "eigh": 9.0,
+    "svd": 21.0,
+    "eig": 25.0,
+    "schur": 25.0,
+}
+"""FLOPs of a factorisation over m · n · min(m, n)."""
+
+PRODUCT_COEFFICIENTS = {
+    "triangular_solve": 1.0,
+    "symmetric_product": 2.0,
+    "cholesky_update": 2.0,
+    "ormqr": 4.0,
+}
+"""FLOPs over columns of the first operand · elements of the last."""
+
+
+@register("fft")
+def fft(ctx: OpContext) -> OpRule:
+    """Transformed dims are whole; 5 n log2 n FLOPs a complex transform."""
+    (shape,) = ctx.in_shapes
+    lengths = ctx.params["fft_lengths"]
+    points = math.prod(lengths)
+    batch_rank = len(shape) - len(lengths)
+    flops = math.prod(shape[:batch_rank]) * 5.0 * points * math.log2(max(points, 2))
+    return OpRule(_batched(ctx, batch_rank), flops)
+
+
+@register(*CUBIC_COEFFICIENTS)
+def factorisation(ctx: OpContext) -> OpRule:
+    """A decomposition of the matrices in the last two dims of the first operand."""
+    *batch, rows, columns = ctx.in_shapes[0]
+    flops = CUBIC_COEFFICIENTS[ctx.primitive] * rows * columns * min(rows, columns)
+    return OpRule(_batched(ctx, len(batch)), math.prod(batch) * flops)
+
+
+@register(*PRODUCT_COEFFICIENTS)
+def matrix_product(ctx: OpContext) -> OpRule:
+    """Solves and products: the first operand's columns meet the last operand."""
+    *batch, _, columns = ctx.in_shapes[0]
+    flops = PRODUCT_COEFFICIENTS[ctx.primitive] * columns
+    flops *= math.prod(ctx.in_shapes[-1])
+    return OpRule(_batched(ctx, len(batch)), flops)
+
+
+@register("tridiagonal_solve", "lu_pivots_to_permutation")
+def vector_core(ctx: OpContext) -> OpRule:
+    """Ops whose first operand has one dim that is no batch dim."""
+    flops = 8.0 * math.prod(ctx.out_shapes[0])
+    return OpRule(_batched(ctx, len(ctx.in_shapes[0]) - 1), flops)
+
+
+def _batched(ctx: OpContext, batch_rank: int) -> Rule:
+    """The leading `batch_rank` dims of all operands and results are parallel."""
+    factors = FactorList()
+    batch = [factors.parallel(size) for size in ctx.in_shapes[0][:batch_rank]]
+
+    def layout(shape: tuple[int, ...]) -> list[Dim]:
+        return batch + [factors.whole(size) for size in shape[batch_rank:]]
+
+    operands = [layout(shape) for shape in ctx.in_shapes]
+    results = [[*batch, *([()] * (len(s) - batch_rank))] for s in ctx.out_shapes]
+    return factors.rule(operands, results)

@@ -1,0 +1,33 @@
+"""Ops that are not looked into: every device computes the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.ir.factor import Layout, Rule
+
+
+def uncut_rule(
+    in_shapes: Sequence[Sequence[int]], out_shapes: Sequence[Sequence[int]]
+) -> Rule:
+    """A rule without factors: nothing of the op can be cut."""
+    return Rule((), _uncut(in_shapes), _uncut(out_shapes))
+
+
+def uncut(ctx: OpContext) -> OpRule:
+    """The rule of last resort for a case that a rule does not cover."""
+    return OpRule(uncut_rule(ctx.in_shapes, ctx.out_shapes))
+
+
+def _uncut(shapes: Sequence[Sequence[int]]) -> tuple[Layout, ...]:
+    return tuple(((),) * len(shape) for shape in shapes)
+
+
+@register(
+    "after_all", "create_token", "dce_sink", "debug_callback", "debug_print",
+    "dim_as_value", "dimension_size", "empty2", "platform_index", "shape_assertion",
+)  # fmt: skip
+def bookkeeping(ctx: OpContext) -> OpRule:
+    """Ops that compute nothing worth cutting."""
+    return uncut(ctx)

@@ -1,0 +1,71 @@
+"""Random numbers: keys, and bits that every shard draws as the whole would.
+
+Threefry bits are a function of key and position (`jax_threefry_partitionable`,
+on by default), so any dim of them may be cut. Other generators run in sequence.
+`random_seed`, `random_fold_in`, `random_clone` and the counter-based generators
+themselves are elementwise.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.frontend.rules.opaque import uncut
+from rhino_jax.ir.factor import Dim
+
+
+FLOPS_PER_WORD = 80.0
+"""Integer operations of a random 32-bit word: 20 rounds of threefry2x32, of four
+operations on a pair of words each, yield two words; with key schedule and
+conversions about twice that.
+
+Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011.
+"""
+
+GAMMA_FLOPS = 2000.0
+"""Operations per gamma sample: about 20 words (rejection, Marsaglia and Tsang)."""
+
+
+@register("random_bits", "random_split")
+def bits(ctx: OpContext) -> OpRule:
+    """Key dims come first; the dims of what is drawn are the result's alone."""
+    (keys,), (shape,) = ctx.in_shapes, ctx.out_shapes
+    factors = FactorList()
+    is_free = "fry" in ctx.in_dtypes[0]
+    result = [
+        factors.parallel(size) if is_free or d < len(keys) else factors.whole(size)
+        for d, size in enumerate(shape)
+    ]
+    rule = factors.rule([result[: len(keys)]], [result])
+    return OpRule(rule, FLOPS_PER_WORD * math.prod(shape), is_fusible=is_free)
+
+
+@register("random_wrap", "random_unwrap")
+def wrap(ctx: OpContext) -> OpRule:
+    """The words of a key are whole."""
+    (operand_shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
+    rank = min(len(operand_shape), len(result_shape))
+    factors = FactorList()
+    keys: list[Dim] = [factors.parallel(size) for size in operand_shape[:rank]]
+    operand = keys + [factors.whole(size) for size in operand_shape[rank:]]
+    result = keys + [factors.whole(size) for size in result_shape[rank:]]
+    return OpRule(factors.rule([operand], [result]), is_fusible=True)
+
+
+@register("random_gamma")
+def random_gamma(ctx: OpContext) -> OpRule:
+    """Samples are independent; keys have the parameter's leading dims."""
+    keys, shape = ctx.in_shapes
+    factors = FactorList()
+    layout = [factors.parallel(size) for size in shape]
+    rule = factors.rule([layout[: len(keys)], layout], [layout])
+    return OpRule(rule, GAMMA_FLOPS * math.prod(shape))
+
+
+@register("rng_bit_generator", "rng_uniform")
+def sequential(ctx: OpContext) -> OpRule:
+    """A generator that runs in sequence: every device draws all."""
+    flops = FLOPS_PER_WORD * math.prod(ctx.out_shapes[-1])
+    return OpRule(uncut(ctx).rule, flops)

@@ -1,0 +1,62 @@
+"""Reductions, arg-reductions and running sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.ir.factor import Dim
+
+
+REDUCERS = {
+    "reduce_sum": "sum",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_prod": "prod",
+    "reduce_and": "and",
+    "reduce_or": "or",
+}
+
+
+@register(*REDUCERS, "reduce_xor", "argmax", "argmin")
+def reduce_dims(ctx: OpContext) -> OpRule:
+    """Reduced dims leave partial results; whole where no collective combines them."""
+    return _reduced(ctx, ctx.params["axes"], REDUCERS.get(ctx.primitive))
+
+
+@register("reduce")
+def reduce_any(ctx: OpContext) -> OpRule:
+    """A reduction by any function: reduced dims are whole."""
+    return _reduced(ctx, ctx.params["dimensions"], None)
+
+
+def _reduced(ctx: OpContext, axes: Collection[int], reducer: str | None) -> OpRule:
+    shape = ctx.in_shapes[0]
+    factors = FactorList()
+    operand: list[Dim] = []
+    for d, size in enumerate(shape):
+        if d not in axes:
+            operand.append(factors.parallel(size))
+        else:
+            operand.append(
+                factors.reduce(size, reducer) if reducer else factors.whole(size)
+            )
+    result = [dim for d, dim in enumerate(operand) if d not in axes]
+    # `reduce` has as many scalar start values as arrays.
+    operands = [operand if other else [] for other in ctx.in_shapes]
+    rule = factors.rule(operands, [result] * len(ctx.out_shapes))
+    return OpRule(rule, float(math.prod(shape)))
+
+
+@register("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def cumulative(ctx: OpContext) -> OpRule:
+    """The dim along which it runs is whole."""
+    (shape,) = ctx.in_shapes
+    factors = FactorList()
+    layout = [
+        factors.whole(size) if d == ctx.params["axis"] else factors.parallel(size)
+        for d, size in enumerate(shape)
+    ]
+    return OpRule(factors.rule([layout], [layout]), float(math.prod(shape)))

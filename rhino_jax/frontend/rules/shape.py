@@ -1,0 +1,184 @@
+"""Ops that move elements without computing: broadcasts, transposes, slices, pads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.frontend.rules.opaque import uncut
+from rhino_jax.ir.factor import Dim
+
+
+@register("broadcast_in_dim")
+def broadcast_in_dim(ctx: OpContext) -> OpRule:
+    """New and expanded dims are factors of the result alone."""
+    operand_shape, result_shape = ctx.in_shapes[0], ctx.out_shapes[0]
+    factors = FactorList()
+    result = [factors.parallel(size) for size in result_shape]
+    operand: list[Dim] = [
+        result[d] if size == result_shape[d] else ()
+        for size, d in zip(
+            operand_shape, ctx.params["broadcast_dimensions"], strict=True
+        )
+    ]
+    sizes = [[()] * len(shape) for shape in ctx.in_shapes[1:]]
+    return OpRule(factors.rule([operand, *sizes], [result]), is_fusible=True)
+
+
+@register("iota", "empty", "iota_2x32_shape")
+def made_of_nothing(ctx: OpContext) -> OpRule:
+    """Every device makes its own part."""
+    factors = FactorList()
+    layout = [factors.parallel(size) for size in ctx.out_shapes[0]]
+    sizes = [[()] * len(shape) for shape in ctx.in_shapes]
+    rule = factors.rule(sizes, [layout] * len(ctx.out_shapes))
+    return OpRule(rule, is_fusible=True)
+
+
+@register("transpose")
+def transpose(ctx: OpContext) -> OpRule:
+    """Dims in another order."""
+    factors = FactorList()
+    operand = [factors.parallel(size) for size in ctx.in_shapes[0]]
+    result = [operand[d] for d in ctx.params["permutation"]]
+    return OpRule(factors.rule([operand], [result]), is_fusible=True)
+
+
+@register("squeeze")
+def squeeze(ctx: OpContext) -> OpRule:
+    """Dims of size one are dropped."""
+    (shape,) = ctx.in_shapes
+    factors = FactorList()
+    operand = [factors.parallel(size) for size in shape]
+    gone = {d % len(shape) for d in ctx.params["dimensions"]}
+    result = [dim for d, dim in enumerate(operand) if d not in gone]
+    return OpRule(factors.rule([operand], [result]), is_fusible=True)
+
+
+@register("expand_dims")
+def expand_dims(ctx: OpContext) -> OpRule:
+    """Dims of size one are added."""
+    (shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
+    factors = FactorList()
+    operand = [factors.parallel(size) for size in shape]
+    new = {d % len(result_shape) for d in ctx.params["dimensions"]}
+    rest = iter(operand)
+    result: list[Dim] = [
+        () if d in new else next(rest) for d in range(len(result_shape))
+    ]
+    return OpRule(factors.rule([operand], [result]), is_fusible=True)
+
+
+@register("rev")
+def rev(ctx: OpContext) -> OpRule:
+    """Reversed dims are whole: their shards would trade places."""
+    (shape,) = ctx.in_shapes
+    factors = FactorList()
+    turned = {d % len(shape) for d in ctx.params["dimensions"]}
+    layout = [
+        factors.whole(size) if d in turned else factors.parallel(size)
+        for d, size in enumerate(shape)
+    ]
+    return OpRule(factors.rule([layout], [layout]), is_fusible=True)
+
+
+@register("slice")
+def slice_(ctx: OpContext) -> OpRule:
+    """Dims that are taken in full are parallel, the others whole."""
+    shape, result_shape = ctx.in_shapes[0], ctx.out_shapes[0]
+    is_full = [size == length for size, length in zip(shape, result_shape, strict=True)]
+    return OpRule(_resized(ctx, is_full).rule, is_fusible=True)
+
+
+@register("pad")
+def pad(ctx: OpContext) -> OpRule:
+    """Padded dims (with negative padding, too) are whole."""
+    config = ctx.params["padding_config"]
+    return _resized(ctx, [tuple(c) == (0, 0, 0) for c in config])
+
+
+def _resized(ctx: OpContext, is_kept: Sequence[bool]) -> OpRule:
+    """First operand and result agree in the kept dims; the others are whole."""
+    shape, *others = ctx.in_shapes
+    (result_shape,) = ctx.out_shapes
+    factors = FactorList()
+    operand: list[Dim] = []
+    result: list[Dim] = []
+    for kept, size, length in zip(is_kept, shape, result_shape, strict=True):
+        operand.append(factors.parallel(size) if kept else factors.whole(size))
+        result.append(operand[-1] if kept else factors.whole(length))
+    scalars = [[()] * len(other) for other in others]
+    return OpRule(factors.rule([operand, *scalars], [result]), is_fusible=True)
+
+
+@register("concatenate")
+def concatenate(ctx: OpContext) -> OpRule:
+    """The dim along which operands follow each other is whole."""
+    return OpRule(_joined(ctx, ctx.params["dimension"]).rule)
+
+
+@register("split")
+def split(ctx: OpContext) -> OpRule:
+    """The dim that is split is whole."""
+    return OpRule(_joined(ctx, ctx.params["axis"]).rule, is_fusible=True)
+
+
+def _joined(ctx: OpContext, axis: int) -> OpRule:
+    """All operands and results agree but along `axis`, which is whole."""
+    shapes = (*ctx.in_shapes, *ctx.out_shapes)
+    rank = len(shapes[0])
+    if any(len(shape) != rank for shape in shapes):
+        return uncut(ctx)
+    factors = FactorList()
+    shared: list[Dim] = [
+        () if d == axis else factors.parallel(size) for d, size in enumerate(shapes[0])
+    ]
+    layouts = [
+        [factors.whole(shape[d]) if d == axis else shared[d] for d in range(rank)]
+        for shape in shapes
+    ]
+    count = len(ctx.in_shapes)
+    return OpRule(factors.rule(layouts[:count], layouts[count:]))
+
+
+@register("stack")
+def stack(ctx: OpContext) -> OpRule:
+    """The new dim is whole."""
+    (result_shape,) = ctx.out_shapes
+    axis = ctx.params["axis"] % len(result_shape)
+    factors = FactorList()
+    result = [
+        factors.whole(size) if d == axis else factors.parallel(size)
+        for d, size in enumerate(result_shape)
+    ]
+    operand = [dim for d, dim in enumerate(result) if d != axis]
+    return OpRule(factors.rule([operand] * len(ctx.in_shapes), [result]))
+
+
+@register("unstack")
+def unstack(ctx: OpContext) -> OpRule:
+    """The dim that is taken apart is whole."""
+    (shape,) = ctx.in_shapes
+    axis = ctx.params["axis"] % len(shape)
+    factors = FactorList()
+    operand = [
+        factors.whole(size) if d == axis else factors.parallel(size)
+        for d, size in enumerate(shape)
+    ]
+    result = [dim for d, dim in enumerate(operand) if d != axis]
+    rule = factors.rule([operand], [result] * len(ctx.out_shapes))
+    return OpRule(rule, is_fusible=True)
+
+
+@register("tile")
+def tile(ctx: OpContext) -> OpRule:
+    """A repeated dim is (copies, dim), major first."""
+    (shape,) = ctx.in_shapes
+    factors = FactorList()
+    operand = [factors.parallel(size) for size in shape]
+    result = [
+        factors.parallel(copies) + dim
+        for copies, dim in zip(ctx.params["reps"], operand, strict=True)
+    ]
+    return OpRule(factors.rule([operand], [result]), is_fusible=True)

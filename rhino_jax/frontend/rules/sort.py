@@ -1,0 +1,40 @@
+"""Sorting and top-k: the sorted dim is whole, all others are parallel."""
+
+from __future__ import annotations
+
+import math
+
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.ir.factor import Dim
+
+
+@register("sort")
+def sort(ctx: OpContext) -> OpRule:
+    """Operands, sorted together by the first `num_keys`, have one shape."""
+    shape = ctx.in_shapes[0]
+    axis = ctx.params["dimension"] % max(len(shape), 1)
+    factors = FactorList()
+    layout = [
+        factors.whole(size) if d == axis else factors.parallel(size)
+        for d, size in enumerate(shape)
+    ]
+    rule = factors.rule([layout] * len(ctx.in_shapes), [layout] * len(ctx.out_shapes))
+    return OpRule(rule, math.prod(shape) * math.log2(max(shape[axis], 2)))
+
+
+@register("top_k", "approx_top_k")
+def top_k(ctx: OpContext) -> OpRule:
+    """The k best along one dim: values and their positions in the whole dim."""
+    (shape,) = ctx.in_shapes
+    axis = ctx.params.get("axis", ctx.params.get("reduction_dimension", -1))
+    axis %= len(shape)
+    factors = FactorList()
+    operand: list[Dim] = []
+    result: list[Dim] = []
+    for d, size in enumerate(shape):
+        is_sorted = d == axis
+        operand.append(factors.whole(size) if is_sorted else factors.parallel(size))
+        result.append(() if is_sorted else operand[-1])
+    rule = factors.rule([operand], [result] * len(ctx.out_shapes))
+    return OpRule(rule, math.prod(shape) * math.log2(max(ctx.params["k"], 2)))

@@ -1,0 +1,188 @@
+"""Which results replace which arguments in the next call.
+
+A train step returns its new parameters and optimizer state; they must keep the
+sharding that the next call expects. Results are matched with donated arguments;
+where nothing is donated, with arguments of the same structure, shapes and types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from rhino_jax.frontend.leaves import Leaves
+
+
+_DEPTH = 2
+"""How deep below an argument or the result a subtree may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Subtree:
+    """A part of the arguments or of the result.
+
+    Attributes:
+      name: the key or attribute that leads to it ("" for a position).
+      leaves: positions of its arrays among all arrays.
+      shape_of: what must agree: structure, then shape and type of each array.
+      depth: how deep it starts.
+      is_small: nothing in it but scalars.
+    """
+
+    name: str
+    leaves: tuple[int, ...]
+    shape_of: Any
+    depth: int
+    is_small: bool
+
+
+def match_state(
+    arguments: Leaves,
+    donated: Sequence[bool],
+    roots: Sequence[tuple[str, Any]],
+    result: Leaves,
+    out_avals: Sequence[tuple[tuple[int, ...], str]],
+    in_avals: Sequence[tuple[tuple[int, ...], str]],
+) -> dict[int, int]:
+    """Positions of result arrays → positions of the argument arrays they replace.
+
+    Args:
+      arguments, result: the leaves of the call and of its result.
+      donated: whether each argument array is donated.
+      roots: (name, argument) of every top-level argument.
+      out_avals, in_avals: (shape, type) of every result and argument array.
+    """
+    use_donated = any(donated)
+    sources = [
+        s
+        for s in _argument_subtrees(arguments, roots, in_avals)
+        if not use_donated or all(donated[i] for i in s.leaves)
+    ]
+    targets = list(_result_subtrees(result, out_avals))
+    tied: dict[int, int] = {}
+    used: set[int] = set()
+    for target in targets:
+        if any(i in tied for i in target.leaves):
+            continue
+        source = _choose(target, sources, used, use_donated)
+        if source is not None:
+            tied.update(zip(target.leaves, source.leaves, strict=True))
+            used.update(source.leaves)
+    if use_donated:
+        _match_leaves(arguments, donated, result, out_avals, in_avals, tied, used)
+    return tied
+
+
+def _choose(
+    target: _Subtree, sources: Sequence[_Subtree], used: set[int], is_donated: bool
+) -> _Subtree | None:
+    fitting = [
+        s
+        for s in sources
+        if s.shape_of == target.shape_of and used.isdisjoint(s.leaves)
+    ]
+    named = [s for s in fitting if s.name and s.name == target.name]
+    if named:
+        return named[0]
+    if is_donated:
+        return fitting[0] if fitting else None
+    for source in fitting:
+        # A loss is not the new learning rate, a bias not the new batch.
+        is_whole_argument = source.depth == 0 and target.depth < _DEPTH
+        if not target.is_small and (is_whole_argument or len(source.leaves) > 1):
+            return source
+    return None
+
+
+def _match_leaves(
+    arguments: Leaves,
+    donated: Sequence[bool],
+    result: Leaves,
+    out_avals: Sequence[Any],
+    in_avals: Sequence[Any],
+    tied: dict[int, int],
+    used: set[int],
+) -> None:
+    """Match what is left of the donated arrays by the ends of their paths."""
+    ends: dict[tuple[str, Any], list[int]] = {}
+    in_paths, out_paths = arguments.array_paths, result.array_paths
+    for i, path in enumerate(in_paths):
+        if donated[i] and i not in used:
+            ends.setdefault((last_key(path), in_avals[i]), []).append(i)
+    for o, path in enumerate(out_paths):
+        if o in tied or not (candidates := ends.get((last_key(path), out_avals[o]))):
+            continue
+        free = [i for i in candidates if i not in used]
+        if not free:
+            continue
+        best = max(free, key=lambda i: _common_end(in_paths[i], path))
+        tied[o] = best
+        used.add(best)
+
+
+def last_key(path: str) -> str:
+    """The last key of a tree path: `w` of `params['a'].w`, `'a'` of `x['a']`."""
+    cut = max(path.rfind("["), path.rfind("."))
+    return path[cut:].strip("[].'\"") if cut >= 0 else path
+
+
+def _common_end(a: str, b: str) -> int:
+    count = 0
+    for x, y in zip(reversed(a), reversed(b), strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
+
+
+def _argument_subtrees(
+    arguments: Leaves, roots: Sequence[tuple[str, Any]], avals: Sequence[Any]
+) -> list[_Subtree]:
+    out: list[_Subtree] = []
+    first = 0
+    place = {p: i for i, p in enumerate(arguments.positions)}
+    for name, value in roots:
+        out += _subtrees(name, value, first, 0, place, avals)
+        first += len(jax.tree.leaves(value))
+    return sorted(out, key=lambda s: s.depth)
+
+
+def _result_subtrees(result: Leaves, avals: Sequence[Any]) -> list[_Subtree]:
+    place = {p: i for i, p in enumerate(result.positions)}
+    value = jax.tree.unflatten(result.tree, list(result.values))
+    return sorted(_subtrees("", value, 0, 0, place, avals), key=lambda s: s.depth)
+
+
+def _subtrees(
+    name: str,
+    value: Any,
+    first: int,
+    depth: int,
+    place: Mapping[int, int],
+    avals: Sequence[Any],
+) -> Iterator[_Subtree]:
+    tree: Any = jax.tree.structure(value)
+    positions = range(first, first + tree.num_leaves)
+    leaves = tuple(place[p] for p in positions if p in place)
+    if leaves:
+        held = tuple(avals[place[p]] if p in place else None for p in positions)
+        is_small = all(not avals[i][0] for i in leaves)
+        yield _Subtree(name, leaves, (tree, held), depth, is_small)
+    if depth == _DEPTH:
+        return
+    children, _ = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    for path, child in children:
+        if child is value:
+            return
+        yield from _subtrees(_name(path), child, first, depth + 1, place, avals)
+        first += len(jax.tree.leaves(child))
+
+
+def _name(path: Any) -> str:
+    text = keystr(path)
+    is_position = text.startswith("[") and text[1:-1].isdigit()
+    return "" if is_position else text.strip("[].'\"")

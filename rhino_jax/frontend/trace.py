@@ -1,0 +1,309 @@
+"""A user's function, traced on shapes alone: its jaxpr, its program, its trees.
+
+Nothing is allocated and nothing runs. An error of the user's function comes out
+as it is, with a note that says which call traced it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+from jax.tree_util import tree_flatten_with_path
+
+from rhino_jax._compat import jaxpr_consts, low_jaxpr, open_jaxpr
+from rhino_jax.errors import TraceError
+from rhino_jax.frontend.importer import import_jaxpr
+from rhino_jax.frontend.leaves import (
+    Leaves,
+    Static,
+    check_hashable,
+    split_arguments,
+    split_result,
+)
+from rhino_jax.frontend.parameters import Parameters, read_parameters
+from rhino_jax.frontend.state import match_state
+from rhino_jax.ir.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call, taken apart.
+
+    Attributes:
+      leaves: leaves of (args, kwargs), static arguments replaced by None.
+      statics: (position or name, value) of the static arguments.
+      args, kwargs: what `leaves` are the leaves of.
+    """
+
+    leaves: Leaves
+    statics: tuple[tuple[str | int, Static], ...]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def signature(self) -> Signature:
+        return Signature(
+            self.leaves.tree,
+            self.statics,
+            self.leaves.statics,
+            self.leaves.positions,
+            tuple(array_type(x) for x in self.leaves.arrays),
+        )
+
+
+ArrayType = tuple[tuple[int, ...], Any, bool]
+"""Shape, element type, and whether the type is weak (a Python scalar's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a function is traced for once: everything but the arrays' contents."""
+
+    tree: Any
+    statics: tuple[tuple[str | int, Static], ...]
+    static_leaves: tuple[tuple[int, Static], ...]
+    positions: tuple[int, ...]
+    arrays: tuple[ArrayType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A function, traced for one signature.
+
+    Attributes:
+      name: the function's name.
+      closed_jaxpr: inputs are the argument arrays; constants are what the function
+        captured.
+      program: the same for the planner; its inputs are arguments, then constants.
+      signature: what it was traced for.
+      arguments: the leaves of the call; arrays as `jax.ShapeDtypeStruct`.
+      result: the leaves of the result, likewise.
+      donated: whether each argument array is donated.
+    """
+
+    name: str
+    closed_jaxpr: Any
+    program: Program
+    signature: Signature
+    arguments: Leaves
+    result: Leaves
+    donated: tuple[bool, ...]
+
+    @property
+    def consts(self) -> tuple[Any, ...]:
+        """The captured arrays."""
+        return jaxpr_consts(self.closed_jaxpr)
+
+    @property
+    def has_captured_tracers(self) -> bool:
+        """Whether it closes over values of an outer trace, and dies with it."""
+        return any(isinstance(c, jax.core.Tracer) for c in self.consts)
+
+
+def array_type(x: Any) -> ArrayType:
+    """Shape, element type and weakness of anything that JAX takes as an array."""
+    aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
+    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
+
+
+def type_text(x: Any) -> str:
+    """As `float32[8,16]`, or `weak float32[]` for a Python scalar."""
+    shape, dtype, is_weak = array_type(x)
+    return f"{'weak ' if is_weak else ''}{dtype}[{','.join(map(str, shape))}]"
+
+
+def abstract(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape and type of an array, with no sharding."""
+    shape, dtype, is_weak = array_type(x)
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=is_weak)
+
+
+def split_call(
+    parameters: Parameters,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    what: str = "`auto_shard`",
+) -> Call:
+    """Take a call apart.
+
+    Raises:
+      TraceError: a static value cannot be hashed.
+    """
+    left, named, statics = parameters.take_statics(args, kwargs)
+    leaves = split_arguments(left, named, parameters.names(len(left)))
+    paths = [(str(k), s) for k, s in statics]
+    paths += [(leaves.paths[p], s) for p, s in leaves.statics]
+    check_hashable(what, paths)
+    return Call(leaves, statics, left, named)
+
+
+def trace(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    static_argnums: int | Iterable[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Iterable[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    mesh: Any = None,
+    what: str = "`rhino.plan`",
+) -> Traced:
+    """Trace `fn(*args, **kwargs)` on shapes.
+
+    Args:
+      fn: the function; a `jax.jit` object is taken off.
+      args, kwargs: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them.
+      static_argnums, static_argnames, donate_argnums, donate_argnames: as in
+        `jax.jit`.
+      mesh: mesh with Auto axes that the function sees in its context, if any.
+      what: the call that asks, for notes and messages.
+    Raises:
+      TraceError: bad static or donated arguments. Whatever `fn` itself raises
+        comes out unchanged.
+    """
+    parameters = read_parameters(
+        fn,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        what=what,
+    )
+    call = split_call(parameters, args, kwargs, what)
+    return trace_call(parameters, call, mesh=mesh, what=what)
+
+
+def trace_call(
+    parameters: Parameters, call: Call, *, mesh: Any = None, what: str
+) -> Traced:
+    """Trace a call that was taken apart; see `trace`."""
+    arguments = call.leaves
+    types = [abstract(x) for x in arguments.arrays]
+    results: list[Leaves] = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        args, kwargs = arguments.unflatten(arrays)
+        args, kwargs = _put_statics(args, kwargs, call.statics)
+        result = split_result(parameters.fn(*args, **kwargs))
+        results.append(_without(result, [None] * len(result.positions)))
+        return list(result.arrays)
+
+    flat.__name__ = flat.__qualname__ = parameters.name
+    try:
+        with _only_mesh(mesh):
+            closed = low_jaxpr(jax.make_jaxpr(flat)(*types))
+    except Exception as error:
+        error.add_note(f"raised while {what} traced `{parameters.name}`")
+        raise
+    outs = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
+        if hasattr(v.aval, "weak_type")
+        else jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
+        for v in open_jaxpr(closed).outvars
+    ]
+    result = _without(results[-1], outs)
+    arguments = _without(arguments, types)
+    donated = _donated(parameters, arguments, call)
+    state = match_state(
+        arguments,
+        donated,
+        _roots(parameters, call),
+        result,
+        [(tuple(x.shape), str(x.dtype)) for x in outs],
+        [(tuple(x.shape), str(x.dtype)) for x in types],
+    )
+    paths = arguments.array_paths
+    out_paths = tuple(
+        f"out: {paths[state[i]]}" if i in state else path
+        for i, path in enumerate(result.array_paths)
+    )
+    program = import_jaxpr(
+        closed,
+        name=parameters.name,
+        input_paths=paths,
+        donated=donated,
+        output_paths=out_paths,
+        state_of=tuple(state.get(i) for i in range(len(outs))),
+    )
+    return Traced(
+        parameters.name, closed, program, call.signature(), arguments, result, donated
+    )
+
+
+def check_same_program(
+    traced: Traced, fingerprint: str, before: str | None, what: str
+) -> None:
+    """Refuse a function whose trace differs from call to call.
+
+    Raises:
+      TraceError: the same signature gave another program before.
+    """
+    if before is None or before == fingerprint:
+        return
+    raise TraceError(
+        f"{what}: `{traced.name}` traces to another program than before, for the"
+        " same arguments.",
+        where=f"`{traced.name}`",
+        numbers=f"fingerprint {fingerprint[:12]}, was {before[:12]}",
+        fix="take out what changes from call to call (a global counter, a list that"
+        " grows, random shapes), or pass it as an argument.",
+    )
+
+
+@contextlib.contextmanager
+def _only_mesh(mesh: Any) -> Iterator[None]:
+    """Trace with this mesh in context, and with no other."""
+    inner = (
+        AbstractMesh((), ()) if mesh is None else getattr(mesh, "abstract_mesh", mesh)
+    )
+    with jax.sharding.use_abstract_mesh(inner):
+        yield
+
+
+def _put_statics(
+    args: Any, kwargs: Any, statics: Sequence[tuple[str | int, Static]]
+) -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = list(args), dict(kwargs)
+    for key, static in statics:
+        if isinstance(key, int):
+            args[key] = static.value
+        else:
+            kwargs[key] = static.value
+    return args, kwargs
+
+
+def _without(leaves: Leaves, arrays: Sequence[Any]) -> Leaves:
+    """The same leaves with other arrays: traces must not keep what they saw."""
+    values = list(leaves.values)
+    for position, array in zip(leaves.positions, arrays, strict=True):
+        values[position] = array
+    return Leaves(
+        leaves.tree,
+        tuple(values),
+        leaves.paths,
+        leaves.positions,
+        leaves.statics,
+        leaves.groups,
+    )
+
+
+def _roots(parameters: Parameters, call: Call) -> list[tuple[str, Any]]:
+    """(name, argument) of every argument, in the order of the leaves."""
+    names = parameters.names(len(call.args))
+    roots = list(zip(names, call.args, strict=True))
+    return roots + [(key, call.kwargs[key]) for key in sorted(call.kwargs)]
+
+
+def _donated(parameters: Parameters, arguments: Leaves, call: Call) -> tuple[bool, ...]:
+    if not parameters.donated:
+        return (False,) * len(arguments.positions)
+    keys: list[str | int] = [
+        path[1].key if path[0].idx == 1 else path[1].idx
+        for path, _ in tree_flatten_with_path((call.args, dict(call.kwargs)))[0]
+    ]
+    return tuple(parameters.is_donated(keys[p]) for p in arguments.positions)

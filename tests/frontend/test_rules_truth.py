@@ -1,0 +1,104 @@
+"""Every rule against the truth: shards, run and combined, against the whole op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from rule_cases import CASES, Case, primitive
+from rule_cases_data import DATA_CASES
+from rule_cases_windows import WINDOW_CASES
+
+from rhino_jax.frontend import importer  # noqa: F401  registers the rules
+from rhino_jax.frontend.check import check_rule
+from rhino_jax.frontend.registry import OpContext, lookup, registered
+
+
+ALL_CASES: dict[str, tuple[Case, ...]] = {**CASES, **DATA_CASES, **WINDOW_CASES}
+
+IDENTITIES = {
+    "copy_p", "layout_constraint", "pbroadcast", "pvary", "reduced_vary_cast",
+    "reduced_vary_cast_p", "relayout", "reshard", "sharding_constraint", "stage",
+    "with_memory_space_constraint",
+}  # fmt: skip
+"""Pass their operand on; running them alone takes a mesh or a device's memory."""
+
+UNCUT = {
+    "after_all", "create_token", "dce_sink", "debug_callback", "debug_print",
+    "dim_as_value", "dimension_size", "empty2", "platform_index", "rng_bit_generator",
+    "rng_uniform", "shape_assertion",
+}  # fmt: skip
+"""Their rules cut nothing, so there is nothing to be true."""
+
+UNDEFINED = {"empty"}
+"""Any contents are right."""
+
+OTHER_SPELLINGS = {
+    "expand_dims", "ragged_dot", "random_gamma_grad", "scatter_add", "scatter_max",
+    "scatter_min", "scatter_mul", "scatter_sub",
+}  # fmt: skip
+"""Names that other versions of JAX give to primitives of the table."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compiles() -> Iterator[None]:
+    """Thousands of tiny ops are compiled once each: optimising them is wasted."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_every_rule_has_a_case() -> None:
+    builtin = {n for n in registered() if not n.startswith("test_")}
+    excluded = IDENTITIES | UNCUT | UNDEFINED | OTHER_SPELLINGS
+    assert builtin - set(ALL_CASES) - excluded == {
+        n for n in ("log2", "one_minus_square") if primitive(n) is None
+    }
+    assert set(ALL_CASES) <= builtin
+    assert not set(ALL_CASES) & excluded
+
+
+THOROUGH: dict[str, Any] = {"max_pairs": 3}
+FOUR: dict[str, Any] = {"num_shards": (4,), "max_pairs": 2}
+"""Of four shards of an image, two have neighbours on both sides."""
+LIGHT: dict[str, Any] = {"num_shards": (2,), "max_pairs": 1}
+"""One rule stands for hundreds of elementwise ops."""
+
+
+@pytest.mark.parametrize("name", sorted(ALL_CASES))
+def test_rule_is_true(name: str) -> None:
+    if primitive(name) is None:
+        pytest.skip("this version of JAX has no such primitive")
+    num_checked, rng = 0, np.random.default_rng(len(name))
+    options = LIGHT if name in CASES else FOUR if name in WINDOW_CASES else THOROUGH
+    for case in ALL_CASES[name]:
+        fn, args = case(rng)
+        report = check_rule(fn, *args, only={name}, **options)
+        assert name in {n for n, *_ in report.strategies}
+        num_checked += sum(count for n, _, count in report.strategies if n == name)
+    assert num_checked or name in NEVER_CUT
+
+
+NEVER_CUT = {"cholesky_update"}
+"""No batch dims, and the matrix is whole."""
+
+
+@pytest.mark.parametrize("name", sorted(IDENTITIES | UNCUT))
+def test_rule_of_an_op_that_cannot_run_alone(name: str) -> None:
+    make_rule = lookup(name)
+    assert make_rule is not None
+    shapes = ((4, 6),)
+    rule = make_rule(
+        OpContext(
+            primitive=name,
+            in_shapes=shapes,
+            in_dtypes=("float32",),
+            out_shapes=shapes,
+            out_dtypes=("float32",),
+            params={},
+        )
+    ).rule
+    assert str(rule) == ("a b -> a b" if name in IDENTITIES else "_ _ -> _ _")
