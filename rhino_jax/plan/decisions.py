@@ -1,0 +1,33 @@
+"""What was decided, in the terms of the IR: a spec for every value and use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rhino_jax.ir.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The specs of a program's values.
+
+    A value that no entry mentions is left to the compiler (scalars, literals).
+    Inside a region, value ids are those of the region. CALL and COND regions'
+    inputs are held as the op's operands are read (see `operands`).
+
+    Attributes:
+      values: value id → spec in which the value is held after it is made (after
+        any reduction); for loop-region inputs, the spec inside the loop.
+      operands: (op id, operand position) → spec in which the op reads the
+        operand, given only where it is not how the value is held. For a loop op
+        the operand has its outer (stacked) shape.
+      region_outputs: (op id, region position, output position) → spec in which a
+        value leaves a region, only where it is not how the value is held.
+      outputs: one spec per program output.
+    """
+
+    values: Mapping[int, Spec] = field(default_factory=dict)
+    operands: Mapping[tuple[int, int], Spec] = field(default_factory=dict)
+    region_outputs: Mapping[tuple[int, int, int], Spec] = field(default_factory=dict)
+    outputs: tuple[Spec, ...] = ()

@@ -1,0 +1,179 @@
+"""What changes from one plan to another; `print(diff(a, b))` reads it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rhino_jax.ir.spec import format_spec
+from rhino_jax.plan.records import Collective, Predicted
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Leaf, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SpecChange:
+    """A value whose layout differs.
+
+    Attributes:
+      side: "input" or "output".
+      path: tree path.
+      before, after: specs as text; empty where the plan has no such value.
+      bytes_before, bytes_after: on one device.
+    """
+
+    side: str
+    path: str
+    before: str
+    after: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Collectives of one kind over the same axes, all together.
+
+    Attributes:
+      count: how many run per step.
+      bytes: bytes that one device puts on the wire per step.
+      seconds: time of all of them.
+    """
+
+    count: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficChange:
+    """Collectives of one kind over the same axes, in both plans."""
+
+    kind: str
+    axes: tuple[str, ...]
+    before: Traffic
+    after: Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """What differs between two plans.
+
+    Attributes:
+      programs: names of the programs.
+      is_same_program: whether their fingerprints are equal.
+      meshes: their mesh axes.
+      hardware: their targets.
+      predicted: their predictions.
+      specs: inputs and outputs whose specs differ, largest first.
+      traffic: collectives by kind and axes, where they differ, slowest first.
+      unchanged: number of inputs and outputs laid out alike.
+    """
+
+    programs: tuple[str, str]
+    is_same_program: bool
+    meshes: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
+    hardware: tuple[str, str]
+    predicted: tuple[Predicted, Predicted]
+    specs: tuple[SpecChange, ...]
+    traffic: tuple[TrafficChange, ...]
+    unchanged: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the plans say the same."""
+        return (
+            self.is_same_program
+            and self.meshes[0] == self.meshes[1]
+            and self.hardware[0] == self.hardware[1]
+            and self.predicted[0] == self.predicted[1]
+            and not self.specs
+            and not self.traffic
+        )
+
+    def __str__(self) -> str:
+        from rhino_jax.report.changes import diff_to_text
+
+        return diff_to_text(self)
+
+    def _repr_html_(self) -> str:
+        from rhino_jax.report.changes import diff_to_html
+
+        return diff_to_html(self)
+
+
+def diff(a: Plan, b: Plan) -> PlanDiff:
+    """What changes from plan `a` to plan `b`.
+
+    Example:
+      >>> print(diff(rhino.load_plan("monday.json"), plan))  # doctest: +SKIP
+    """
+    inputs, same_inputs = _spec_changes("input", a, b, a.inputs, b.inputs)
+    outputs, same_outputs = _spec_changes("output", a, b, a.outputs, b.outputs)
+    changes = sorted(
+        inputs + outputs, key=lambda c: -max(c.bytes_before, c.bytes_after)
+    )
+    return PlanDiff(
+        programs=(a.program_name, b.program_name),
+        is_same_program=a.fingerprint == b.fingerprint,
+        meshes=(tuple(a.mesh_axes), tuple(b.mesh_axes)),
+        hardware=(a.hardware, b.hardware),
+        predicted=(a.predicted, b.predicted),
+        specs=tuple(changes),
+        traffic=_traffic_changes(traffic_of(a.collectives), traffic_of(b.collectives)),
+        unchanged=same_inputs + same_outputs,
+    )
+
+
+def traffic_of(
+    collectives: Iterable[Collective],
+) -> dict[tuple[str, tuple[str, ...]], Traffic]:
+    """Collectives summed by kind and axes, slowest first."""
+    sums: dict[tuple[str, tuple[str, ...]], Traffic] = {}
+    for c in collectives:
+        old = sums.get((c.kind, c.axes), Traffic())
+        sums[c.kind, c.axes] = Traffic(
+            old.count + c.count, old.bytes + c.bytes, old.seconds + c.seconds
+        )
+    order = sorted(sums.items(), key=lambda x: (-x[1].seconds, -x[1].bytes, x[0]))
+    return dict(order)
+
+
+def _spec_changes(
+    side: str, a: Plan, b: Plan, old: Iterable[Leaf], new: Iterable[Leaf]
+) -> tuple[list[SpecChange], int]:
+    names_a = [name for name, _ in a.mesh_axes]
+    names_b = [name for name, _ in b.mesh_axes]
+    before = {x.path: (format_spec(x.spec, names_a), x) for x in old}
+    after = {x.path: (format_spec(x.spec, names_b), x) for x in new}
+    changes, same = [], 0
+    for path in [*before, *(p for p in after if p not in before)]:
+        text_a, leaf_a = before.get(path, ("", None))
+        text_b, leaf_b = after.get(path, ("", None))
+        if text_a == text_b:
+            same += 1
+            continue
+        bytes_a = leaf_a.bytes_per_device if leaf_a else 0
+        bytes_b = leaf_b.bytes_per_device if leaf_b else 0
+        changes.append(SpecChange(side, path, text_a, text_b, bytes_a, bytes_b))
+    return changes, same
+
+
+def _traffic_changes(
+    before: Mapping[tuple[str, tuple[str, ...]], Traffic],
+    after: Mapping[tuple[str, tuple[str, ...]], Traffic],
+) -> tuple[TrafficChange, ...]:
+    changes = [
+        TrafficChange(kind, axes, before.get((kind, axes), Traffic()), new)
+        for (kind, axes), new in after.items()
+    ]
+    changes += [
+        TrafficChange(kind, axes, old, Traffic())
+        for (kind, axes), old in before.items()
+        if (kind, axes) not in after
+    ]
+    changes = [c for c in changes if c.before != c.after]
+    return tuple(sorted(changes, key=lambda c: -max(c.before.seconds, c.after.seconds)))

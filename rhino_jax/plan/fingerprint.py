@@ -1,0 +1,58 @@
+"""The fingerprint of a program: a plan is applied only to the program it is for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from rhino_jax.ir.program import Program, Region
+
+
+def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
+    """Hash of what a plan depends on, as hexadecimal digits.
+
+    Shapes, types, ops, factors, regions, tree paths and the mesh count; source
+    lines, labels, and what is donated do not.
+
+    Args:
+      program: the program.
+      mesh_axes: (name, size) of the mesh axes, major first.
+    """
+    digest = hashlib.sha256()
+
+    def add(*things: object) -> None:
+        digest.update(repr(things).encode())
+        digest.update(b"\n")
+
+    add("mesh", tuple((name, int(size)) for name, size in mesh_axes))
+    for value in program.values:
+        add(value.shape, value.dtype, value.is_literal)
+    for op in program.ops:
+        rule = op.rule
+        add(op.name, op.operands, op.results)
+        if rule is not None:
+            factors = tuple(
+                (f.size, f.kind.name, f.reducer, f.halo) for f in rule.factors
+            )
+            add(factors, rule.operands, rule.results)
+        if op.call is not None:
+            call = op.call
+            add(
+                call.kind.name,
+                tuple(_region(r) for r in call.regions),
+                call.num_consts,
+                call.num_cond_consts,
+                call.num_carry,
+                call.trip_count,
+                call.is_remat,
+            )
+    add("body", _region(program.body))
+    for entry in program.inputs:
+        add(entry.value, entry.path, entry.is_const)
+    for result in program.outputs:
+        add(result.value)
+    return digest.hexdigest()
+
+
+def _region(region: Region) -> tuple[object, ...]:
+    return region.inputs, region.ops, region.outputs

@@ -1,0 +1,96 @@
+"""Whether a plan belongs to a program and a mesh, and if not, what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rhino_jax.errors import PlanFileError
+from rhino_jax.ir.program import Program
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.schema import current_versions
+
+
+def check_fits(
+    plan: Plan,
+    fingerprint: str,
+    mesh_axes: Sequence[tuple[str, int]],
+    *,
+    program: Program | None = None,
+    what: str = "`Plan`",
+) -> None:
+    """Refuse a plan of another program or mesh.
+
+    Args:
+      plan: the plan.
+      fingerprint: of the program at hand.
+      mesh_axes: (name, size) of the mesh at hand, major first.
+      program: the program at hand, to say which inputs differ.
+      what: the call that asks, for the message.
+    Raises:
+      PlanFileError: names the inputs, axes or versions that differ.
+    """
+    differences = _mesh_differences(plan.mesh_axes, mesh_axes)
+    if fingerprint != plan.fingerprint:
+        differences += _program_differences(plan, program)
+    if not differences:
+        return
+    shown = differences[:8]
+    if len(differences) > len(shown):
+        shown.append(f"and {len(differences) - len(shown)} more")
+    raise PlanFileError(
+        f"{what}: the plan of `{plan.program_name}` is not for this"
+        + (" program." if fingerprint != plan.fingerprint else " mesh."),
+        where="; ".join(shown),
+        numbers=f"the plan's fingerprint {plan.fingerprint[:12]},"
+        f" this program's {fingerprint[:12]};"
+        f" planned for {_axes_text(plan.mesh_axes)}, given {_axes_text(mesh_axes)}",
+        fix="plan this program on this mesh: rhino.plan(fn, *args, mesh=mesh).",
+    )
+
+
+def _axes_text(axes: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in axes) or "no axes"
+
+
+def _mesh_differences(
+    planned: Sequence[tuple[str, int]], given: Sequence[tuple[str, int]]
+) -> list[str]:
+    if tuple(planned) == tuple(given):
+        return []
+    old, new = dict(planned), dict(given)
+    out = [f"axis '{name}' is missing" for name in old if name not in new]
+    out += [f"axis '{name}' is new" for name in new if name not in old]
+    out += [
+        f"axis '{name}' has size {new[name]}, was {old[name]}"
+        for name in old
+        if name in new and old[name] != new[name]
+    ]
+    return out or ["the axes are in another order"]
+
+
+def _program_differences(plan: Plan, program: Program | None) -> list[str]:
+    out = []
+    if program is not None:
+        old = {leaf.path: (leaf.shape, leaf.dtype) for leaf in plan.inputs}
+        values = [(i.path, program.values[i.value]) for i in program.inputs]
+        new = {path: (value.shape, value.dtype) for path, value in values}
+        out += [
+            f"{path} is {_array(*new[path])}, was {_array(*old[path])}"
+            for path in old
+            if path in new and old[path] != new[path]
+        ]
+        out += [f"{path} is missing" for path in old if path not in new]
+        out += [f"{path} is new" for path in new if path not in old]
+        if program.name != plan.program_name:
+            out.append(f"the function is `{program.name}`")
+    versions, now = dict(plan.versions), current_versions()
+    out += [
+        f"made with {name} {versions[name]}, this is {now[name]}"
+        for name in now
+        if name in versions and versions[name] != now[name]
+    ]
+    return out or ["same inputs, but the function's code (or its rules) changed"]
+
+
+def _array(shape: Sequence[int], dtype: str) -> str:
+    return f"{dtype}[{','.join(str(d) for d in shape)}]"

@@ -1,0 +1,189 @@
+"""Pins: what the user said about arguments and results, checked before any search."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rhino_jax.errors import PinError, nearest
+from rhino_jax.ir.program import Program, Value
+from rhino_jax.ir.spec import Spec
+
+
+MeshAxes = Sequence[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPins:
+    """Pins by position.
+
+    Attributes:
+      inputs: position in `Program.inputs` → spec.
+      outputs: position in `Program.outputs` → spec; results that replace an argument
+        are pinned there.
+    """
+
+    inputs: Mapping[int, Spec] = field(default_factory=dict)
+    outputs: Mapping[int, Spec] = field(default_factory=dict)
+
+
+def resolve_pins(
+    pins: Mapping[str, Any] | None, program: Program, mesh_axes: MeshAxes
+) -> ResolvedPins:
+    """Find what each pin means.
+
+    A key is a tree path (`params['w1']`, `out[1]`), or a glob over tree paths in
+    which `*` stands for anything and `?` for one character; brackets stand for
+    themselves. A path wins over a glob, a later pin over an earlier one.
+
+    Args:
+      pins: path or glob → PartitionSpec.
+      program: its inputs and outputs have the paths.
+      mesh_axes: (name, size), major first.
+    Raises:
+      PinError: a pin matches nothing, names an unknown axis, names an axis twice,
+        has too many dims, does not divide, or contradicts another.
+    """
+    inputs: dict[int, Spec] = {}
+    outputs: dict[int, Spec] = {}
+    entries = [
+        (e.path, False, i, program.values[e.value])
+        for i, e in enumerate(program.inputs)
+    ] + [
+        (e.path, True, i, program.values[e.value])
+        for i, e in enumerate(program.outputs)
+    ]
+    paths = [path for path, *_ in entries]
+    said_by: dict[int, str] = {}
+    globs_first = sorted((pins or {}).items(), key=lambda pin: pin[0] in paths)
+    for key, spec in globs_first:
+        pattern = _glob(key)
+        is_path = key in paths
+        matched = [
+            e for e in entries if (e[0] == key if is_path else pattern.fullmatch(e[0]))
+        ]
+        if not matched:
+            raise _matches_nothing(key, paths)
+        for path, is_output, i, value in matched:
+            found = to_spec(key, spec, path, value, mesh_axes)
+            state = program.outputs[i].state_of if is_output else None
+            if not is_output:
+                inputs[i] = found
+                said_by[i] = key
+            elif state is None:
+                outputs[i] = found
+            elif inputs.setdefault(state, found) != found:
+                if not is_path:
+                    continue
+                raise PinError(
+                    f"two pins contradict each other: {said_by.get(state)!r} and"
+                    f" {key!r}.",
+                    where=f"{program.inputs[state].path} and {path}",
+                    numbers="the result replaces the argument in the next call, so"
+                    " both have one sharding",
+                    fix="drop one of the two.",
+                )
+            else:
+                said_by.setdefault(state, key)
+    return ResolvedPins(inputs, outputs)
+
+
+def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -> Spec:
+    """A PartitionSpec as a `Spec` of one value.
+
+    Raises:
+      PinError: see `resolve_pins`.
+    """
+    position = {name: i for i, (name, _) in enumerate(mesh_axes)}
+    sizes = dict(mesh_axes)
+    shown = ", ".join(f"{name}={size}" for name, size in mesh_axes)
+    try:
+        entries = tuple(spec) if spec is not None else ()
+    except TypeError:
+        entries = None
+    if entries is None or isinstance(spec, str):
+        raise PinError(
+            f"pin {key!r} is not a PartitionSpec.",
+            where=path,
+            numbers=f"got {spec!r}",
+            fix="write jax.sharding.PartitionSpec('axis', None, …).",
+        )
+    if len(entries) > value.rank:
+        raise PinError(
+            f"pin {key!r} has more dims than the array.",
+            where=path,
+            numbers=f"{spec} has {len(entries)} dims, the shape is {value.shape}",
+            fix=f"give at most {value.rank} dims.",
+        )
+    dims: list[tuple[int, ...]] = []
+    for entry in entries:
+        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        for name in names:
+            if name not in position:
+                known = nearest(name, position) if isinstance(name, str) else ""
+                raise PinError(
+                    f"pin {key!r} names an axis that the mesh does not have:"
+                    f" {name!r}.{known}",
+                    where=path,
+                    numbers=f"the mesh has {shown or 'no axes'}",
+                    fix="use the mesh's axis names.",
+                )
+        dims.append(tuple(position[name] for name in names))
+    dims += [()] * (value.rank - len(dims))
+    used = [axis for dim in dims for axis in dim]
+    if len(used) != len(set(used)):
+        raise PinError(
+            f"pin {key!r} names an axis twice.",
+            where=path,
+            numbers=str(spec),
+            fix="cut one dim by each axis, or several axes on one dim.",
+        )
+    for i, (dim, size) in enumerate(zip(dims, value.shape, strict=True)):
+        shards = math.prod(sizes[mesh_axes[a][0]] for a in dim)
+        if size % shards:
+            raise PinError(
+                f"pin {key!r} does not divide dim {i} of the array.",
+                where=path,
+                numbers=f"{size} over {shards} devices"
+                f" ({', '.join(mesh_axes[a][0] for a in dim)}); shape {value.shape},"
+                f" mesh {shown}",
+                fix=_dividing(i, value, mesh_axes),
+            )
+    return tuple(dims)
+
+
+def _dividing(dim: int, value: Value, mesh_axes: MeshAxes) -> str:
+    """Which axes would divide, as a fix."""
+    size = value.shape[dim]
+    fitting = [n for n, count in mesh_axes if count > 1 and size % count == 0]
+    others = [
+        str(i)
+        for i, other in enumerate(value.shape)
+        if i != dim and any(c > 1 and other % c == 0 for _, c in mesh_axes)
+    ]
+    if fitting:
+        return f"cut dim {dim} by {' or '.join(map(repr, fitting))} alone."
+    if others:
+        return f"leave dim {dim} whole; dim {' or '.join(others)} can be cut."
+    return "leave the array whole: PartitionSpec()."
+
+
+def _glob(key: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(key.replace("[", "[[]")))
+
+
+def _matches_nothing(key: str, paths: Sequence[str]) -> PinError:
+    below = sum(p.startswith((key + "[", key + ".")) for p in paths)
+    fix = f"to pin all {below} arrays below it, write {key + '*'!r}." if below else ""
+    shown = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
+    return PinError(
+        f"pin {key!r} matches no argument and no result."
+        + ("" if below else nearest(key, paths)),
+        where=repr(key),
+        numbers=f"{len(paths)} paths: {shown}",
+        fix=fix or "use one of these paths, or a glob as \"params['blocks']*\".",
+    )

@@ -1,0 +1,206 @@
+"""The Plan: every choice, what it is predicted to cost, and how it was found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.decisions import Decisions
+from rhino_jax.plan.records import (
+    Collective,
+    Coverage,
+    Holding,
+    Predicted,
+    SearchReport,
+)
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.diff import PlanDiff
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array that enters or leaves the program.
+
+    Attributes:
+      path: tree path.
+      shape: global shape.
+      dtype: element type.
+      spec: chosen spec.
+      bytes_per_device: bytes of one device's shard.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+    bytes_per_device: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan:
+    """How a program is laid out over a mesh, and what that costs.
+
+    `str(plan)` is one line, `plan.table()` the whole story. The text, the HTML
+    and the files are written by `rhino_jax.report` and `rhino_jax.plan.store`.
+
+    Attributes:
+      program_name: the planned function's name.
+      fingerprint: hash of the program (shapes, ops, factors); a plan is applied
+        only to the program it was made for.
+      mesh_axes: (name, size) of every mesh axis, major first.
+      hardware: name of the target.
+      inputs: the program's inputs (arguments, then captured constants).
+      outputs: the program's results.
+      decisions: specs of all values, by the program's ids.
+      predicted: predicted cost.
+      collectives: predicted collectives, most expensive first.
+      search: how the plan was found.
+      coverage: share of the program that rules cover.
+      recipes: the experts' plans, by name: what each would cost, or None where
+        the program or the budget does not allow it.
+      memory_budget_bytes: the budget that was planned for, per device.
+      at_peak: what is live at the predicted peak, largest first.
+      pins: the user's pins, path → spec text.
+      meshes: mesh shapes that were compared, with their objective in seconds,
+        where rhino chose the shape.
+      notes: things the user should know, in sentences.
+      mesh: the JAX mesh, if one was given or could be built.
+      in_tree, out_tree: tree structures of (args, kwargs) and of the result, over
+        all their leaves.
+      in_leaf_positions, out_leaf_positions: where, among all leaves of the trees,
+        the arrays are; the arguments come first in `inputs`, in this order.
+      versions: of what made the plan, as {"rhino_jax": …, "jax": …}; filled in
+        when a plan is loaded from a file.
+    """
+
+    program_name: str
+    fingerprint: str
+    mesh_axes: tuple[tuple[str, int], ...]
+    hardware: str
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    decisions: Decisions
+    predicted: Predicted
+    collectives: tuple[Collective, ...]
+    search: SearchReport
+    coverage: Coverage
+    recipes: Mapping[str, Predicted | None]
+    memory_budget_bytes: int
+    at_peak: tuple[Holding, ...] = ()
+    pins: Mapping[str, str] = field(default_factory=dict)
+    meshes: tuple[tuple[tuple[int, ...], float], ...] = ()
+    notes: tuple[str, ...] = ()
+    mesh: Any = None
+    in_tree: Any = None
+    out_tree: Any = None
+    in_leaf_positions: tuple[int, ...] = ()
+    out_leaf_positions: tuple[int, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        from rhino_jax.report.line import one_line
+
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        from rhino_jax.report.html import to_html
+
+        return to_html(self)
+
+    @property
+    def in_specs(self) -> Any:
+        """PartitionSpecs shaped like the arguments.
+
+        The tuple of positional arguments where the call has no keyword arguments,
+        else (args, kwargs). Static arguments, and leaves that are no arrays, are None.
+        """
+        from rhino_jax.plan.trees import in_tree_of
+
+        return in_tree_of(self, self._partition_spec)
+
+    @property
+    def out_specs(self) -> Any:
+        """PartitionSpecs shaped like the result."""
+        from rhino_jax.plan.trees import out_tree_of
+
+        return out_tree_of(self, self._partition_spec)
+
+    @property
+    def in_shardings(self) -> Any:
+        """NamedShardings shaped like the arguments, as `in_specs`.
+
+        Raises:
+          MeshError: the plan has no mesh.
+        """
+        from rhino_jax.plan.trees import in_tree_of, sharding_of
+
+        return in_tree_of(self, sharding_of(self))
+
+    @property
+    def out_shardings(self) -> Any:
+        """NamedShardings shaped like the result.
+
+        Raises:
+          MeshError: the plan has no mesh.
+        """
+        from rhino_jax.plan.trees import out_tree_of, sharding_of
+
+        return out_tree_of(self, sharding_of(self))
+
+    def _partition_spec(self, leaf: Leaf) -> Any:
+        from rhino_jax.plan.trees import partition_spec
+
+        return partition_spec(leaf.spec, [name for name, _ in self.mesh_axes])
+
+    def table(self, *, full: bool = False) -> str:
+        """The whole story as text, at most 100 columns wide.
+
+        Args:
+          full: show every value and every collective; else repeated layers are
+            folded and long lists cut, with what was left out in the last line.
+        """
+        from rhino_jax.report.text import to_text
+
+        return to_text(self, full=full)
+
+    def with_mesh(self, mesh: Any) -> Plan:
+        """The same plan on a concrete (or abstract) mesh with the same axes.
+
+        Raises:
+          MeshError: the mesh's axes are not the plan's.
+        """
+        from rhino_jax.plan.trees import check_mesh_axes
+
+        check_mesh_axes("`plan.with_mesh`", tuple(mesh.shape.items()), self.mesh_axes)
+        return replace(self, mesh=mesh)
+
+    def jit(self, fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """`fn` as a function that runs sharded, as planned.
+
+        Args:
+          fn: the function that was planned.
+          options: `donate_argnums`, `donate_argnames`, `static_argnums` and
+            `static_argnames`, as in `jax.jit`.
+        Raises:
+          PlanFileError: on the first call, if the plan is of another program.
+        """
+        from rhino_jax.apply.sharded import jit_with_plan
+
+        return jit_with_plan(fn, self, **options)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON; `rhino.load_plan(path)` reads it back."""
+        from rhino_jax.plan.store import save_plan
+
+        save_plan(self, path)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What changes from this plan to `other`; `print` it to read it."""
+        from rhino_jax.plan.diff import diff
+
+        return diff(self, other)

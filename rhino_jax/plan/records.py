@@ -1,0 +1,109 @@
+"""The parts of a plan that are numbers: predictions, collectives, search, coverage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What one step costs, per device.
+
+    Attributes:
+      step_time_s: seconds per step.
+      compute_s: seconds of compute and memory traffic.
+      communication_s: seconds of collectives that compute does not hide.
+      peak_bytes: largest sum of live bytes over the step.
+      flops_per_device: floating-point operations of one device per step.
+    """
+
+    step_time_s: float
+    compute_s: float
+    communication_s: float
+    peak_bytes: int
+    flops_per_device: float
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective, all its trips together.
+
+    Attributes:
+      kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or
+        "collective-permute".
+      axes: names of the mesh axes it runs over.
+      bytes: bytes that one device puts on the wire, times `count`.
+      count: how often it runs per step.
+      seconds: predicted time of all its trips.
+      op: the op that asks for it, as `dot_general %123`.
+      source: the user's line.
+      reason: in words, as "partial sum over batch" or "gather params['w']".
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    count: int
+    seconds: float
+    op: str
+    source: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReport:
+    """How the plan was found.
+
+    Attributes:
+      status: "optimal" (bound met), "feasible" (limit reached), "recipe" (the
+        best recipe, because the limit was too short for any search) or "pinned"
+        (nothing to choose).
+      objective_s: the plan's objective, in seconds.
+      bound_s: proved lower bound on the objective, in seconds.
+      gap: (objective - bound) / objective.
+      seconds: wall time of planning, tracing excluded.
+      variables: Boolean variables in the last CP-SAT model (0: none was needed).
+      level: "fast" or "best".
+      nodes: nodes of the search problem before and after reduction.
+    """
+
+    status: str
+    objective_s: float
+    bound_s: float
+    gap: float
+    seconds: float
+    variables: int
+    level: str = "best"
+    nodes: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Share of the program that has rules, each in [0, 1].
+
+    Attributes:
+      ops: share of ops.
+      flops: share of FLOPs.
+      bytes: share of result bytes.
+      unknown: (primitive, count) of those without a rule, most frequent first.
+    """
+
+    ops: float
+    flops: float
+    bytes: float
+    unknown: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One value that is live at the peak.
+
+    Attributes:
+      what: tree path, or op and source line.
+      bytes: bytes on one device.
+      source: the user's line.
+    """
+
+    what: str
+    bytes: int
+    source: str = ""

@@ -1,0 +1,198 @@
+"""Plans as files: JSON with a schema version, versions, fingerprint and checksum.
+
+The checksum is of the content, not of its spelling: a file may be reindented, but
+not edited. `rhino_jax.plan.schema` says what a file holds, `rhino_jax.plan.fits`
+whether a plan belongs to a program and mesh.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.errors import PlanFileError, nearest
+from rhino_jax.plan.fits import check_fits as check_fits
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.schema import FORMAT, SCHEMA_VERSION, plan_from_dict, plan_to_dict
+
+
+_KEYS = (
+    "format",
+    "schema_version",
+    "versions",
+    "program_name",
+    "fingerprint",
+    "hardware",
+    "mesh_axes",
+    "memory_budget_bytes",
+    "inputs",
+    "outputs",
+    "predicted",
+    "recipes",
+    "search",
+    "coverage",
+    "collectives",
+    "at_peak",
+    "pins",
+    "meshes",
+    "notes",
+    "trees",
+    "decisions",
+    "checksum",
+)
+"""Keys of a plan file, in the order in which they are written."""
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write a plan as JSON.
+
+    The file appears whole or not at all: a crash leaves no half-written plan.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(plan_to_json(plan), encoding="utf-8")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan that `Plan.save` wrote.
+
+    The plan has no mesh: `plan.with_mesh(mesh)` gives it one.
+
+    Raises:
+      PlanFileError: the file is missing, truncated, no plan, edited, or of another
+        schema version; says which.
+    """
+    what = f"`load_plan({os.fspath(path)!r})`"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise _missing(what, Path(path)) from None
+    except UnicodeDecodeError as error:
+        raise PlanFileError(
+            f"{what}: not a plan file: it is not text.",
+            where=f"byte {error.start}",
+            fix="give the path that was passed to plan.save(path).",
+        ) from None
+    except OSError as error:
+        raise PlanFileError(
+            f"{what}: cannot be read: {error.strerror}.",
+            where=os.fspath(path),
+            fix="give the path of a file written by plan.save(path).",
+        ) from None
+    return plan_from_json(text, what=what)
+
+
+def plan_to_json(plan: Plan) -> str:
+    """The text of a plan file."""
+    body = plan_to_dict(plan)
+    body["checksum"] = checksum(body)
+    lines = [
+        f"{json.dumps(key)}: {json.dumps(body[key], ensure_ascii=False)}"
+        for key in _KEYS
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def plan_from_json(text: str, *, what: str = "`load_plan`") -> Plan:
+    """The plan in the text of a plan file.
+
+    Raises:
+      PlanFileError: as `load_plan`.
+    """
+    data = _parse(text, what)
+    _check_schema(data, what)
+    if data["checksum"] != checksum(data):
+        raise PlanFileError(
+            f"{what}: the plan was edited after it was saved.",
+            where="key 'checksum'",
+            numbers=f"the file says {str(data['checksum'])[:12]}…,"
+            f" its content gives {checksum(data)[:12]}…",
+            fix="plan again with pins={path: PartitionSpec} and save that plan.",
+        )
+    try:
+        return plan_from_dict(data)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise PlanFileError(
+            f"{what}: the plan's content does not fit its schema.",
+            where=f"{type(error).__name__}: {error}",
+            numbers=f"schema version {SCHEMA_VERSION}",
+            fix="plan again and save that plan.",
+        ) from error
+
+
+def checksum(data: Mapping[str, Any]) -> str:
+    """SHA-256 of a plan file's content, its checksum left out."""
+    rest = {key: value for key, value in data.items() if key != "checksum"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _parse(text: str, what: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        is_cut = error.pos >= len(text.rstrip()) or "Unterminated" in error.msg
+        raise PlanFileError(
+            f"{what}: "
+            + (
+                "the file is empty."
+                if not text.strip()
+                else "the file is truncated: it ends in the middle of the plan."
+                if is_cut and text.lstrip().startswith("{")
+                else f"not a plan file: it is not JSON ({error.msg})."
+            ),
+            where=f"line {error.lineno}, column {error.colno}",
+            numbers=f"{len(text.encode()):,} bytes",
+            fix="save the plan again with plan.save(path).",
+        ) from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise PlanFileError(
+            f"{what}: JSON, but not a plan of rhino_jax.",
+            where="key 'format'",
+            numbers=f"expected {FORMAT!r}",
+            fix="give the path that was passed to plan.save(path).",
+        )
+    return data
+
+
+def _check_schema(data: Mapping[str, Any], what: str) -> None:
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        made_with = data.get("versions")
+        raise PlanFileError(
+            f"{what}: the plan was saved with another schema version.",
+            where=f"key 'schema_version'; the file was made with {made_with}",
+            numbers=f"got {version!r}, this rhino_jax reads {SCHEMA_VERSION}",
+            fix="plan again and save that plan, or use the version that made it.",
+        )
+    missing = [key for key in _KEYS if key not in data]
+    extra = sorted(set(data) - set(_KEYS))
+    if missing or extra:
+        raise PlanFileError(
+            f"{what}: the plan has missing or unknown keys.",
+            where="top level",
+            numbers=f"missing: {', '.join(missing) or 'none'};"
+            f" unknown: {', '.join(extra) or 'none'}",
+            fix="save the plan again with plan.save(path).",
+        )
+
+
+def _missing(what: str, path: Path) -> PlanFileError:
+    folder = path.parent
+    names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    return PlanFileError(
+        f"{what}: no such file.{nearest(path.name, names)}",
+        where=str(folder.resolve()),
+        fix="give the path that was passed to plan.save(path).",
+    )

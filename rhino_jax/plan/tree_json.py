@@ -1,0 +1,128 @@
+"""Tree structures as JSON, so that a loaded plan still has pytrees of specs.
+
+Dicts, lists, tuples and None come back as they were. A named tuple comes back as
+the same class where the reading program has already imported it, else as a named
+tuple with the same name and fields. Any other container (a registered class, an
+Equinox module, NNX state) comes back as a dict from attribute or key to child:
+files never import code. Where a container cannot be looked into, its children are
+numbered. Custom keys of dicts come back as text.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+
+
+def tree_to_json(tree: Any) -> Any:
+    """A PyTreeDef as JSON; leaves are numbered in order."""
+    if tree is None:
+        return None
+    return _encode(tree, iter(range(tree.num_leaves)))
+
+
+def tree_from_json(
+    data: Any, positions: tuple[int, ...]
+) -> tuple[Any, tuple[int, ...]]:
+    """The tree that `tree_to_json` wrote, and the new positions of its arrays.
+
+    A container that came back as a dict may list its leaves in another order.
+
+    Args:
+      data: what `tree_to_json` gave.
+      positions: positions of the array leaves in the original.
+    """
+    if data is None:
+        return None, positions
+    order, tree = jax.tree.flatten(_decode(data))
+    place = {leaf: i for i, leaf in enumerate(order)}
+    return tree, tuple(place[p] for p in positions)
+
+
+def _encode(tree: Any, leaves: Any) -> Any:
+    data = tree.node_data()
+    if data is None:
+        return next(leaves)
+    kind, aux = data
+    if kind is type(None):
+        return {"none": []}
+    children = [_encode(child, leaves) for child in tree.children()]
+    if kind in (tuple, list):
+        return {kind.__name__: children}
+    if kind in (dict, collections.OrderedDict, collections.defaultdict):
+        # The children of a plain dict are listed by sorted key.
+        keys = aux[1] if kind is collections.defaultdict else aux
+        name = "ordered" if kind is collections.OrderedDict else "dict"
+        return {name: [[_key(k), c] for k, c in zip(keys, children, strict=True)]}
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return {
+            "namedtuple": children,
+            "class": [kind.__module__, kind.__qualname__],
+            "fields": list(kind._fields),
+        }
+    names = _child_names(tree, len(children))
+    return {
+        "dict": [[n, c] for n, c in zip(names, children, strict=True)],
+        "was": f"{kind.__module__}.{kind.__qualname__}",
+    }
+
+
+def _key(key: Hashable) -> Any:
+    return key if isinstance(key, str | int | bool) else str(key)
+
+
+def _child_names(tree: Any, count: int) -> list[str]:
+    """Names of a custom container's children, as its key paths give them."""
+    try:
+        node = jax.tree.unflatten(tree, range(tree.num_leaves))
+        keyed, _ = jax.tree_util.tree_flatten_with_path(
+            node, is_leaf=lambda x: x is not node
+        )
+        names = [_key_text(path[0]) for path, _ in keyed]
+    except Exception:  # a container's own unflatten may refuse stand-in leaves
+        names = []
+    if len(names) == count and len(set(names)) == count:
+        return names
+    return [f"{i:04d}" for i in range(count)]
+
+
+def _key_text(key: Any) -> str:
+    for attribute in ("name", "key", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _decode(data: Any) -> Any:
+    if isinstance(data, int):
+        return data
+    if "none" in data:
+        return None
+    if "tuple" in data:
+        return tuple(_decode(c) for c in data["tuple"])
+    if "list" in data:
+        return [_decode(c) for c in data["list"]]
+    if "ordered" in data:
+        return collections.OrderedDict((k, _decode(c)) for k, c in data["ordered"])
+    if "dict" in data:
+        return {k: _decode(c) for k, c in data["dict"]}
+    children = [_decode(c) for c in data["namedtuple"]]
+    module, name = data["class"]
+    return _named_tuple(module, name, tuple(data["fields"]))(*children)
+
+
+def _named_tuple(module: str, name: str, fields: tuple[str, ...]) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if (
+        isinstance(found, type)
+        and issubclass(found, tuple)
+        and getattr(found, "_fields", None) == fields
+    ):
+        return found
+    return collections.namedtuple(name.rsplit(".", 1)[-1], fields, rename=True)

@@ -1,0 +1,104 @@
+"""Specs as JAX writes them, in pytrees shaped like the arguments and the result.
+
+A plan holds its leaves flat; this module puts them back where they came from.
+Leaves that are no arrays (strings, functions, Python objects in a module) have
+no sharding and are None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from rhino_jax.errors import MeshError
+from rhino_jax.ir.spec import Spec
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Leaf, Plan
+
+
+def partition_spec(spec: Spec, names: Sequence[str]) -> PartitionSpec:
+    """A spec as JAX writes it, trailing Nones dropped."""
+    parts: list[str | tuple[str, ...] | None] = []
+    for dim in spec:
+        axes = tuple(names[a] for a in dim)
+        parts.append(None if not axes else axes[0] if len(axes) == 1 else axes)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
+def in_tree_of(plan: Plan, of_leaf: Callable[[Leaf], Any]) -> Any:
+    """What `of_leaf` gives for every argument leaf, shaped like the arguments.
+
+    Returns:
+      The tuple of positional arguments where the call has no keyword arguments,
+      else the pair (args, kwargs).
+    """
+    arguments = plan.inputs[: len(plan.in_leaf_positions)]
+    args, kwargs = _unflatten(
+        plan.in_tree, plan.in_leaf_positions, [of_leaf(x) for x in arguments]
+    )
+    return (args, kwargs) if kwargs else args
+
+
+def out_tree_of(plan: Plan, of_leaf: Callable[[Leaf], Any]) -> Any:
+    """What `of_leaf` gives for every result leaf, shaped like the result."""
+    return _unflatten(
+        plan.out_tree, plan.out_leaf_positions, [of_leaf(x) for x in plan.outputs]
+    )
+
+
+def sharding_of(plan: Plan) -> Callable[[Leaf], NamedSharding]:
+    """The function from a leaf to its `NamedSharding` on the plan's mesh.
+
+    Raises:
+      MeshError: the plan has no mesh.
+    """
+    if plan.mesh is None:
+        axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
+        sizes = tuple(size for _, size in plan.mesh_axes)
+        names = tuple(name for name, _ in plan.mesh_axes)
+        raise MeshError(
+            f"the plan of `{plan.program_name}` has no mesh, so no shardings.",
+            where="`Plan.mesh` is None: planned from axis sizes, or loaded",
+            numbers=f"the plan's axes: {axes}",
+            fix=f"plan.with_mesh(jax.make_mesh({sizes}, {names})).",
+        )
+    names = tuple(name for name, _ in plan.mesh_axes)
+    mesh: Mesh | AbstractMesh = plan.mesh
+    return lambda leaf: NamedSharding(mesh, partition_spec(leaf.spec, names))
+
+
+def check_mesh_axes(
+    what: str, got: Sequence[tuple[str, int]], expected: Sequence[tuple[str, int]]
+) -> None:
+    """Refuse a mesh whose axes are not the plan's.
+
+    Raises:
+      MeshError: names, sizes or order differ.
+    """
+    if tuple(got) == tuple(expected):
+        return
+    raise MeshError(
+        f"{what}: the mesh is not the one that was planned for.",
+        numbers=f"got {_axes(got)}, planned for {_axes(expected)}",
+        fix=f"use a mesh with axes {_axes(expected)}, or plan again for this one.",
+    )
+
+
+def _axes(axes: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in axes) or "no axes"
+
+
+def _unflatten(tree: Any, positions: Sequence[int], leaves: Sequence[Any]) -> Any:
+    if tree is None:
+        raise ValueError("this plan carries no tree structure")
+    everything: list[Any] = [None] * tree.num_leaves
+    for position, leaf in zip(positions, leaves, strict=True):
+        everything[position] = leaf
+    return jax.tree.unflatten(tree, everything)

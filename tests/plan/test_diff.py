@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import dataclasses
+
+from rhino_jax.plan.diff import Traffic, diff
+from rhino_jax.plan.plan import Leaf
+from tests.plan.samples import sample_plan
+
+
+def test_a_plan_does_not_differ_from_itself() -> None:
+    same = diff(sample_plan(), sample_plan())
+    assert same.is_empty
+    assert "no difference" in str(same)
+    assert same.unchanged == 9
+
+
+def test_changed_specs_are_listed_by_path() -> None:
+    a = sample_plan()
+    w1 = dataclasses.replace(a.inputs[0], spec=((0,), ()), bytes_per_device=10)
+    b = sample_plan(inputs=(w1, *a.inputs[1:]))
+    (change,) = diff(a, b).specs
+    assert change.path == "params['w1']"
+    assert (change.before, change.after) == ("P(None, 'model')", "P('data')")
+    assert "params['w1']" in str(a.diff(b))
+
+
+def test_values_of_one_plan_only_are_absent_in_the_other() -> None:
+    a = sample_plan()
+    new = Leaf("extra", (8,), "float32", ((),), 32)
+    changes = diff(a, sample_plan(inputs=(*a.inputs[:-1], new))).specs
+    assert [(c.path, c.before, c.after) for c in changes] == [
+        ("batch", "P('data')", ""),
+        ("extra", "", "P()"),
+    ]
+
+
+def test_renamed_axes_are_changed_specs() -> None:
+    b = sample_plan(mesh_axes=(("data", 4), ("tensor", 2)))
+    change = diff(sample_plan(), b)
+    assert "P(None, 'tensor')" in {c.after for c in change.specs}
+    assert "data=4 × model=2  →  data=4 × tensor=2" in str(change)
+
+
+def test_collectives_differ_by_kind_and_axes() -> None:
+    a = sample_plan()
+    more = dataclasses.replace(a.collectives[0], bytes=10, seconds=1.0)
+    b = sample_plan(collectives=(*a.collectives[:1], more))
+    reduce, gather = diff(a, b).traffic
+    assert (reduce.kind, reduce.axes) == ("all-reduce", ("data",))
+    assert reduce.before == Traffic(2, 1536, 1.5e-3)
+    assert reduce.after == Traffic(4, 1546, 1.0015)
+    assert (gather.kind, gather.after) == ("all-gather", Traffic())
+
+
+def test_another_program_is_said_to_be_one() -> None:
+    b = sample_plan(fingerprint="f" * 64, program_name="other")
+    text = str(diff(sample_plan(), b))
+    assert "not the same" in text and "other" in text
+
+
+def test_times_and_memory_stand_side_by_side() -> None:
+    a = sample_plan()
+    slower = dataclasses.replace(a.predicted, step_time_s=2 * a.predicted.step_time_s)
+    text = str(diff(a, sample_plan(predicted=slower)))
+    assert "24.6 ms" in text and "2.00x" in text
+
+
+def test_repeated_layers_and_state_are_told_once() -> None:
+    layers = [Leaf(f"h[{i}]", (8, 8), "float32", ((0,), ()), 64) for i in range(5)]
+    moved = [dataclasses.replace(x, spec=((), (0,))) for x in layers]
+    state = [dataclasses.replace(x, path=f"out: {x.path}") for x in layers]
+    moved_state = [dataclasses.replace(x, spec=((), (0,))) for x in state]
+    a = sample_plan(inputs=tuple(layers), outputs=tuple(state))
+    b = sample_plan(inputs=tuple(moved), outputs=tuple(moved_state))
+    text = str(diff(a, b))
+    assert "specs: 10 changed" in text
+    assert "h[0..4]  5x  P('data')  P(None, 'data')" in text
+    assert "5 of state, as the inputs they replace" in text
+    assert text.count("h[") == 1
+
+
+def test_html_escapes_names() -> None:
+    b = sample_plan(program_name="<b>x</b>")
+    assert "<b>x</b>" not in diff(sample_plan(), b)._repr_html_()

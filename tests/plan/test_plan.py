@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
+
+from rhino_jax.errors import MeshError
+from rhino_jax.plan.plan import Leaf
+from tests.plan.samples import Moments, sample_plan
+
+
+def test_in_specs_are_shaped_like_the_positional_arguments() -> None:
+    params, opt_state, batch = sample_plan().in_specs
+    assert params == {"w1": P(None, "model"), "w2": P("model"), "act": None}
+    assert opt_state == [
+        Moments(P(), {"w1": P("data", "model"), "w2": P(("model", "data"))}),
+        None,
+    ]
+    assert batch == P("data")
+
+
+def test_in_specs_hold_keyword_arguments_where_there_are_any() -> None:
+    tree = jax.tree.structure(((1,), {"mask": 2}))
+    plan = sample_plan(
+        in_tree=tree,
+        in_leaf_positions=(0, 1),
+        inputs=(
+            Leaf("x", (8,), "float32", ((0,),), 8),
+            Leaf("mask", (8,), "bool", ((),), 8),
+        ),
+    )
+    assert plan.in_specs == ((P("data"),), {"mask": P()})
+
+
+def test_constants_are_no_part_of_in_specs() -> None:
+    plan = sample_plan()
+    const = Leaf("const", (8,), "float32", ((0,),), 8)
+    with_const = sample_plan(inputs=(*plan.inputs, const))
+    assert with_const.in_specs == plan.in_specs
+
+
+def test_out_specs_are_shaped_like_the_result() -> None:
+    params, loss = sample_plan().out_specs
+    assert params == {"w1": P(None, "model"), "w2": P("model"), "act": None}
+    assert loss == P()
+
+
+def test_shardings_need_a_mesh() -> None:
+    with pytest.raises(MeshError) as error:
+        _ = sample_plan().in_shardings
+    assert "data=4, model=2" in error.value.numbers
+    assert "plan.with_mesh(jax.make_mesh((4, 2), ('data', 'model')))" in str(
+        error.value
+    )
+
+
+def test_shardings_on_a_concrete_mesh_place_arrays() -> None:
+    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    plan = sample_plan().with_mesh(mesh)
+    sharding = plan.in_shardings[2]
+    assert sharding == NamedSharding(mesh, P("data"))
+    x = jax.device_put(jax.numpy.zeros((64, 128)), sharding)
+    assert x.addressable_shards[0].data.shape == (16, 128)
+    assert plan.out_shardings[1].spec == P()
+
+
+def test_shardings_on_an_abstract_mesh() -> None:
+    mesh = AbstractMesh((4, 2), ("data", "model"))
+    assert sample_plan().with_mesh(mesh).in_shardings[2].spec == P("data")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names"),
+    [((2, 4), ("data", "model")), ((4, 2), ("x", "model")), ((8,), ("data",))],
+)
+def test_with_mesh_refuses_other_axes(sizes, names) -> None:
+    with pytest.raises(MeshError, match="planned for data=4, model=2"):
+        sample_plan().with_mesh(AbstractMesh(sizes, names))
+
+
+def test_str_is_one_line_that_tells_the_essentials() -> None:
+    for text in (str(sample_plan()), repr(sample_plan())):
+        assert "\n" not in text
+        for word in ("train_step", "data=4 × model=2", "v5e", "12.3 ms", "3.00 GiB"):
+            assert word in text
+        assert "gap 0.8 %" in text and "optimal" in text
