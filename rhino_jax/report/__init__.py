@@ -1,0 +1,1 @@
+"""Plans for people: one line, text tables, HTML, and a line of progress."""

@@ -1,0 +1,136 @@
+"""The difference of two plans, as text and HTML."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rhino_jax.report.collectives import format_axes
+from rhino_jax.report.folding import fold
+from rhino_jax.report.html import sections_to_html
+from rhino_jax.report.line import format_mesh
+from rhino_jax.report.section import Section, Table
+from rhino_jax.report.text import sections_to_text
+from rhino_jax.report.values import STATE_PREFIX
+from rhino_jax.units import (
+    format_bytes,
+    format_count,
+    format_ratio,
+    format_seconds,
+)
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.diff import PlanDiff
+
+
+def diff_to_text(diff: PlanDiff) -> str:
+    """The difference of two plans, one section per aspect."""
+    return sections_to_text(_tell(diff))
+
+
+def diff_to_html(diff: PlanDiff) -> str:
+    """The same as self-contained HTML."""
+    return sections_to_html(_tell(diff))
+
+
+def _tell(diff: PlanDiff) -> tuple[Section, ...]:
+    name_a, name_b = diff.programs
+    title = f"from plan A to plan B of {name_a}"
+    if name_a != name_b:
+        title = f"from plan A of {name_a} to plan B of {name_b}"
+    if diff.is_empty:
+        return (Section(title, lines=("no difference.",)),)
+    sections = [
+        Section(title, facts=_facts(diff)),
+        _numbers(diff),
+        _specs(diff),
+        _traffic(diff),
+    ]
+    return tuple(s for s in sections if s.table is None or s.table.rows)
+
+
+def _facts(diff: PlanDiff) -> tuple[tuple[str, str], ...]:
+    facts = []
+    if not diff.is_same_program:
+        facts.append(("program", "not the same (fingerprints differ)"))
+    meshes = [format_mesh(m) for m in diff.meshes]
+    for name, (a, b) in (("mesh", meshes), ("hardware", diff.hardware)):
+        facts.append((name, a if a == b else f"{a}  →  {b}"))
+    return tuple(facts)
+
+
+def _numbers(diff: PlanDiff) -> Section:
+    a, b = diff.predicted
+    rows = [
+        ("step time", *_pair(a.step_time_s, b.step_time_s)),
+        ("compute", *_pair(a.compute_s, b.compute_s)),
+        ("communication", *_pair(a.communication_s, b.communication_s)),
+        (
+            "peak memory",
+            format_bytes(a.peak_bytes),
+            format_bytes(b.peak_bytes),
+            _ratio(a.peak_bytes, b.peak_bytes),
+        ),
+    ]
+    header = ("per device", "A", "B", "B to A")
+    return Section("predicted", table=Table(header, tuple(rows), "<>>>"))
+
+
+def _pair(a_s: float, b_s: float) -> tuple[str, str, str]:
+    return format_seconds(a_s), format_seconds(b_s), _ratio(a_s, b_s)
+
+
+def _ratio(a: float, b: float) -> str:
+    if a == b:
+        return "="
+    return format_ratio(b / a) if a else "-"
+
+
+def _specs(diff: PlanDiff) -> Section:
+    """Changed specs, repeated layers folded, state shown once."""
+    inputs = {(c.path, c.before, c.after) for c in diff.specs if c.side == "input"}
+    shown = [
+        c
+        for c in diff.specs
+        if c.side == "input"
+        or (c.path.removeprefix(STATE_PREFIX), c.before, c.after) not in inputs
+    ]
+    rows = []
+    for item in fold((c.path, (c.side, c.before, c.after)) for c in shown):
+        members = [shown[i] for i in item.members]
+        first, count = members[0], len(members)
+        before = format_bytes(sum(c.bytes_before for c in members))
+        after = format_bytes(sum(c.bytes_after for c in members))
+        rows.append(
+            (
+                item.label,
+                f"{count}x" if count > 1 else "",
+                first.before or "absent",
+                first.after or "absent",
+                f"{before} → {after}",
+            )
+        )
+    header = ("path", "", "A", "B", "bytes per device")
+    state = len(diff.specs) - len(shown)
+    lines = (f"{format_count(state)} of state, as the inputs they replace",)
+    return Section(
+        f"specs: {format_count(len(diff.specs))} changed,"
+        f" {format_count(diff.unchanged)} as before",
+        table=Table(header, tuple(rows), "<<<<>", (0, 2, 3)),
+        lines=lines if state else (),
+    )
+
+
+def _traffic(diff: PlanDiff) -> Section:
+    rows = tuple(
+        (
+            c.kind,
+            format_axes(c.axes),
+            f"{format_count(c.before.count)} → {format_count(c.after.count)}",
+            f"{format_bytes(c.before.bytes)} → {format_bytes(c.after.bytes)}",
+            f"{format_seconds(c.before.seconds)} → {format_seconds(c.after.seconds)}",
+        )
+        for c in diff.traffic
+    )
+    header = ("kind", "axes", "count", "bytes", "time")
+    return Section("collectives", table=Table(header, rows, "<<>>>", (1,)))

@@ -1,0 +1,34 @@
+"""A plan in one line: what `print(plan)` shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rhino_jax.units import format_bytes, format_seconds, format_share
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+
+
+def format_mesh(mesh_axes: Sequence[tuple[str, int]]) -> str:
+    """`data=4 × model=2`."""
+    return " × ".join(f"{name}={size}" for name, size in mesh_axes) or "one device"
+
+
+def num_devices(mesh_axes: Sequence[tuple[str, int]]) -> int:
+    return math.prod(size for _, size in mesh_axes)
+
+
+def one_line(plan: Plan) -> str:
+    """Program, mesh, hardware, step time, peak memory, gap and status."""
+    predicted, search = plan.predicted, plan.search
+    return (
+        f"Plan({plan.program_name} on {format_mesh(plan.mesh_axes)},"
+        f" {plan.hardware}: {format_seconds(predicted.step_time_s)}/step,"
+        f" peak {format_bytes(predicted.peak_bytes)}"
+        f" of {format_bytes(plan.memory_budget_bytes)},"
+        f" gap {format_share(search.gap)}, {search.status})"
+    )

@@ -1,0 +1,43 @@
+"""What a report is made of, before it is text or HTML: sections of facts and tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under a header.
+
+    Attributes:
+      header: names of the columns.
+      rows: cells, one per column.
+      align: one of "<" and ">" per column.
+      shrink: columns that give way when a line is too long, the widest first.
+      shares: for a drawn bar beside each row, its length in [0, 1]; empty for none.
+      marked: positions of rows to set off.
+    """
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    align: str
+    shrink: tuple[int, ...] = (0,)
+    shares: tuple[float, ...] = ()
+    marked: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of a report.
+
+    Attributes:
+      title: a few words; empty for the head of the report.
+      facts: (name, value) pairs.
+      table: rows, if any.
+      lines: sentences below.
+    """
+
+    title: str
+    facts: tuple[tuple[str, str], ...] = ()
+    table: Table | None = None
+    lines: tuple[str, ...] = ()

@@ -1,0 +1,220 @@
+"""The story of a plan, in sections, for text and HTML alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rhino_jax.report.collectives import collective_sections
+from rhino_jax.report.line import format_mesh, num_devices
+from rhino_jax.report.section import Section, Table
+from rhino_jax.report.values import value_sections
+from rhino_jax.units import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_ratio,
+    format_seconds,
+    format_share,
+)
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.records import Predicted
+
+TOP_HOLDINGS = 10
+TOP_MESHES = 8
+
+
+def tell(plan: Plan, *, full: bool = False) -> tuple[Section, ...]:
+    """All sections of a plan's report.
+
+    Args:
+      full: leave nothing out and fold nothing.
+    """
+    sections = [
+        _head(plan),
+        _recipes(plan),
+        *value_sections(plan, full=full),
+        *collective_sections(plan, full=full),
+        _memory(plan, full=full),
+        _meshes(plan, full=full),
+        _pins(plan),
+        _coverage(plan),
+        _search(plan),
+        Section("notes", lines=plan.notes),
+    ]
+    return tuple(
+        s
+        for s in sections
+        if s.facts or s.lines or (s.table is not None and s.table.rows)
+    )
+
+
+def _head(plan: Plan) -> Section:
+    predicted = plan.predicted
+    devices = num_devices(plan.mesh_axes)
+    share = predicted.peak_bytes / max(1, plan.memory_budget_bytes)
+    return Section(
+        f"plan of {plan.program_name}",
+        facts=(
+            (
+                "mesh",
+                f"{format_mesh(plan.mesh_axes)} ({format_count(devices)} devices)",
+            ),
+            ("hardware", plan.hardware),
+            (
+                "step time",
+                f"{format_seconds(predicted.step_time_s)}: compute"
+                f" {format_seconds(predicted.compute_s)}, communication not hidden"
+                f" {format_seconds(predicted.communication_s)}",
+            ),
+            (
+                "peak memory",
+                f"{format_bytes(predicted.peak_bytes)} per device, of"
+                f" {format_bytes(plan.memory_budget_bytes)} ({format_share(share)})",
+            ),
+            ("per device", f"{format_flops(predicted.flops_per_device)} per step"),
+            ("fingerprint", plan.fingerprint[:16]),
+        ),
+    )
+
+
+def _recipes(plan: Plan) -> Section:
+    """The plan and the experts' plans, fastest first, those that do not exist last."""
+    known = [(name, cost) for name, cost in plan.recipes.items() if cost is not None]
+    known.sort(key=lambda entry: entry[1].step_time_s)
+    if not plan.recipes:
+        return Section("")
+    entries = [("this plan", plan.predicted), *known]
+    rows = [_recipe_row(plan, name, cost) for name, cost in entries]
+    rows += [
+        (name, "-", "-", "-", "-", "not possible here")
+        for name, cost in plan.recipes.items()
+        if cost is None
+    ]
+    slowest_s = max(cost.step_time_s for _, cost in entries)
+    shares = [cost.step_time_s / slowest_s if slowest_s else 0.0 for _, cost in entries]
+    shares += [0.0] * (len(rows) - len(shares))
+    header = ("plan", "step time", "to this", "communication", "peak", "fits")
+    return Section(
+        "beside the experts' recipes",
+        table=Table(header, tuple(rows), "<>>>><", (0,), tuple(shares), frozenset({0})),
+    )
+
+
+def _recipe_row(plan: Plan, name: str, cost: Predicted) -> tuple[str, ...]:
+    is_fitting = cost.peak_bytes <= plan.memory_budget_bytes
+    return (
+        name,
+        format_seconds(cost.step_time_s),
+        _ratio(cost.step_time_s, plan.predicted.step_time_s),
+        format_seconds(cost.communication_s),
+        format_bytes(cost.peak_bytes),
+        "yes" if is_fitting else "no: over budget",
+    )
+
+
+def _ratio(value: float, to: float) -> str:
+    return format_ratio(value / to) if to else "-"
+
+
+def _memory(plan: Plan, *, full: bool) -> Section:
+    shown = plan.at_peak if full else plan.at_peak[:TOP_HOLDINGS]
+    rest = plan.at_peak[len(shown) :]
+    total = max(1, plan.predicted.peak_bytes)
+    rows = tuple(
+        (h.what, format_bytes(h.bytes), format_share(h.bytes / total), h.source)
+        for h in shown
+    )
+    lines: tuple[str, ...] = ()
+    if rest:
+        rest_bytes = sum(h.bytes for h in rest)
+        lines = (f"and {format_count(len(rest))} more: {format_bytes(rest_bytes)}",)
+    peak = format_bytes(plan.predicted.peak_bytes)
+    return Section(
+        f"memory at the peak: {peak} of {format_bytes(plan.memory_budget_bytes)} per"
+        " device",
+        table=Table(
+            ("what", "bytes", "share", "source"),
+            rows,
+            "<>><",
+            (0, 3),
+            tuple(h.bytes / total for h in shown),
+        ),
+        lines=lines,
+    )
+
+
+def _meshes(plan: Plan, *, full: bool) -> Section:
+    names = [name for name, _ in plan.mesh_axes]
+    chosen = tuple(size for _, size in plan.mesh_axes)
+    entries = sorted(plan.meshes, key=lambda x: x[1])
+    shown = entries if full else entries[:TOP_MESHES]
+    best_s = min((s for _, s in entries), default=0.0)
+    rows = []
+    for shape, objective_s in shown:
+        label = " × ".join(str(size) for size in shape)
+        if len(shape) == len(names):
+            label = format_mesh(tuple(zip(names, shape, strict=True)))
+        rows.append((label, format_seconds(objective_s), _ratio(objective_s, best_s)))
+    marked = frozenset(i for i, (shape, _) in enumerate(shown) if shape == chosen)
+    rest = len(entries) - len(shown)
+    return Section(
+        "mesh shapes compared",
+        table=Table(
+            ("mesh", "objective", "to best"), tuple(rows), "<>>", (0,), (), marked
+        ),
+        lines=(f"and {rest} more, slower",) if rest else (),
+    )
+
+
+def _pins(plan: Plan) -> Section:
+    return Section("pins", facts=tuple(plan.pins.items()))
+
+
+def _coverage(plan: Plan) -> Section:
+    coverage = plan.coverage
+    facts = [
+        (
+            "have rules",
+            f"{format_share(coverage.ops)} of ops, {format_share(coverage.flops)} of"
+            f" FLOPs, {format_share(coverage.bytes)} of bytes",
+        )
+    ]
+    if coverage.unknown:
+        names = ", ".join(f"{name} ({count}x)" for name, count in coverage.unknown)
+        facts.append(("replicated, no rule", names))
+    return Section("coverage", facts=tuple(facts))
+
+
+def _search(plan: Plan) -> Section:
+    search = plan.search
+    variables = "no solver was needed"
+    if search.variables:
+        variables = f"{format_count(search.variables)} Boolean variables"
+    facts = [
+        ("status", _STATUS.get(search.status, search.status)),
+        (
+            "objective",
+            f"{format_seconds(search.objective_s)}, proved bound"
+            f" {format_seconds(search.bound_s)}, gap {format_share(search.gap)}",
+        ),
+        (
+            "work",
+            f"{format_seconds(search.seconds)}, level {search.level!r}, {variables}",
+        ),
+    ]
+    if search.nodes != (0, 0):
+        before, after = search.nodes
+        nodes = f"{format_count(before)}, {format_count(after)} after reduction"
+        facts.append(("nodes", nodes))
+    return Section("search", facts=tuple(facts))
+
+
+_STATUS = {
+    "optimal": "optimal: no plan in the search space is cheaper",
+    "feasible": "feasible: the limit was reached before the bound was met",
+    "recipe": "recipe: the limit was too short for a search, this is the best recipe",
+    "pinned": "pinned: nothing was left to choose",
+}
