@@ -1,0 +1,235 @@
+"""Graph + options → Problem: costs in seconds, memory in bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhino_jax.cost.collectives import collective_s
+from rhino_jax.cost.reshard import reshard_steps
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.spec import Spec, shards_per_dim
+from rhino_jax.search.graph import Edge, Graph, NodeKind, Port
+from rhino_jax.search.liveness import Liveness, analyse
+from rhino_jax.search.options import OptionBuilder, Options, PortSpecs
+from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
+
+
+SMALL_SHARE = 1e-4
+"""Resharded copies smaller than this share of the memory limit are not counted
+towards the peak: a thousand of them at once would be 10 %, and few live at once."""
+
+TIE_S = 1e-12
+"""Price of any change of layout that costs nothing else, so that ties are broken
+towards no change; far below the nanosecond in which objectives are compared."""
+
+SLICE_NUDGE = 1.001
+"""A stacked value resharded before a loop is priced as if each slice were resharded
+inside, and a little more: it then holds the whole stack, and nothing hides it."""
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """A program's search problem, with all that is needed to read its solution."""
+
+    graph: Graph
+    liveness: Liveness
+    builder: OptionBuilder
+    options: list[Options]
+    problem: Problem
+
+    @property
+    def mesh(self) -> LaidMesh:
+        return self.builder.mesh
+
+    def spec(self, port: Port, label: int) -> Spec:
+        """The spec in which a port holds its value under a choice of its node."""
+        return self.options[port.node].strategies[label].results[port.index]
+
+    def wanted(self, edge: Edge, label: int) -> Spec:
+        """The spec in which an edge's reader wants its value."""
+        strategy = self.options[edge.target].strategies[label]
+        return strategy.operands[edge.operand]
+
+
+@dataclass(slots=True, eq=False)
+class _ReshardTables:
+    """Reshard costs between lists of specs: seconds = fixed + bytes · per_byte.
+
+    Attributes:
+      builder: its spec table numbers the specs.
+      fixed_s, s_per_byte: for every pair of specs met; NaN where not met yet.
+    """
+
+    builder: OptionBuilder
+    fixed_s: np.ndarray
+    s_per_byte: np.ndarray
+    _lists: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = field(
+        default_factory=dict
+    )
+    _tables: dict[tuple[int, int, int, float, float], np.ndarray] = field(
+        default_factory=dict
+    )
+    _copies: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, builder: OptionBuilder) -> _ReshardTables:
+        count = len(builder.table.specs)
+        return cls(
+            builder, np.full((count, count), np.nan), np.full((count, count), np.nan)
+        )
+
+    def _meet(self, a: int, b: int) -> None:
+        """Price one pair of specs."""
+        if a == b:
+            self.fixed_s[a, b] = self.s_per_byte[a, b] = 0.0
+            return
+        specs, mesh = self.builder.table.specs, self.builder.mesh
+        # Any change of layout is at least a copy of the new shard, and among free
+        # ones none is preferred to some.
+        cut = math.prod(shards_per_dim(specs[b], mesh.sizes))
+        fixed, per_byte = TIE_S, 2 / cut / self.builder.target.hbm_bytes_per_s
+        # Steps scale with the bytes: take them for 2^40 bytes and divide.
+        whole = 1 << 40
+        for step in reshard_steps(specs[a], specs[b], whole, mesh.sizes):
+            axes = [mesh.axes[i] for i in step.axes]
+            alpha = collective_s(step.kind, 0.0, axes)
+            fixed += alpha
+            per_byte += (
+                collective_s(step.kind, step.local_bytes, axes) - alpha
+            ) / whole
+        self.fixed_s[a, b], self.s_per_byte[a, b] = fixed, per_byte
+
+    def table(
+        self,
+        source: PortSpecs,
+        target: PortSpecs,
+        whole_bytes: int,
+        count: float,
+        latency_count: float,
+    ) -> np.ndarray:
+        """Seconds for every option of the source and of the target.
+
+        Args:
+          source, target: specs at both ends.
+          whole_bytes: bytes of the whole value.
+          count: how often it is carried.
+          latency_count: how often latency is paid.
+        """
+        key = (source.key, target.key, whole_bytes, count, latency_count)
+        found = self._tables.get(key)
+        if found is None:
+            fixed, per_byte = self._coefficients(source, target)
+            small = fixed * latency_count + per_byte * whole_bytes * count
+            found = small[np.ix_(source.index, target.index)]
+            self._tables[key] = found
+        return found
+
+    def _coefficients(
+        self, source: PortSpecs, target: PortSpecs
+    ) -> tuple[np.ndarray, np.ndarray]:
+        key = (source.key, target.key)
+        found = self._lists.get(key)
+        if found is None:
+            where = np.ix_(source.unique, target.unique)
+            for i, j in np.argwhere(np.isnan(self.fixed_s[where])):
+                self._meet(source.unique[i], target.unique[j])
+            found = self._lists[key] = (self.fixed_s[where], self.s_per_byte[where])
+        return found
+
+    def copies(
+        self, source: PortSpecs, target: PortSpecs, whole_bytes: int
+    ) -> np.ndarray:
+        """Bytes of the resharded copy for every pair; 0 where none is made."""
+        key = (source.key, target.key, whole_bytes)
+        found = self._copies.get(key)
+        if found is None:
+            fixed, _ = self._coefficients(source, target)
+            moved = (fixed > 0)[np.ix_(source.index, target.index)]
+            found = moved * (whole_bytes * self.builder.shares(target))[None, :]
+            self._copies[key] = found
+        return found
+
+
+def build_model(
+    graph: Graph,
+    mesh: LaidMesh,
+    target: Target,
+    pinned: dict[int, Spec],
+    memory_budget_bytes: float,
+) -> Model:
+    """Enumerate options and price them.
+
+    Args:
+      graph: from `flatten`.
+      mesh: mesh axes laid over the target's links.
+      target: the hardware.
+      pinned: node id → spec, for pinned inputs and outputs.
+      memory_budget_bytes: per device.
+    """
+    liveness = analyse(graph)
+    builder = OptionBuilder(graph, liveness, mesh, target, pinned)
+    options = builder.build()
+    program = graph.program
+    costs = [
+        o.cost_s * node.count for o, node in zip(options, graph.nodes, strict=True)
+    ]
+    tables = _ReshardTables.of(builder)
+    problem = Problem(costs, [], limit=memory_budget_bytes, end=graph.end + 2)
+    for edge, (start, stop) in zip(graph.edges, liveness.edge_interval, strict=True):
+        source = options[edge.source.node].outs[edge.source.index]
+        wanted = options[edge.target].ins[edge.operand]
+        whole = program.values[edge.value].bytes
+        table = tables.table(source, wanted, whole, *_times_run(graph, edge))
+        problem.edges.append(PairTable(edge.source.node, edge.target, table))
+        if whole > SMALL_SHARE * memory_budget_bytes and _is_copied(graph, edge):
+            copies = tables.copies(source, wanted, whole)
+            problem.edge_usages.append(
+                EdgeUsage(edge.source.node, edge.target, copies, start, stop + 1)
+            )
+    for port, (start, stop) in liveness.interval.items():
+        if liveness.is_stored[port] and _holds_memory(graph, port):
+            usage = _local_bytes(builder, options[port.node].outs[port.index], port)
+            problem.node_usages.append(NodeUsage(port.node, usage, start, stop + 1))
+    return Model(graph, liveness, builder, options, problem)
+
+
+def _times_run(graph: Graph, edge: Edge) -> tuple[float, float]:
+    """How often bytes and latency of a reshard on this edge are paid."""
+    target = graph.nodes[edge.target]
+    count = float(edge.count)
+    if target.kind is not NodeKind.SLICE:
+        return count, count
+    assert target.op is not None and target.op.call is not None
+    return SLICE_NUDGE * count, SLICE_NUDGE * count * target.op.call.trip_count
+
+
+def _is_copied(graph: Graph, edge: Edge) -> bool:
+    """Whether a reshard on this edge makes a second buffer: a value that goes
+    into a loop's stack or out of the program is written where it belongs."""
+    return graph.nodes[edge.target].kind not in (
+        NodeKind.STACK,
+        NodeKind.OUTPUT,
+        NodeKind.INPUT,
+        NodeKind.JOIN,
+    )
+
+
+def _holds_memory(graph: Graph, port: Port) -> bool:
+    """Border nodes that only pass a value on hold none of their own."""
+    kind = graph.nodes[port.node].kind
+    if kind is NodeKind.CARRY:
+        return port.index == 0
+    return kind in (NodeKind.INPUT, NodeKind.OP, NodeKind.STACK)
+
+
+def _local_bytes(builder: OptionBuilder, specs: PortSpecs, port: Port) -> np.ndarray:
+    node = builder.graph.nodes[port.node]
+    value = node.value
+    if node.kind is NodeKind.OP:
+        assert node.op is not None
+        value = node.op.results[port.index]
+    return builder.graph.program.values[value].bytes * builder.shares(specs)

@@ -1,0 +1,210 @@
+"""Dim classes: dims all over the program that are one and the same index range.
+
+Two dims belong to one class when some op gives them the same factor, or when they
+are the same dim of a value on its way. In a transformer the residual width, the
+heads, the hidden width, the vocabulary, batch and sequence come out as classes.
+The experts' recipes are stated in these terms; the search itself needs none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from rhino_jax.search.graph import Graph, Node, NodeKind
+
+
+Element = tuple[int, int]
+"""(node, factor) of an op, or (node, dim) of a border node's inner value."""
+
+
+@dataclass(slots=True)
+class Classes:
+    """Attributes:
+    graph: the graph.
+    parent: union-find forest over elements.
+    """
+
+    graph: Graph
+    parent: dict[Element, Element]
+
+    def find(self, element: Element) -> Element:
+        """The class of an element, as its representative."""
+        root = element
+        while (up := self.parent.get(root, root)) != root:
+            root = up
+        while element != root:
+            self.parent[element], element = root, self.parent.get(element, element)
+        return root
+
+    def union(self, a: Element, b: Element) -> None:
+        root_a, root_b = self.find(a), self.find(b)
+        if root_a != root_b:
+            low, high = sorted((root_a, root_b))
+            self.parent[high] = low
+
+    def results(self, node: Node, index: int) -> list[Element | None]:
+        """Class of every dim of a result; of a merged dim, of its major factor."""
+        return self._resolve(_result_elements(self.graph, node, index))
+
+    def operands(self, node: Node, index: int) -> list[Element | None]:
+        """Class of every dim of an operand."""
+        return self._resolve(_operand_elements(self.graph, node, index))
+
+    def _resolve(self, elements: list[Element | None]) -> list[Element | None]:
+        return [None if e is None else self.find(e) for e in elements]
+
+    def of_node(self, node: Node) -> set[Element]:
+        """All classes that a node's factors or dims belong to."""
+        if node.kind is NodeKind.OP:
+            assert node.op is not None and node.op.rule is not None
+            return {self.find((node.id, f)) for f in range(len(node.op.rule.factors))}
+        return {e for e in self.results(node, 0) if e is not None}
+
+
+def find_classes(graph: Graph) -> Classes:
+    """Unite the dims of a graph into classes."""
+    classes = Classes(graph, {})
+    for edge in graph.edges:
+        source = graph.nodes[edge.source.node]
+        made = _result_elements(graph, source, edge.source.index)
+        read = _operand_elements(graph, graph.nodes[edge.target], edge.operand)
+        for a, b in zip(made, read, strict=True):
+            if a is not None and b is not None:
+                classes.union(a, b)
+    return classes
+
+
+def _result_elements(graph: Graph, node: Node, index: int) -> list[Element | None]:
+    if node.kind is NodeKind.OP:
+        assert node.op is not None and node.op.rule is not None
+        return _layout_elements(node, node.op.rule.results[index])
+    rank = graph.program.values[node.value].rank
+    if node.kind is NodeKind.STACK:
+        return [None, *((node.id, d) for d in range(rank - 1))]
+    return [(node.id, d) for d in range(rank)]
+
+
+def _operand_elements(graph: Graph, node: Node, index: int) -> list[Element | None]:
+    if node.kind is NodeKind.OP:
+        assert node.op is not None and node.op.rule is not None
+        return _layout_elements(node, node.op.rule.operands[index])
+    rank = graph.program.values[node.value].rank
+    if node.kind is NodeKind.STACK:
+        return [(node.id, d) for d in range(rank - 1)]
+    inner: list[Element | None] = [(node.id, d) for d in range(rank)]
+    return [None, *inner] if node.kind is NodeKind.SLICE else inner
+
+
+def _layout_elements(
+    node: Node, layout: tuple[tuple[int, ...], ...]
+) -> list[Element | None]:
+    return [(node.id, dim[0]) if dim else None for dim in layout]
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What a program's inputs and classes are to an expert.
+
+    Attributes:
+      batch: classes of the leading dims of the data.
+      sequence: classes of the second dims of the data, where they are no width.
+      data: input slots that are data.
+      params: input slots that compute reads.
+      state: input slots that are fed back but only the update reads (optimizer).
+    """
+
+    batch: frozenset[Element]
+    sequence: frozenset[Element]
+    data: frozenset[int]
+    params: frozenset[int]
+    state: frozenset[int]
+
+
+def find_roles(graph: Graph, classes: Classes) -> Roles:
+    """Tell data, parameters and optimizer state apart by how they are used."""
+    program = graph.program
+    inputs = [n for n in graph.nodes if n.kind is NodeKind.INPUT]
+    fed_back = {o.state_of for o in program.outputs if o.state_of is not None}
+    slots = [i for i, e in enumerate(program.inputs) if not e.is_const]
+    if fed_back:
+        data = {
+            i for i in slots if i not in fed_back and not program.inputs[i].is_const
+        }
+    else:
+        roots = [_root(program.inputs[i].path) for i in slots]
+        last = roots[-1] if roots else ""
+        data = {i for i in slots if _root(program.inputs[i].path) == last}
+        if len(set(roots)) < 2:
+            data = set()
+    lead: Counter[Element] = Counter()
+    second: set[Element] = set()
+    for node in inputs:
+        if node.slot not in data:
+            continue
+        dims = classes.results(node, 0)
+        if dims and dims[0] is not None:
+            lead[dims[0]] += 1
+        if len(dims) > 1 and dims[1] is not None:
+            second.add(dims[1])
+    batch = frozenset(lead)
+    params, state = _split_state(graph, classes, batch, data)
+    widths = _contracted_with_weights(graph, classes, batch)
+    return Roles(
+        batch,
+        frozenset(second - batch - widths),
+        frozenset(data),
+        frozenset(params),
+        frozenset(state),
+    )
+
+
+def _contracted_with_weights(
+    graph: Graph, classes: Classes, batch: frozenset[Element]
+) -> set[Element]:
+    """Classes that some matmul sums over against an operand without the batch."""
+    found: set[Element] = set()
+    for node in graph.nodes:
+        op = node.op
+        if node.kind is not NodeKind.OP or op is None or not op.flops:
+            continue
+        made = set(classes.results(node, 0))
+        if not made & batch:
+            continue
+        for o in range(len(op.operands)):
+            dims = {d for d in classes.operands(node, o) if d is not None}
+            if not dims & batch and op.name.startswith(("dot", "conv")):
+                found |= dims - made
+    return found
+
+
+def _root(path: str) -> str:
+    return path.split("[", 1)[0].split(".", 1)[0]
+
+
+def _split_state(
+    graph: Graph, classes: Classes, batch: frozenset[Element], data: set[int]
+) -> tuple[set[int], set[int]]:
+    """Inputs that reach compute on the batch, and those that only meet the update."""
+    readers: dict[int, list[int]] = {}
+    for edge in graph.edges:
+        readers.setdefault(edge.source.node, []).append(edge.target)
+    touches = {n.id: bool(classes.of_node(n) & batch) for n in graph.nodes}
+    params: set[int] = set()
+    state: set[int] = set()
+    for node in graph.nodes:
+        if node.kind is not NodeKind.INPUT or node.slot in data:
+            continue
+        seen, queue, found = {node.id}, [node.id], False
+        while queue and not found:
+            for target in readers.get(queue.pop(), ()):
+                if target in seen:
+                    continue
+                seen.add(target)
+                if touches[target]:
+                    found = True
+                    break
+                if graph.nodes[target].kind is not NodeKind.INPUT:
+                    queue.append(target)
+        (params if found else state).add(node.slot)
+    return params, state

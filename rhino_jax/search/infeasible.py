@@ -1,0 +1,81 @@
+"""Why nothing fits: the culprits, the smallest peak, and the nearest fix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.search.build import Model, build_model
+from rhino_jax.search.extract import at_peak
+from rhino_jax.search.graph import NodeKind
+from rhino_jax.search.memory_search import smallest_peak
+from rhino_jax.search.solve import Solution
+from rhino_jax.units import format_bytes
+
+
+MOST_PINS = 8
+"""Pins that are tried one by one; each costs a search for the smallest peak."""
+
+
+def explain(
+    model: Model,
+    solution: Solution,
+    pins: Mapping[int, Spec],
+    program: Program,
+    target: Target,
+) -> InfeasiblePlanError:
+    """The error to raise where no choice fits the budget."""
+    problem = model.problem
+    labels = smallest_peak(problem)
+    peak = min(problem.peak(labels), solution.smallest_peak)
+    axes = ", ".join(f"{a.name}={a.size}" for a in model.mesh.axes)
+    holdings = "; ".join(
+        f"{h.what} {format_bytes(h.bytes)}" for h in at_peak(model, labels, 3)
+    )
+    budget = f"memory budget {format_bytes(problem.limit)} per device"
+    culprits, fixes = _costly_pins(model, pins, program, target, peak)
+    least = math.ceil(peak)
+    fixes += [
+        f"raise memory_budget_bytes to {least} ({format_bytes(least)})",
+        "use more devices, a smaller batch, or jax.checkpoint on the layers",
+    ]
+    return InfeasiblePlanError(
+        f"`{program.name}`: no plan fits the memory budget on mesh ({axes}).",
+        where="; ".join([*culprits, budget]),
+        numbers=(
+            f"smallest peak found {format_bytes(peak)} of"
+            f" {format_bytes(problem.limit)}; largest at that peak: {holdings}"
+        ),
+        fix="; or ".join(fixes) + ".",
+    )
+
+
+def _costly_pins(
+    model: Model,
+    pins: Mapping[int, Spec],
+    program: Program,
+    target: Target,
+    peak: float,
+) -> tuple[list[str], list[str]]:
+    """Pins without which the smallest peak is lower, the costliest first."""
+    graph, budget = model.graph, model.problem.limit
+    slots = {n.slot: n.id for n in graph.nodes if n.kind is NodeKind.INPUT}
+    found: list[tuple[float, str]] = []
+    for slot, spec in list(pins.items())[:MOST_PINS]:
+        others = {slots[s]: p for s, p in pins.items() if s != slot and s in slots}
+        problem = build_model(graph, model.mesh, target, others, budget).problem
+        without = problem.peak(smallest_peak(problem))
+        if without < 0.999 * peak:
+            path = program.inputs[slot].path
+            name = f"pin {path} = {format_spec(spec, model.mesh.names)}"
+            found.append((without, name))
+    found.sort()
+    fixes = [
+        f"drop the {name} (smallest peak then {format_bytes(without)})"
+        for without, name in found[:1]
+    ]
+    return [name for _, name in found], fixes

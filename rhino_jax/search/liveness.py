@@ -1,0 +1,143 @@
+"""Which values touch memory, and when each is live.
+
+A fusible op's result goes through registers where one fusion can hold it and its
+readers; it touches memory where an op that cannot fuse reads it, where it leaves
+a loop or the program, or where it is read much later than it is made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
+
+
+FUSES_OPERANDS = frozenset(
+    {
+        "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
+        "reduce_or", "argmax", "argmin", "dynamic_update_slice", "scatter-add",
+        "scatter_add", "scatter", "concatenate", "pad",
+    }
+)  # fmt: skip
+"""Ops that compute elementwise operands on the fly, as XLA's fusion does for
+reductions, updates and copies (xla/service/instruction_fusion.cc)."""
+
+FAR = 24
+"""A value read by several ops, one of them this many ops later, is kept and not
+computed again: XLA duplicates cheap producers only into fusions nearby."""
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """Attributes:
+    is_stored: port → whether its value touches memory.
+    interval: port → (first, last) time, both included, at which it is live.
+    edge_interval: for every edge, when a resharded copy of its value is live.
+    """
+
+    is_stored: dict[Port, bool]
+    interval: dict[Port, tuple[int, int]]
+    edge_interval: tuple[tuple[int, int], ...]
+
+
+def is_fusible(node: Node) -> bool:
+    return node.kind is NodeKind.OP and node.op is not None and node.op.is_fusible
+
+
+def _must_store(graph: Graph, edges: list[Edge], made: int) -> bool:
+    for edge in edges:
+        target = graph.nodes[edge.target]
+        if target.kind is NodeKind.COPY:
+            return True
+        if target.kind is not NodeKind.OP:
+            return True
+        assert target.op is not None
+        if not target.op.is_fusible and target.op.name not in FUSES_OPERANDS:
+            return True
+    return len(edges) > 1 and max(e.time for e in edges) - made > FAR
+
+
+def analyse(graph: Graph) -> Liveness:
+    """Decide what is stored, and for how long, before any sharding is chosen."""
+    readers: dict[Port, list[Edge]] = defaultdict(list)
+    for edge in graph.edges:
+        readers[edge.source].append(edge)
+    ports = _ports(graph, readers)
+    stored = {
+        port: not is_fusible(graph.nodes[port.node])
+        or _must_store(graph, readers[port], graph.nodes[port.node].time)
+        for port in ports
+    }
+    outs: dict[int, list[Port]] = defaultdict(list)
+    for port in ports:
+        outs[port.node].append(port)
+    last: dict[Port, int] = {}
+    for port in sorted(ports, key=lambda p: -graph.nodes[p.node].time):
+        last[port] = max(
+            (_read_until(graph, e, outs, stored, last) for e in readers[port]),
+            default=graph.nodes[port.node].time,
+        )
+    interval = {
+        port: (graph.nodes[port.node].time, _end(graph, port, last[port]))
+        for port in ports
+    }
+    return Liveness(
+        stored,
+        interval,
+        tuple(_edge_interval(graph, e, last) for e in graph.edges),
+    )
+
+
+def _ports(graph: Graph, readers: dict[Port, list[Edge]]) -> list[Port]:
+    ports = set(readers)
+    for node in graph.nodes:
+        if node.kind is NodeKind.OUTPUT:
+            continue
+        if node.kind is NodeKind.OP:
+            assert node.op is not None
+            for i, value in enumerate(node.op.results):
+                if graph.program.values[value].rank:
+                    ports.add(Port(node.id, i))
+        elif graph.program.values[node.value].rank:
+            ports.add(Port(node.id, 0))
+    return sorted(ports, key=lambda p: (p.node, p.index))
+
+
+def _read_until(
+    graph: Graph,
+    edge: Edge,
+    outs: dict[int, list[Port]],
+    stored: dict[Port, bool],
+    last: dict[Port, int],
+) -> int:
+    """Until when this reader needs the value."""
+    target = graph.nodes[edge.target]
+    if target.kind in (NodeKind.SLICE, NodeKind.CONST):
+        return graph.loop_end[target.id]
+    if target.kind is NodeKind.COPY:
+        return max((last.get(p, edge.time) for p in outs[target.id]), default=edge.time)
+    if is_fusible(target):
+        later = [last.get(p, edge.time) for p in outs[target.id] if not stored[p]]
+        # A fused reader runs where its own result is read, and may write in place.
+        return max(later) if later else edge.time - 1
+    return edge.time
+
+
+def _end(graph: Graph, port: Port, last: int) -> int:
+    node = graph.nodes[port.node]
+    if node.kind is NodeKind.INPUT:
+        entry = graph.program.inputs[node.slot]
+        return last if entry.is_donated else graph.end
+    if node.kind in (NodeKind.CARRY, NodeKind.STACK):
+        return max(last, graph.loop_end[node.id])
+    return max(last, node.time)
+
+
+def _edge_interval(graph: Graph, edge: Edge, last: dict[Port, int]) -> tuple[int, int]:
+    target = graph.nodes[edge.target]
+    if target.kind in (NodeKind.SLICE, NodeKind.CONST):
+        return edge.time, graph.loop_end[target.id]
+    if target.kind is NodeKind.COPY:
+        return edge.time, max(last.get(Port(target.id, 0), edge.time), edge.time)
+    return edge.time, edge.time

@@ -1,0 +1,322 @@
+"""The options of every node: specs at its ports, and what each costs.
+
+Options and costs of equal ops are computed once and shared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhino_jax.cost.collectives import ALL_REDUCE, PERMUTE, REDUCE_SCATTER, collective_s
+from rhino_jax.cost.compute import op_s
+from rhino_jax.cost.reshard import Step
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.factor import FactorKind, Rule
+from rhino_jax.ir.program import Program, item_bytes
+from rhino_jax.ir.spec import Spec, shards_per_dim
+from rhino_jax.search.graph import Graph, Node, NodeKind, Port
+from rhino_jax.search.liveness import Liveness, is_fusible
+from rhino_jax.search.strategies import Strategy, all_specs, strategies
+
+
+class SpecTable:
+    """Numbers specs, so that equal lists of specs can share cost tables."""
+
+    def __init__(self) -> None:
+        self.specs: list[Spec] = []
+        self._ids: dict[Spec, int] = {}
+        self._lists: dict[tuple[int, ...], PortSpecs] = {}
+
+    def id_of(self, spec: Spec) -> int:
+        found = self._ids.get(spec)
+        if found is None:
+            found = self._ids[spec] = len(self.specs)
+            self.specs.append(spec)
+        return found
+
+    def port(self, specs: list[Spec]) -> PortSpecs:
+        key = tuple(self.id_of(s) for s in specs)
+        found = self._lists.get(key)
+        if found is None:
+            unique, index = np.unique(
+                np.array(key, dtype=np.int64), return_inverse=True
+            )
+            found = PortSpecs(len(self._lists), tuple(unique.tolist()), index)
+            self._lists[key] = found
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PortSpecs:
+    """The spec at one port for every option of a node.
+
+    Attributes:
+      key: identity among all lists of specs.
+      unique: ids of the different specs.
+      index: option → position in `unique`.
+    """
+
+    key: int
+    unique: tuple[int, ...]
+    index: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """All options of one node.
+
+    Attributes:
+      strategies: the options.
+      cost_s: seconds of each, for one run.
+      compute_s: the part of it that is compute.
+      flops: floating-point operations of each on one device.
+      ins: specs at each operand.
+      outs: specs at each result.
+    """
+
+    strategies: tuple[Strategy, ...]
+    cost_s: np.ndarray
+    compute_s: np.ndarray
+    flops: np.ndarray
+    ins: tuple[PortSpecs, ...]
+    outs: tuple[PortSpecs, ...]
+
+
+@dataclass(slots=True)
+class OptionBuilder:
+    """Makes options for the nodes of a graph.
+
+    Attributes:
+      graph, liveness: what is planned.
+      mesh, target: where it runs.
+      pinned: node id → the only spec allowed (inputs and outputs).
+    """
+
+    graph: Graph
+    liveness: Liveness
+    mesh: LaidMesh
+    target: Target
+    pinned: dict[int, Spec]
+    table: SpecTable = field(default_factory=SpecTable)
+    _cache: dict[object, Options] = field(default_factory=dict)
+
+    def build(self) -> list[Options]:
+        return [self.options(node) for node in self.graph.nodes]
+
+    def options(self, node: Node) -> Options:
+        if node.kind is NodeKind.OP:
+            return self._op_options(node)
+        return self._border_options(node)
+
+    def _border_options(self, node: Node) -> Options:
+        value = self.graph.program.values[node.value]
+        shape = value.shape
+        if node.kind is NodeKind.STACK:
+            shape = shape[1:]
+        pin = self.pinned.get(node.id)
+        key = (node.kind, shape, pin)
+        found = self._cache.get(key)
+        if found is None:
+            specs = list(all_specs(shape, self.mesh.sizes)) if pin is None else [pin]
+            found = self._cache[key] = self._border(node.kind, specs)
+        return found
+
+    def _border(self, kind: NodeKind, specs: list[Spec]) -> Options:
+        stacked: list[Spec] = [((), *spec) for spec in specs]
+        ins = stacked if kind is NodeKind.SLICE else specs
+        outs = stacked if kind is NodeKind.STACK else specs
+        zeros = np.zeros(len(specs))
+        made = self.table.port(outs)
+        # A carry has two results: what the body reads, and what the loop leaves.
+        copies = 2 if kind is NodeKind.CARRY else 1
+        return Options(
+            tuple(
+                Strategy((), (i,), (o,) * copies, (o,) * copies)
+                for i, o in zip(ins, outs, strict=True)
+            ),
+            zeros,
+            zeros,
+            zeros,
+            (self.table.port(ins),),
+            (made,) * copies,
+        )
+
+    def _op_options(self, node: Node) -> Options:
+        op, values = node.op, self.graph.program.values
+        assert op is not None and op.rule is not None
+        shapes = tuple(values[r].shape for r in op.results)
+        key = (
+            op.rule,
+            op.flops,
+            op.is_fusible,
+            tuple(values[o].dtype for o in op.operands),
+            tuple(
+                (s, values[r].dtype) for s, r in zip(shapes, op.results, strict=True)
+            ),
+            self._traffic_flags(node),
+        )
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = self._make_op_options(node, shapes)
+        return found
+
+    def _traffic_flags(self, node: Node) -> tuple[bool, ...]:
+        """Which operands are read from memory, which results are written to it."""
+        assert node.op is not None
+        stored, held = self.liveness.is_stored, self.graph.held
+        reads = tuple(
+            (port := held.get(o)) is not None and stored.get(port, True)
+            for o in node.op.operands
+        )
+        writes = tuple(
+            stored.get(Port(node.id, i), False) for i in range(len(node.op.results))
+        )
+        return reads + writes
+
+    def _make_op_options(
+        self, node: Node, shapes: tuple[tuple[int, ...], ...]
+    ) -> Options:
+        op, program, mesh = node.op, self.graph.program, self.mesh
+        assert op is not None and op.rule is not None
+        found = strategies(op.rule, shapes, mesh.sizes)
+        if op.flops and not op.is_fusible and is_pure_communication(self.target):
+            found = _sharing_work(found, len(mesh.sizes))
+        flags = self._traffic_flags(node)
+        ins = tuple(
+            self.table.port([s.operands[i] for s in found])
+            for i in range(len(op.operands))
+        )
+        made = [
+            self.table.port([s.made[i] for s in found]) for i in range(len(op.results))
+        ]
+        outs = tuple(
+            self.table.port([s.results[i] for s in found])
+            for i in range(len(op.results))
+        )
+        traffic = np.zeros(len(found))
+        for value, port, is_moved in zip(
+            (*op.operands, *op.results), (*ins, *made), flags, strict=True
+        ):
+            if is_moved:
+                traffic += program.values[value].bytes * self.shares(port)
+        sizes = mesh.sizes
+        flops = op.flops / np.array(
+            [math.prod(sizes[a] for axes in s.cut for a in axes) for s in found]
+        )
+        # Elementwise arithmetic hides behind its memory traffic.
+        heavy_flops = 0.0 * flops if is_fusible(node) else flops
+        dtype = program.values[op.operands[0]].dtype if op.operands else "float32"
+        compute_s = op_s(self.target, heavy_flops, traffic, dtype)
+        compute_s += self.target.launch_s * (traffic > 0)
+        steps_s = np.zeros(len(found))
+        has_halo = any(f.kind is FactorKind.HALO for f in op.rule.factors)
+        for k, s in enumerate(found):
+            if s.partial or has_halo:
+                steps_s[k] = sum(
+                    collective_s(t.kind, t.local_bytes, [mesh.axes[a] for a in t.axes])
+                    for t in own_steps(program, node, s, mesh)
+                )
+        return Options(found, compute_s + steps_s, compute_s, flops, ins, outs)
+
+    def shares(self, port: PortSpecs) -> np.ndarray:
+        """For every option, the share of the whole value that one device holds."""
+        sizes = self.mesh.sizes
+        unique = np.array(
+            [
+                1 / math.prod(shards_per_dim(self.table.specs[s], sizes))
+                for s in port.unique
+            ]
+        )
+        return unique[port.index]
+
+
+def is_pure_communication(target: Target) -> bool:
+    """Whether compute takes no time on this target."""
+    return math.isinf(target.peak_flops_per_s("float32"))
+
+
+def _sharing_work(found: tuple[Strategy, ...], num_axes: int) -> tuple[Strategy, ...]:
+    """Where compute is free, doing everything everywhere would always be best. Ops
+    that compute must then share their work over as many mesh axes as they can."""
+    used = [sum(len(axes) for axes in s.cut) for s in found]
+    most = max(used)
+    assert most <= num_axes
+    return tuple(s for s, n in zip(found, used, strict=True) if n == most)
+
+
+def _local_bytes(program: Program, value: int, spec: Spec, mesh: LaidMesh) -> float:
+    whole = program.values[value].bytes
+    return whole / math.prod(shards_per_dim(spec, mesh.sizes))
+
+
+def own_steps(
+    program: Program, node: Node, strategy: Strategy, mesh: LaidMesh
+) -> tuple[Step, ...]:
+    """Collectives inside an op: halos before it, partial sums combined after it."""
+    op = node.op
+    if op is None or op.rule is None:
+        return ()
+    steps: list[Step] = []
+    for f, axes in enumerate(strategy.cut):
+        factor = op.rule.factors[f]
+        if not axes or factor.kind is not FactorKind.HALO:
+            continue
+        # The window slides over the first operand that has the factor.
+        for o, layout in enumerate(op.rule.operands):
+            dim = next((d for d, factors in enumerate(layout) if f in factors), None)
+            if dim is None:
+                continue
+            value = program.values[op.operands[o]]
+            cut = math.prod(mesh.sizes[a] for a in axes)
+            local = _local_bytes(program, value.id, strategy.operands[o], mesh)
+            width = value.shape[dim] / cut
+            steps += [
+                Step(PERMUTE, axes, local * halo / width)
+                for halo in factor.halo
+                if halo
+            ]
+            break
+    if strategy.partial:
+        for r, (made, done) in enumerate(
+            zip(strategy.made, strategy.results, strict=True)
+        ):
+            if _is_complete(op.rule, strategy, r):
+                continue
+            steps += _combine_steps(program, op.results[r], strategy, made, done, mesh)
+    return tuple(steps)
+
+
+def _is_complete(rule: Rule, strategy: Strategy, result: int) -> bool:
+
+    return not any(
+        axes and result in rule.partial_results(f)
+        for f, axes in enumerate(strategy.cut)
+    )
+
+
+def _combine_steps(
+    program: Program,
+    value: int,
+    strategy: Strategy,
+    made: Spec,
+    done: Spec,
+    mesh: LaidMesh,
+) -> list[Step]:
+    """Reduce-scatters first, so that the all-reduce of the rest is smaller."""
+    steps: list[Step] = []
+    local = max(_local_bytes(program, value, made, mesh), item_bytes("bool"))
+    scattered: set[int] = set()
+    for before, after in zip(made, done, strict=True):
+        axes = after[len(before) :]
+        if axes:
+            steps.append(Step(REDUCE_SCATTER, axes, local))
+            local /= math.prod(mesh.sizes[a] for a in axes)
+            scattered |= set(axes)
+    rest = tuple(a for a in strategy.partial if a not in scattered)
+    if rest:
+        steps.append(Step(ALL_REDUCE, rest, local))
+    return steps

@@ -1,0 +1,277 @@
+"""The experts' recipes, as restrictions of the search space.
+
+A recipe says which classes of dims each mesh axis may cut, for activations,
+parameters and optimizer state. The cheapest plan within the restriction is the
+recipe at its best; it is costed by the same model, starts the search, and stands
+in the plan's table.
+
+Source: dp, zero1, fsdp: Rajbhandari et al., "ZeRO" (SC 2020), section 5;
+megatron: Shoeybi et al., "Megatron-LM" (2019), section 3; its sequence
+parallelism: Korthikanti et al. (2022), section 4.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.ir.spec import axes_of
+from rhino_jax.search.build import Model
+from rhino_jax.search.classes import Classes, Element, Roles, find_classes, find_roles
+from rhino_jax.search.graph import Node, NodeKind
+from rhino_jax.search.strategies import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Attributes:
+    name: as users know it.
+    data: mesh axes that cut the batch.
+    model: mesh axes that cut heads, hidden widths, experts, vocabulary.
+    cuts_params: data axes also cut stored parameters (ZeRO-3, FSDP).
+    cuts_state: data axes also cut optimizer state (ZeRO-1).
+    cuts_sequence: model axes cut the sequence between matmuls.
+    """
+
+    name: str
+    data: tuple[int, ...]
+    model: tuple[int, ...] = ()
+    cuts_params: bool = False
+    cuts_state: bool = False
+    cuts_sequence: bool = False
+
+
+def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
+    """The recipes that a mesh allows: the model axis is its last."""
+    every = tuple(range(len(mesh.axes)))
+    if not every:
+        return ()
+    data, model = every[:-1], every[-1:]
+    found = [
+        Recipe("dp", every),
+        Recipe("zero1", every, cuts_state=True),
+        Recipe("fsdp", every, cuts_params=True, cuts_state=True),
+        Recipe("megatron", data, model),
+        Recipe("megatron+sp", data, model, cuts_sequence=True),
+    ]
+    if data:
+        found += [
+            Recipe("megatron+fsdp", data, model, cuts_params=True, cuts_state=True),
+            Recipe(
+                "megatron+fsdp+sp",
+                data,
+                model,
+                cuts_params=True,
+                cuts_state=True,
+                cuts_sequence=True,
+            ),
+        ]
+    return tuple(found)
+
+
+class Role(enum.Enum):
+    """What an expert calls a class of dims."""
+
+    BATCH = "batch"
+    SEQUENCE = "sequence"
+    INNER = "inner"
+    OTHER = "other"
+
+
+@dataclass(slots=True)
+class RecipeBook:
+    """Turns recipes into restrictions of one model's options.
+
+    Attributes:
+      model: the search model.
+      classes, roles: what its dims and inputs are.
+      inner: classes that model axes cut, found by walking the matmuls.
+    """
+
+    model: Model
+    classes: Classes
+    roles: Roles
+    inner: frozenset[Element]
+    _cache: dict[object, np.ndarray] = field(default_factory=dict)
+    _places: dict[int, _Place] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Model) -> RecipeBook:
+        classes = find_classes(model.graph)
+        roles = find_roles(model.graph, classes)
+        return cls(model, classes, roles, _inner_classes(model, classes, roles))
+
+    def restrict(self, recipe: Recipe) -> list[np.ndarray] | None:
+        """Allowed options of every node, or None where the recipe has no meaning."""
+        if not self.roles.batch or (recipe.model and not self.inner):
+            return None
+        if recipe.cuts_sequence and not self.roles.sequence:
+            return None
+        if recipe.cuts_state and not (self.roles.params or self.roles.state):
+            return None
+        return [self._allowed(recipe, node) for node in self.model.graph.nodes]
+
+    def _allowed(self, recipe: Recipe, node: Node) -> np.ndarray:
+        options = self.model.options[node.id]
+        place = self._places.get(node.id)
+        if place is None:
+            place = self._places[node.id] = self._place(node)
+        key = (recipe, id(options), place)
+        found = self._cache.get(key)
+        if found is None:
+            keep = [
+                k
+                for k, strategy in enumerate(options.strategies)
+                if _permits(recipe, place, strategy)
+            ]
+            if place.is_data:
+                # Data enters cut over all data axes, where it can be.
+                cut = [
+                    k
+                    for k in keep
+                    if set(recipe.data) <= axes_of(options.strategies[k].results[0])
+                ]
+                keep = cut or keep
+            found = self._cache[key] = np.array(keep or [0], dtype=np.int64)
+        return found
+
+    def _role(self, where: Element | None) -> Role:
+        if where in self.roles.batch:
+            return Role.BATCH
+        if where in self.inner:
+            return Role.INNER
+        return Role.SEQUENCE if where in self.roles.sequence else Role.OTHER
+
+    def _place(self, node: Node) -> _Place:
+        op = node.op if node.kind is NodeKind.OP else None
+        if op is None:
+            cut = tuple(self._role(e) for e in self.classes.results(node, 0))
+            results: tuple[tuple[Role, ...], ...] = (cut,)
+        else:
+            assert op.rule is not None
+            cut = tuple(
+                self._role(self.classes.find((node.id, f)))
+                for f in range(len(op.rule.factors))
+            )
+            results = tuple(
+                tuple(self._role(e) for e in self.classes.results(node, r))
+                for r in range(len(op.results))
+            )
+        is_input = node.kind is NodeKind.INPUT
+        return _Place(
+            cut=cut,
+            results=results,
+            is_op=op is not None,
+            is_heavy=op is not None
+            and not (op.is_fusible or op.flops == 0 or op.name.startswith("reduce_")),
+            is_data=is_input and node.slot in self.roles.data,
+            is_param=is_input and node.slot not in self.roles.state,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """All that a recipe looks at in a node: equal places allow equal options.
+
+    Attributes:
+      cut: role of every factor (op) or dim (border node).
+      results: role of every dim of every result.
+      is_op, is_heavy: an op; one that is neither elementwise nor a reduction.
+      is_data, is_param: an input that is data; one that is not optimizer state.
+    """
+
+    cut: tuple[Role, ...]
+    results: tuple[tuple[Role, ...], ...]
+    is_op: bool
+    is_heavy: bool
+    is_data: bool
+    is_param: bool
+
+
+def _permits(recipe: Recipe, place: _Place, strategy: Strategy) -> bool:
+    cuts = strategy.cut if place.is_op else strategy.results[0]
+    if place.is_op:
+        pairs = zip(place.cut, cuts, strict=True)
+    else:
+        pairs = zip(place.results[0], cuts, strict=True)
+    return all(
+        _may_cut(recipe, axis, role, place) for role, axes in pairs for axis in axes
+    ) and _may_scatter(recipe, place, strategy)
+
+
+def _may_cut(recipe: Recipe, axis: int, role: Role, place: _Place) -> bool:
+    if axis in recipe.model:
+        if role is Role.INNER:
+            return True
+        return recipe.cuts_sequence and role is Role.SEQUENCE and not place.is_heavy
+    if role is Role.BATCH:
+        return True
+    if Role.BATCH in place.cut:
+        return False
+    return recipe.cuts_params if place.is_param else recipe.cuts_state
+
+
+def _may_scatter(recipe: Recipe, place: _Place, strategy: Strategy) -> bool:
+    for roles, made, done in zip(
+        place.results, strategy.made, strategy.results, strict=False
+    ):
+        is_batched = Role.BATCH in roles
+        for role, before, after in zip(roles, made, done, strict=True):
+            for axis in after[len(before) :]:
+                if axis in recipe.model:
+                    if not (recipe.cuts_sequence and role is Role.SEQUENCE):
+                        return False
+                elif is_batched or not recipe.cuts_state:
+                    return False
+    return True
+
+
+def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[Element]:
+    """Walk the matmuls in order: a weight whose contracted class is already cut is
+    cut by rows; otherwise its largest free class that nothing claims is cut by
+    columns, and what it contracts stays whole."""
+    graph, sizes = model.graph, model.mesh.sizes
+    smallest = sizes[-1] if sizes else 1
+    inner: set[Element] = set()
+    whole: set[Element] = set()
+    for node in graph.nodes:
+        op = node.op
+        if node.kind is not NodeKind.OP or op is None or op.rule is None:
+            continue
+        is_lookup = op.name == "gather"
+        if op.name not in ("dot_general", "conv_general_dilated") and not is_lookup:
+            continue
+        for o in range(len(op.rule.operands)):
+            dims = classes.operands(node, o)
+            if not dims or any(d is None or d in roles.batch for d in dims):
+                continue
+            if is_lookup and o > 0:
+                continue
+            made = set(classes.results(node, 0))
+            contracted = {d for d in dims if d is not None and d not in made}
+            free = [d for d in dims if d is not None and d in made]
+            if is_lookup:
+                whole |= {d for d in free if d not in inner}
+                continue
+            if contracted & inner:
+                whole |= {d for d in free if d not in inner}
+                continue
+            whole |= contracted - inner
+            shape = graph.program.values[op.operands[o]].shape
+            claimed = [
+                (shape[i], -i, d)
+                for i, d in enumerate(dims)
+                if d in free
+                and d is not None
+                and d not in whole
+                and d not in roles.sequence
+                and shape[i] % smallest == 0
+            ]
+            if any(d in inner for _, _, d in claimed) or not claimed:
+                continue
+            # Heads before head width: the first that divides, unless it is tiny.
+            inner.add(min(claimed, key=lambda c: -c[1])[2])
+    return frozenset(inner)

@@ -1,0 +1,188 @@
+"""The strategies of an op: every way to give mesh axes to its factors.
+
+A strategy gives each mesh axis to at most one factor, several axes of one factor
+in a stated order. From that follow the specs in which the op reads its operands
+and makes its results. Where a cut factor is summed away, the strategy also says,
+axis by axis, whether the partial result is all-reduced or reduce-scattered onto
+one of its dims.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
+from rhino_jax.ir.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to run one op.
+
+    Attributes:
+      cut: for every factor, the mesh axes that cut it, major first.
+      operands: the spec in which each operand is read.
+      made: the spec of each result before partial sums are combined.
+      results: the spec of each result when all is done.
+      partial: mesh axes over which the results are partial before that.
+    """
+
+    cut: tuple[tuple[int, ...], ...]
+    operands: tuple[Spec, ...]
+    made: tuple[Spec, ...]
+    results: tuple[Spec, ...]
+    partial: tuple[int, ...] = ()
+
+    def factor_of(self, axis: int) -> int | None:
+        """The factor that a mesh axis cuts."""
+        return next((f for f, axes in enumerate(self.cut) if axis in axes), None)
+
+
+def spec_of(
+    layout: Layout, cut: tuple[tuple[int, ...], ...], rule: Rule, sizes: tuple[int, ...]
+) -> Spec | None:
+    """The spec of an operand or result, or None where no spec can say it.
+
+    A cut of a minor factor of a merged dim is a block-cyclic layout, unless all
+    factors before it are cut to single indices.
+    """
+    return _spec_of(layout, cut, tuple(f.size for f in rule.factors), sizes)
+
+
+def _spec_of(
+    layout: Layout,
+    cut: tuple[tuple[int, ...], ...],
+    factor_sizes: tuple[int, ...],
+    sizes: tuple[int, ...],
+) -> Spec | None:
+    spec: list[tuple[int, ...]] = []
+    for dim in layout:
+        axes = _axes_of_dim(dim, cut, factor_sizes, sizes)
+        if axes is None:
+            return None
+        spec.append(axes)
+    return tuple(spec)
+
+
+def _axes_of_dim(
+    dim: Dim,
+    cut: tuple[tuple[int, ...], ...],
+    factor_sizes: tuple[int, ...],
+    sizes: tuple[int, ...],
+) -> tuple[int, ...] | None:
+    if len(dim) == 1:
+        return cut[dim[0]]
+    axes: list[int] = []
+    is_complete = True
+    for factor in dim:
+        if cut[factor]:
+            if not is_complete:
+                return None
+            axes.extend(cut[factor])
+        pieces = math.prod(sizes[a] for a in cut[factor])
+        is_complete = is_complete and pieces == factor_sizes[factor]
+    return tuple(axes)
+
+
+def _assignments(
+    factor_sizes: tuple[int, ...], cuttable: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """All cuts that divide evenly. Both orders of two axes on one factor are
+    kept on meshes of up to two axes; with more axes only the mesh's order is."""
+    num_axes = len(sizes)
+    for choice in itertools.product((-1, *cuttable), repeat=num_axes):
+        cut: list[tuple[int, ...]] = [()] * len(factor_sizes)
+        for axis, factor in enumerate(choice):
+            if factor >= 0:
+                cut[factor] = (*cut[factor], axis)
+        if any(
+            axes and factor_sizes[f] % math.prod(sizes[a] for a in axes)
+            for f, axes in enumerate(cut)
+        ):
+            continue
+        yield tuple(cut)
+        if num_axes == 2 and choice[0] == choice[1] >= 0:
+            cut[choice[0]] = (1, 0)
+            yield tuple(cut)
+
+
+def _scatters(
+    made: Spec, shape: tuple[int, ...], partial: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[Spec]:
+    """Every way to leave a partial result: axes not placed are all-reduced."""
+    dims = range(len(made))
+    for places in itertools.product((-1, *dims), repeat=len(partial)):
+        spec = list(made)
+        for axis, dim in zip(partial, places, strict=True):
+            if dim >= 0:
+                spec[dim] = (*spec[dim], axis)
+        if all(
+            d % math.prod(sizes[a] for a in axes) == 0
+            for d, axes in zip(shape, spec, strict=True)
+        ):
+            yield tuple(spec)
+
+
+def _is_legal_halo(
+    rule: Rule, cut: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]
+) -> bool:
+    """A shard must be at least as wide as the border it gives away."""
+    for factor, axes in zip(rule.factors, cut, strict=True):
+        if factor.kind is FactorKind.HALO and axes:
+            local = factor.size // math.prod(sizes[a] for a in axes)
+            if local < max(factor.halo) or local == 0:
+                return False
+    return True
+
+
+@functools.cache
+def strategies(
+    rule: Rule, result_shapes: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]
+) -> tuple[Strategy, ...]:
+    """All strategies of an op with this rule on a mesh with these axis sizes.
+
+    The first cuts nothing. Specs that no NamedSharding can express are left out.
+    """
+    factor_sizes = tuple(f.size for f in rule.factors)
+    cuttable = tuple(i for i, f in enumerate(rule.factors) if f.is_cuttable)
+    found: list[Strategy] = []
+    for cut in _assignments(factor_sizes, cuttable, sizes):
+        if not _is_legal_halo(rule, cut, sizes):
+            continue
+        operands = [_spec_of(x, cut, factor_sizes, sizes) for x in rule.operands]
+        made = [_spec_of(x, cut, factor_sizes, sizes) for x in rule.results]
+        if None in operands or None in made:
+            continue
+        ins = tuple(s for s in operands if s is not None)
+        outs = tuple(s for s in made if s is not None)
+        partial, can_scatter = _partial_axes(rule, cut)
+        if not partial or len(outs) != 1 or not can_scatter:
+            found.append(Strategy(cut, ins, outs, outs, partial))
+            continue
+        for spec in _scatters(outs[0], result_shapes[0], partial, sizes):
+            found.append(Strategy(cut, ins, outs, (spec,), partial))
+    return tuple(found)
+
+
+def _partial_axes(
+    rule: Rule, cut: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], bool]:
+    """Axes over which results are partial, and whether they can be scattered."""
+    axes: list[int] = []
+    is_sum = True
+    for index, factor in enumerate(rule.factors):
+        if cut[index] and rule.partial_results(index):
+            axes.extend(cut[index])
+            is_sum = is_sum and factor.reducer == "sum"
+    return tuple(sorted(axes)), is_sum
+
+
+@functools.cache
+def all_specs(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Spec, ...]:
+    """Every even spec of a value of this shape; the first is replicated."""
+    cuttable = tuple(i for i, d in enumerate(shape) if d > 1)
+    return tuple(_assignments(shape, cuttable, sizes))
