@@ -1,0 +1,1 @@
+"""What the compiler made of a plan, read from the text of compiled HLO."""

@@ -1,0 +1,231 @@
+"""A reader of HLO text: computations, instructions, and the user's source lines.
+
+Reads what `compiled.as_text()` prints for CPU, TPU and GPU, no more of it than
+verification needs: names, opcodes, types, operands and the text of attributes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rhino_jax.verify.locations import parse_frames, source_of
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      name: without `%`.
+      opcode: as `all-reduce-start`.
+      type: the result's type, layouts and all.
+      operands: names of the operands; for a constant or parameter, its text.
+      attributes: text behind the operands, metadata taken out.
+      op_name: JAX's name of the operation, as `jit(f)/while/body/dot_general`.
+      source: the user's line, as `train.py:41 (loss)`.
+    """
+
+    name: str
+    opcode: str
+    type: str
+    operands: tuple[str, ...]
+    attributes: str
+    op_name: str = ""
+    source: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the result on one device; of all parts, if it is a tuple."""
+        return type_bytes(self.type)
+
+    def attribute(self, name: str) -> str:
+        """Text of a simple attribute (a name or number), or empty."""
+        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
+        return found.group(1) if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """A function of the module.
+
+    Attributes:
+      name: without `%`.
+      instructions: by name, in the printed (for scheduled modules: run) order.
+      root: name of the instruction that is the result.
+    """
+
+    name: str
+    instructions: Mapping[str, Instruction]
+    root: str
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A compiled program.
+
+    Attributes:
+      computations: by name.
+      entry: name of the computation that is run.
+      num_partitions: devices that it runs on.
+      is_scheduled: whether the printed order is the run order.
+    """
+
+    computations: Mapping[str, Computation]
+    entry: str
+    num_partitions: int
+    is_scheduled: bool
+
+
+_ITEM_BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
+_BITS = re.compile(r"^(?:bf|[fsu])(\d+)")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<= ]*)\]")
+
+
+def type_bytes(text: str) -> int:
+    """Bytes of a type as HLO prints it: `f32[8,128]{1,0}`, or a tuple of such."""
+    return sum(_array_bytes(name, dims) for name, dims in _ARRAY.findall(text))
+
+
+def _array_bytes(name: str, dims: str) -> int:
+    bits = _ITEM_BITS.get(name)
+    if bits is None:
+        found = _BITS.match(name)
+        if found is None:
+            raise ValueError(f"unknown element type {name!r} in HLO")
+        bits = int(found.group(1))
+    count = math.prod(int(d.strip(" <=")) for d in dims.split(",") if d.strip())
+    return -(-count * bits // 8)
+
+
+_COMMENT = re.compile(r"/\*.*?\*/")
+_QUOTED = r'"(?:\\.|[^"\\])*"'
+_METADATA = re.compile(
+    rf",?\s*metadata=\{{((?:[^\"{{}}]|{_QUOTED}|\{{[^{{}}]*\}})*)\}}"
+)
+_OP_NAME = re.compile(r'op_name="((?:\\.|[^"\\])*)"')
+_COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*\)\s*->\s*.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)$")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
+_NAME = re.compile(r"%?([\w.\-]+)\s*$")
+
+
+def parse_module(text: str) -> Module:
+    """Read a module's text.
+
+    Raises:
+      ValueError: the text is no HLO module, or has no entry computation.
+    """
+    lines = text.splitlines()
+    header = next((x for x in lines if x.startswith("HloModule")), None)
+    if header is None:
+        raise ValueError("not the text of an HLO module: no line starts with HloModule")
+    frames = parse_frames(lines)
+    computations: dict[str, Computation] = {}
+    entry = name = root = ""
+    has_mark = False
+    body: dict[str, Instruction] | None = None
+    for line in lines:
+        if body is None:
+            start = _COMPUTATION.match(line)
+            if start is not None:
+                name, body, root, has_mark = start.group(2), {}, "", False
+                entry = name if start.group(1) else entry
+        elif line.startswith("}"):
+            computations[name] = Computation(name, body, root)
+            body = None
+        else:
+            found = _INSTRUCTION.match(line)
+            if found is not None:
+                body[found.group(2)] = _instruction(found, frames)
+                # Without a mark, the last one is the root.
+                is_root = found.group(1) or not has_mark
+                has_mark = has_mark or bool(found.group(1))
+                root = found.group(2) if is_root else root
+    if not entry:
+        raise ValueError("the HLO text has no ENTRY computation")
+    partitions = re.search(r"num_partitions=(\d+)", header)
+    return Module(
+        computations,
+        entry,
+        int(partitions.group(1)) if partitions else 1,
+        "is_scheduled=true" in header,
+    )
+
+
+def _instruction(found: re.Match[str], frames: Mapping[int, str]) -> Instruction:
+    text = found.group(3)
+    type_end = _type_end(text)
+    opcode = _OPCODE.match(text, type_end)
+    if opcode is None:
+        raise ValueError(
+            f"cannot read HLO instruction {found.group(0).strip()[:120]!r}"
+        )
+    close = _close(text, opcode.end() - 1)
+    inner, attributes = text[opcode.end() : close], text[close + 1 :]
+    if opcode.group(1) in ("constant", "parameter", "iota"):
+        operands: tuple[str, ...] = (inner.strip(),)
+    else:
+        operands = tuple(_operand_names(inner))
+    metadata = _METADATA.search(attributes)
+    said = metadata.group(1) if metadata else ""
+    if metadata is not None:
+        attributes = attributes[: metadata.start()] + attributes[metadata.end() :]
+    name = _OP_NAME.search(said)
+    return Instruction(
+        found.group(2),
+        opcode.group(1),
+        text[:type_end],
+        operands,
+        attributes,
+        name.group(1) if name else "",
+        source_of(said, frames),
+    )
+
+
+def _type_end(text: str) -> int:
+    """Where a type at the start of the text ends."""
+    if text.startswith("("):
+        return _close(text, 0) + 1
+    space = text.find(" ")
+    return space if space >= 0 else len(text)
+
+
+def _close(text: str, start: int) -> int:
+    """Position of the parenthesis that closes the one at `start`."""
+    depth, i = 0, start
+    while i < len(text):
+        char = text[i]
+        if char == '"':
+            i += 1
+            while i < len(text) and text[i] != '"':
+                i += 2 if text[i] == "\\" else 1
+        elif char == "(":
+            depth += 1
+        elif char == ")":
+            depth -= 1
+            if depth == 0:
+                return i
+        i += 1
+    raise ValueError(f"unbalanced parentheses in HLO: {text[:120]!r}")
+
+
+def _operand_names(text: str) -> Iterator[str]:
+    """Names in an operand list, with or without their types before them."""
+    depth, start = 0, 0
+    text = _COMMENT.sub("", text)
+    for i, char in enumerate(text + ","):
+        if char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == "," and depth == 0:
+            name = _NAME.search(text[start:i])
+            if name is not None:
+                yield name.group(1)
+            start = i + 1

@@ -1,0 +1,153 @@
+"""How often a compiled loop runs.
+
+The compiler often says so (`known_trip_count`). Where it does not, the count
+follows from the loop itself: the constant in the condition, the initial value of
+the counter and its step (2 after unrolling by two). A loop whose count depends on
+data has none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rhino_jax.verify.hlo import Computation, Instruction, Module
+
+
+_KNOWN = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
+_PASSES = ("copy", "bitcast", "convert", "reshape", "copy-done", "copy-start")
+_CALLS = ("fusion", "call")
+_MAX_STEPS = 100
+
+
+def trip_count(module: Module, caller: Computation, loop: Instruction) -> int | None:
+    """How often a `while` runs its body, or None where that depends on data."""
+    known = _KNOWN.search(loop.attributes)
+    if known is not None:
+        return int(known.group(1))
+    condition = module.computations.get(loop.attribute("condition"))
+    body = module.computations.get(loop.attribute("body"))
+    if condition is None or body is None:
+        return None
+    test = _settle(module, _At(condition, condition.root))
+    if test.instruction.opcode != "compare" or len(test.instruction.operands) != 2:
+        return None
+    left, right = (_settle(module, test.to(x)) for x in test.instruction.operands)
+    direction = test.instruction.attribute("direction")
+    if left.constant is not None:
+        left, right = right, left
+        direction = _FLIPPED.get(direction, direction)
+    counter, bound = left.loop_index, right.constant
+    if counter is None or bound is None:
+        return None
+    start = _element(module, _At(caller, loop.operands[0]), counter)
+    step = _step(module, body, counter)
+    if start is None or start.constant is None or not step:
+        return None
+    return _count(direction, start.constant, bound, step)
+
+
+_FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
+
+
+def _count(direction: str, start: int, bound: int, step: int) -> int | None:
+    """Runs of `for (i = start; i direction bound; i += step)`."""
+    if direction in ("GT", "GE"):
+        start, bound, step = -start, -bound, -step
+        direction = "LT" if direction == "GT" else "LE"
+    if direction == "LE":
+        bound, direction = bound + 1, "LT"
+    if direction == "NE" and (bound - start) % step == 0:
+        count = (bound - start) // step
+        return count if count >= 0 else None
+    if direction != "LT" or step <= 0:
+        return None
+    return max(0, -(-(bound - start) // step))
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """An instruction, and what the parameters around it stand for."""
+
+    computation: Computation
+    name: str
+    arguments: tuple[_At, ...] | None = None
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.computation.instructions[self.name]
+
+    def to(self, name: str) -> _At:
+        return _At(self.computation, name, self.arguments)
+
+    @property
+    def constant(self) -> int | None:
+        if self.instruction.opcode != "constant":
+            return None
+        text = self.instruction.operands[0]
+        return int(text) if re.fullmatch(r"-?\d+", text) else None
+
+    @property
+    def loop_index(self) -> int | None:
+        """Which element of the loop's state this is, inside condition or body."""
+        if self.arguments is not None:
+            return None
+        if self.instruction.opcode == "parameter":
+            return 0
+        if self.instruction.opcode != "get-tuple-element":
+            return None
+        of = self.computation.instructions[self.instruction.operands[0]]
+        index = self.instruction.attribute("index")
+        return int(index) if of.opcode == "parameter" else None
+
+
+def _settle(module: Module, at: _At) -> _At:
+    """Follow copies, fusions and tuples to the instruction that makes a value."""
+    for _ in range(_MAX_STEPS):
+        instruction = at.instruction
+        if instruction.opcode in _PASSES:
+            at = at.to(instruction.operands[0])
+        elif instruction.opcode in _CALLS:
+            name = instruction.attribute("calls") or instruction.attribute("to_apply")
+            called = module.computations[name]
+            at = _At(called, called.root, tuple(at.to(x) for x in instruction.operands))
+        elif instruction.opcode == "parameter" and at.arguments is not None:
+            at = at.arguments[int(instruction.operands[0])]
+        elif instruction.opcode == "get-tuple-element":
+            of = _settle_tuple(module, at)
+            if of is None:
+                return at
+            at = of
+        else:
+            return at
+    return at
+
+
+def _settle_tuple(module: Module, at: _At) -> _At | None:
+    """What a get-tuple-element takes out of a tuple that is in sight, or None."""
+    source = at.to(at.instruction.operands[0])
+    if source.instruction.opcode == "parameter" and source.arguments is None:
+        return None
+    return _element(module, source, int(at.instruction.attribute("index")))
+
+
+def _element(module: Module, at: _At, index: int) -> _At | None:
+    """Element `index` of a tuple, settled; the value itself where it is no tuple."""
+    settled = _settle(module, at)
+    if settled.instruction.opcode == "tuple":
+        return _settle(module, settled.to(settled.instruction.operands[index]))
+    return settled if index == 0 and not at.instruction.type.startswith("(") else None
+
+
+def _step(module: Module, body: Computation, counter: int) -> int | None:
+    """By how much one run of the body moves the counter."""
+    new = _element(module, _At(body, body.root), counter)
+    if new is None or new.instruction.opcode not in ("add", "subtract"):
+        return None
+    left, right = (_settle(module, new.to(x)) for x in new.instruction.operands)
+    sign = 1 if new.instruction.opcode == "add" else -1
+    if left.loop_index == counter and right.constant is not None:
+        return sign * right.constant
+    if right.loop_index == counter and left.constant is not None and sign == 1:
+        return left.constant
+    return None
