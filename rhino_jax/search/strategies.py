@@ -113,9 +113,15 @@ def _assignments(
 def _scatters(
     made: Spec, shape: tuple[int, ...], partial: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Iterator[Spec]:
-    """Every way to leave a partial result: axes not placed are all-reduced."""
-    dims = range(len(made))
-    for places in itertools.product((-1, *dims), repeat=len(partial)):
+    """Every way to leave a partial result: axes not placed are all-reduced.
+
+    On meshes of more than two axes all partial axes go the same way.
+    """
+    ways = (-1, *range(len(made)))
+    together = len(sizes) > 2
+    for places in itertools.product(ways, repeat=len(partial)):
+        if together and len(set(places)) > 1:
+            continue
         spec = list(made)
         for axis, dim in zip(partial, places, strict=True):
             if dim >= 0:
