@@ -1,0 +1,281 @@
+"""One signature of a sharded function: traced, planned, on a mesh, ready to run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from rhino_jax._compat import context_mesh, is_compile_only
+from rhino_jax.apply.constraints import auto_twin, partition_spec
+from rhino_jax.apply.interpret import constrained
+from rhino_jax.errors import MeshError, PlanFileError
+from rhino_jax.frontend.leaves import Static, is_python_scalar
+from rhino_jax.frontend.trace import Traced, array_type
+from rhino_jax.ir.spec import Spec, format_spec, is_even
+from rhino_jax.plan.plan import Leaf, Plan
+
+
+class Bound:
+    """A traced function and its plan, on one mesh.
+
+    Attributes:
+      traced: the function.
+      plan: its plan.
+      mesh: the mesh on which arguments are taken and results given, as the user
+        made it: results have its axis types.
+    """
+
+    def __init__(self, traced: Traced, plan: Plan, mesh: Any) -> None:
+        self.traced, self.plan, self.mesh = traced, plan, mesh
+        count = len(traced.arguments.positions)
+        everything = [self._sharding(leaf) for leaf in plan.inputs]
+        self.in_shardings = everything[:count]
+        self.const_shardings = everything[count:]
+        self.out_shardings = [self._sharding(leaf) for leaf in plan.outputs]
+        # What each argument was when it last came as it should: class, type,
+        # sharding. Comparing identities is what makes a call cheap.
+        self._seen: list[tuple[Any, Any, Any]] = [(None, None, None)] * count
+        self._only_arrays = not traced.arguments.statics
+        self._out_only_arrays = not traced.result.statics
+
+    def _sharding(self, leaf: Leaf) -> NamedSharding:
+        check_divides(leaf.path, leaf.spec, leaf.shape, self.mesh)
+        return NamedSharding(
+            self.mesh, partition_spec(leaf.spec, leaf.shape, self.mesh)
+        )
+
+    def function(self) -> Any:
+        """The flat function of arguments and constants, with constraints in it."""
+        run = constrained(
+            self.traced.closed_jaxpr,
+            self.traced.program,
+            self.plan.decisions,
+            auto_twin(self.mesh),
+        )
+        if any(kind is AxisType.Explicit for kind in self.mesh.axis_types):
+            run = jax.sharding.auto_axes(
+                run,
+                axes=self.mesh.axis_names,
+                out_sharding=[explicit_part(s) for s in self.out_shardings],
+            )
+        run.__name__ = run.__qualname__ = self.traced.name
+        return run
+
+    @cached_property
+    def jitted(self) -> Any:
+        """For arrays: donates, and pins what comes out."""
+        donated = [i for i, gone in enumerate(self.traced.donated) if gone]
+        return jax.jit(
+            self.function(), donate_argnums=donated, out_shardings=self.out_shardings
+        )
+
+    @cached_property
+    def staged(self) -> Any:
+        """For tracers: constraints only."""
+        return jax.jit(self.function())
+
+    @cached_property
+    def consts(self) -> list[Any]:
+        """The captured arrays, placed once as planned.
+
+        Copies: the user may donate or delete the originals.
+        """
+        if not self.traced.consts:
+            return []
+        with jax.ensure_compile_time_eval():
+            return jax.device_put(
+                list(self.traced.consts), self.const_shardings, may_alias=False
+            )
+
+    def match(self, leaves: Sequence[Any], tree: Any) -> Arguments | None:
+        """The arrays among the leaves of a call, or None if it is another signature."""
+        arguments = self.traced.arguments
+        if tree != arguments.tree:
+            return None
+        if self._only_arrays:
+            arrays = list(leaves)
+        else:
+            for position, static in arguments.statics:
+                if static != Static(leaves[position]):
+                    return None
+            arrays = [leaves[p] for p in arguments.positions]
+        to_move: list[int] = []
+        for i, (x, (kind, aval, sharding)) in enumerate(
+            zip(arrays, self._seen, strict=True)
+        ):
+            if type(x) is kind and x.aval is aval and x.sharding is sharding:
+                continue
+            if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct):
+                return None
+            try:
+                if array_type(x) != self.traced.signature.arrays[i]:
+                    return None
+            except TypeError:
+                return None
+            if is_python_scalar(x):
+                continue
+            if (
+                isinstance(x, jax.Array)
+                and x.sharding == self.in_shardings[i]
+                and x.committed
+            ):
+                self._seen[i] = (type(x), x.aval, x.sharding)
+            else:
+                to_move.append(i)
+        return Arguments(arrays, to_move)
+
+    def place(self, arguments: Arguments) -> list[Any]:
+        """The arrays where the plan wants them; the user's own are not touched."""
+        arrays, to_move = arguments.arrays, arguments.to_move
+        if to_move:
+            arrays = list(arrays)
+            moved = jax.device_put(
+                [arrays[i] for i in to_move], [self.in_shardings[i] for i in to_move]
+            )
+            for i, array in zip(to_move, moved, strict=True):
+                arrays[i] = array
+        return [*arrays, *self.consts]
+
+    def run(self, arguments: Arguments, compiled: Any = None) -> Any:
+        """Run on arrays; give the result back as the function would."""
+        if not self.is_runnable:
+            raise not_runnable(self.plan, self.mesh)
+        call = self.jitted if compiled is None else compiled
+        arrays = self.place(arguments)
+        if self.fits_context():
+            outs = call(*arrays)
+        else:
+            with jax.set_mesh(self.mesh):
+                outs = call(*arrays)
+        if arguments.to_move:
+            self._delete_donated(arguments, arrays)
+        if self.is_emulated and not any(isinstance(x, jax.core.Tracer) for x in outs):
+            jax.block_until_ready(outs)
+        return self.result(outs)
+
+    def _delete_donated(self, arguments: Arguments, placed: Sequence[Any]) -> None:
+        """Free the originals of donated arrays that had to be moved.
+
+        Only now: had anything failed before, the user would still have them.
+        """
+        for i in arguments.to_move:
+            original = arguments.arrays[i]
+            if (
+                self.traced.donated[i]
+                and isinstance(original, jax.Array)
+                and not isinstance(placed[i], jax.core.Tracer)
+                and not original.is_deleted()
+            ):
+                original.delete()
+
+    def run_staged(self, arrays: Sequence[Any]) -> Any:
+        """Run inside of an outer trace."""
+        return self.result(self.staged(*arrays, *self.traced.consts))
+
+    def result(self, outs: Sequence[Any]) -> Any:
+        """The function's result of its flat arrays."""
+        if self._out_only_arrays:
+            return jax.tree.unflatten(self.traced.result.tree, outs)
+        return self.traced.result.unflatten(outs)
+
+    def abstract_arrays(self) -> list[jax.ShapeDtypeStruct]:
+        """Types and shardings of arguments and constants."""
+        types = [
+            *self.traced.signature.arrays,
+            *(array_type(c) for c in self.traced.consts),
+        ]
+        return [
+            jax.ShapeDtypeStruct(shape, dtype, weak_type=is_weak, sharding=sharding)
+            for (shape, dtype, is_weak), sharding in zip(
+                types, [*self.in_shardings, *self.const_shardings], strict=True
+            )
+        ]
+
+    def fits_context(self) -> bool:
+        """Whether the mesh in context, if any, can stand around this call."""
+        around = context_mesh()
+        if around is None or around is self.mesh:
+            return True
+        kinds = {*around.axis_types, *self.mesh.axis_types}
+        return kinds == {AxisType.Auto} or around == self.mesh
+
+    @cached_property
+    def is_emulated(self) -> bool:
+        """Whether several CPU devices share this process's threads.
+
+        XLA:CPU of jax 0.10.2 stops for good when runs overlap there: a device that
+        has begun the next run takes the thread that another needs to end this one.
+        So each run is waited for.
+        """
+        devices = self.mesh.devices
+        return devices.size > 1 and devices.flat[0].platform == "cpu"
+
+    @cached_property
+    def is_runnable(self) -> bool:
+        return not isinstance(self.mesh, AbstractMesh) and not is_compile_only(
+            self.mesh.devices.flat[0]
+        )
+
+
+def explicit_part(sharding: NamedSharding) -> NamedSharding:
+    """The sharding as types have it, where only Explicit axes count."""
+    mesh = sharding.mesh
+    explicit = {
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind is AxisType.Explicit
+    }
+    dims = [
+        () if dim is None else dim if isinstance(dim, tuple) else (dim,)
+        for dim in sharding.spec
+    ]
+    kept = [tuple(name for name in dim if name in explicit) for dim in dims]
+    return NamedSharding(mesh, PartitionSpec(*(names or None for names in kept)))
+
+
+class Arguments:
+    """The arrays of one call, and which of them are not where the plan wants them."""
+
+    __slots__ = ("arrays", "to_move")
+
+    def __init__(self, arrays: list[Any], to_move: list[int]) -> None:
+        self.arrays, self.to_move = arrays, to_move
+
+
+def check_divides(path: str, spec: Spec, shape: Sequence[int], mesh: Any) -> None:
+    """Refuse a spec that cuts an argument or result unevenly.
+
+    Raises:
+      PlanFileError: some dim is not divided.
+    """
+    if len(spec) == len(shape) and is_even(spec, shape, mesh.axis_sizes):
+        return
+    axes = ", ".join(f"{n}={s}" for n, s in mesh.shape.items())
+    raise PlanFileError(
+        "the plan cuts an array unevenly.",
+        where=path,
+        numbers=f"shape {tuple(shape)}, spec {format_spec(spec, mesh.axis_names)},"
+        f" mesh {axes}",
+        fix="plan again: rhino.plan(fn, *args, mesh=mesh).",
+    )
+
+
+def not_runnable(plan: Plan, mesh: Any) -> MeshError:
+    """The error of a call on a mesh that has no devices to run on."""
+    needed = math.prod(size for _, size in plan.mesh_axes)
+    have = len(jax.devices())
+    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
+    return MeshError(
+        f"`{plan.program_name}` cannot run: its mesh has no devices to run on.",
+        where=f"mesh ({axes})",
+        numbers=f"{needed} devices are needed, {have} are here"
+        f" ({jax.default_backend()})",
+        fix="pass a mesh of real devices, or emulate them on CPU by setting"
+        f" XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX"
+        " starts; .plan(...) and .lower(...) need none.",
+    )

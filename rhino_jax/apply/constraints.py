@@ -1,0 +1,91 @@
+"""Specs as sharding constraints on a mesh whose axes are all Auto."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from rhino_jax.cost.reshard import reshard_route
+from rhino_jax.ir.spec import Spec, shards_per_dim
+
+
+def auto_twin(mesh: Any) -> Any:
+    """A mesh with the same devices and names whose axes are all Auto."""
+    if all(kind is AxisType.Auto for kind in mesh.axis_types):
+        return mesh
+    kinds = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Turns specs into shardings and places them on values.
+
+    Attributes:
+      mesh: the mesh.
+    """
+
+    mesh: Any
+    _known: dict[tuple[Spec, tuple[int, ...]], NamedSharding] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def sharding(self, spec: Spec, shape: Sequence[int]) -> NamedSharding:
+        """The sharding that `spec` is; dims that it does not divide are left open.
+
+        A constraint that does not divide would replicate without a word.
+        """
+        key = (spec, tuple(shape))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = NamedSharding(
+                self.mesh, partition_spec(spec, shape, self.mesh)
+            )
+        return found
+
+    def place(self, x: Any, spec: Spec | None) -> Any:
+        """`x`, constrained to `spec`; as it is where there is nothing to say."""
+        if spec is None or not can_constrain(x) or len(spec) != x.ndim:
+            return x
+        return jax.lax.with_sharding_constraint(x, self.sharding(spec, x.shape))
+
+    def travel(self, x: Any, held: Spec | None, wanted: Spec | None) -> Any:
+        """`x`, taken from one spec to another one collective at a time."""
+        if wanted is None or held is None or len(held) != len(wanted):
+            return self.place(x, wanted)
+        if not can_constrain(x) or len(wanted) != x.ndim:
+            return x
+        for stop in reshard_route(held, wanted, tuple(self.mesh.axis_sizes)):
+            x = self.place(x, stop)
+        return x
+
+
+def partition_spec(spec: Spec, shape: Sequence[int], mesh: Any) -> PartitionSpec:
+    """The spec as JAX writes it; UNCONSTRAINED where it does not divide."""
+    names, sizes = mesh.axis_names, mesh.axis_sizes
+    parts: list[Any] = []
+    for dim, size, shards in zip(spec, shape, shards_per_dim(spec, sizes), strict=True):
+        if not dim:
+            parts.append(None)
+        elif size % shards:
+            parts.append(PartitionSpec.UNCONSTRAINED)
+        else:
+            axes = tuple(names[a] for a in dim)
+            parts.append(axes[0] if len(axes) == 1 else axes)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
+def can_constrain(x: Any) -> bool:
+    """Whether a value is an array with dims (no scalar, reference or token)."""
+    aval = jax.typeof(x)
+    if not isinstance(aval, jax.core.ShapedArray) or not aval.shape:
+        return False
+    return aval.dtype != jax.dtypes.float0

@@ -1,0 +1,236 @@
+"""A traced function, run again with the plan's constraints in it.
+
+The walk is the importer's: `region.ops[i]` is `jaxpr.eqns[i]`, so every equation
+finds its op, and every op its specs. Names and source lines of the equations stay,
+so the compiled program still points at the user's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax._compat import (
+    bind_eqn,
+    eqn_context,
+    is_literal,
+    jaxpr_consts,
+    open_jaxpr,
+)
+from rhino_jax.apply.constraints import Constraints, auto_twin
+from rhino_jax.apply.regions import rebuild_jaxpr, with_jaxprs
+from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.ir.factor import FactorKind, Layout, Rule
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.decisions import Decisions
+
+
+def constrained(
+    closed_jaxpr: Any, program: Program, decisions: Decisions, mesh: Any
+) -> Callable[..., list[Any]]:
+    """The function of a jaxpr, with constraints where `decisions` has specs.
+
+    Args:
+      closed_jaxpr: what `program` was imported from.
+      program: the program.
+      decisions: specs of its values.
+      mesh: the mesh; axes that are not Auto are taken as Auto.
+    Returns:
+      A function of the program's inputs (arguments, then captured constants), flat,
+      to the list of its results.
+    """
+    walk = _Walk(program, decisions, Constraints(auto_twin(mesh)))
+    jaxpr = open_jaxpr(closed_jaxpr)
+
+    def run(*arrays: Any) -> list[Any]:
+        placed = [
+            walk.mesh.place(x, decisions.values.get(i.value))
+            for x, i in zip(arrays, program.inputs, strict=True)
+        ]
+        args, consts = placed[: len(jaxpr.invars)], placed[len(jaxpr.invars) :]
+        outs = walk.region(program.body, jaxpr, consts, args)
+        specs: Sequence[Spec | None] = decisions.outputs or (None,) * len(outs)
+        return [
+            walk.mesh.travel(x, decisions.values.get(o.value), s)
+            for x, o, s in zip(outs, program.outputs, specs, strict=True)
+        ]
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The walk over program and jaxpr together."""
+
+    program: Program
+    decisions: Decisions
+    mesh: Constraints
+
+    def region(
+        self, region: Region, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
+    ) -> list[Any]:
+        """Run all equations of a jaxpr; its results."""
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if is_literal(atom) else env[atom]
+
+        for op_id, eqn in zip(region.ops, jaxpr.eqns, strict=True):
+            op = self.program.ops[op_id]
+            with eqn_context(eqn):
+                results = self.op(op, eqn, [read(v) for v in eqn.invars])
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def op(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any]:
+        """Run one equation, its operands and results placed."""
+        specs = self.decisions.operands
+        held = self.decisions.values
+        operands = [
+            self.mesh.travel(x, held.get(v), specs.get((op.id, i)))
+            for i, (x, v) in enumerate(zip(args, op.operands, strict=True))
+        ]
+        operands = [
+            self.mesh.place(x, whole)
+            for x, whole in zip(operands, self.reading_whole(op), strict=True)
+        ]
+        params = eqn.params
+        if op.call is not None:
+            params = with_jaxprs(eqn, self.regions(op, closed_region_jaxprs(eqn)))
+        results = bind_eqn(eqn, operands, params)
+        return [
+            self.mesh.travel(self.mesh.place(x, whole), whole, held.get(v))
+            for x, v, whole in zip(
+                results, op.results, self.making_whole(op), strict=True
+            )
+        ]
+
+    def reading_whole(self, op: Op) -> list[Spec | None]:
+        """For operands that come cut along a dim that the op needs whole, the spec
+        with that dim uncut."""
+        if op.rule is None:
+            return [None] * len(op.operands)
+        specs, values = self.decisions.operands, self.decisions.values
+        return [
+            uncut_whole(op.rule, layout, specs.get((op.id, i), values.get(v)))
+            for i, (v, layout) in enumerate(
+                zip(op.operands, op.rule.operands, strict=True)
+            )
+        ]
+
+    def making_whole(self, op: Op) -> list[Spec | None]:
+        """Likewise for results: XLA fails to compile some ops (a pad between
+        elements) when it is asked to cut them there, so they are cut afterwards."""
+        if op.rule is None:
+            return [None] * len(op.results)
+        return [
+            uncut_whole(op.rule, layout, self.decisions.values.get(v))
+            for layout, v in zip(op.rule.results, op.results, strict=True)
+        ]
+
+    def regions(self, op: Op, jaxprs: Sequence[Any]) -> list[Any]:
+        """The sub-jaxprs of an op, with constraints in them."""
+        assert op.call is not None
+        return [
+            rebuild_jaxpr(self.body(op, i, jaxpr), jaxpr)
+            for i, jaxpr in enumerate(jaxprs)
+        ]
+
+    def body(self, op: Op, position: int, jaxpr: Any) -> Callable[..., list[Any]]:
+        """One region of an op as a function of its inputs."""
+        assert op.call is not None
+        region = op.call.regions[position]
+        inner, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
+        entering = self.entering(op, region)
+        leaving = self.leaving(op, position)
+
+        def run(*args: Any) -> list[Any]:
+            placed = [
+                self.mesh.place(x, s) for x, s in zip(args, entering, strict=False)
+            ]
+            outs = self.region(region, inner, consts, placed)
+            held = self.decisions.values
+            return [
+                self.mesh.travel(x, held.get(v), s)
+                for x, v, s in zip(outs, region.outputs, leaving, strict=True)
+            ]
+
+        return run
+
+    def entering(self, op: Op, region: Region) -> list[Spec | None]:
+        """How values are held when they enter a region.
+
+        A loop's body is compiled on its own, so they are said again inside; so are
+        those of a branch. Calls are inlined and see what their operands say.
+        """
+        assert op.call is not None
+        if op.call.kind is RegionKind.CALL:
+            return [None] * len(region.inputs)
+        values = self.decisions.values
+        if op.call.kind is not RegionKind.COND:
+            return [values.get(v) for v in region.inputs]
+        operands = self.decisions.operands
+        return [
+            operands.get((op.id, i), values.get(v))
+            for i, v in enumerate(op.operands[1:], 1)
+        ]
+
+    def leaving(self, op: Op, position: int) -> list[Spec | None]:
+        """In which specs values must leave a region, where that is not how they are
+        held.
+
+        A loop's carries leave as they enter, and all branches leave alike: XLA
+        refuses a conditional whose branches do not.
+        """
+        assert op.call is not None
+        region, values = op.call.regions[position], self.decisions.values
+        specs: list[Spec | None] = [
+            self.decisions.region_outputs.get((op.id, position, i))
+            for i in range(len(region.outputs))
+        ]
+        if op.call.kind is RegionKind.COND:
+            return self.leaving_branches(op)
+        for out, value in enumerate(carried(op, position)):
+            specs[out] = values.get(value, specs[out])
+            if values.get(region.outputs[out]) == specs[out]:
+                specs[out] = None
+        return specs
+
+    def leaving_branches(self, op: Op) -> list[Spec | None]:
+        """One spec for each result: its own, or else what any branch says."""
+        assert op.call is not None
+        values, said = self.decisions.values, self.decisions.region_outputs
+        specs: list[Spec | None] = []
+        for i, result in enumerate(op.results):
+            found = values.get(result)
+            for r, region in enumerate(op.call.regions):
+                if found is None:
+                    found = said.get((op.id, r, i), values.get(region.outputs[i]))
+            specs.append(found)
+        return specs
+
+
+def uncut_whole(rule: Rule, layout: Layout, spec: Spec | None) -> Spec | None:
+    """`spec` without cuts of whole dims; None where it has none."""
+    if spec is None:
+        return None
+    uncut = tuple(
+        () if any(rule.factors[f].kind is FactorKind.WHOLE for f in dim) else axes
+        for dim, axes in zip(layout, spec, strict=True)
+    )
+    return None if uncut == spec else uncut
+
+
+def carried(op: Op, position: int) -> tuple[int, ...]:
+    """The inputs of a loop body that its first results become."""
+    call = op.call
+    assert call is not None
+    inputs = call.regions[position].inputs
+    if call.kind is RegionKind.SCAN:
+        return inputs[call.num_consts : call.num_consts + call.num_carry]
+    if call.kind is RegionKind.WHILE and position == 1:
+        return inputs[call.num_consts : call.num_consts + call.num_carry]
+    return ()

@@ -1,0 +1,102 @@
+"""Meshes: as given, in context, or made of axis names and sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from rhino_jax.errors import MeshError
+
+
+def read_mesh(mesh: Any, what: str = "`auto_shard`") -> Any | None:
+    """The mesh that the user means; None where rhino is to choose.
+
+    Args:
+      mesh: a `Mesh`, an `AbstractMesh`, a mapping of axis name to size, or None.
+    Raises:
+      MeshError: it is none of these, has a bad size, or has Manual axes.
+    """
+    if mesh is None:
+        return None
+    if isinstance(mesh, Mapping):
+        return make_mesh(tuple(mesh.items()), what)
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise MeshError(
+            f"{what}: this is no mesh.",
+            where="mesh=",
+            numbers=f"got {type(mesh).__name__}",
+            fix="pass a jax.sharding.Mesh, an AbstractMesh, {'data': 4, 'model': 2},"
+            " or nothing.",
+        )
+    if not mesh.axis_names:
+        raise MeshError(
+            f"{what}: the mesh has no axes.",
+            where="mesh=",
+            numbers=str(mesh),
+            fix="pass a mesh with axes, or nothing: rhino chooses.",
+        )
+    if AxisType.Manual in mesh.axis_types:
+        manual = [
+            name
+            for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+            if kind is AxisType.Manual
+        ]
+        raise MeshError(
+            f"{what}: the mesh has Manual axes, as inside of `shard_map`.",
+            where=", ".join(map(str, manual)),
+            numbers=f"axis types {mesh.axis_types}",
+            fix="call it outside of shard_map, on Auto or Explicit axes.",
+        )
+    return mesh
+
+
+def make_mesh(mesh_axes: Sequence[tuple[str, int]], what: str) -> Mesh | AbstractMesh:
+    """A mesh with Auto axes on the devices here, abstract where they are too few.
+
+    Raises:
+      MeshError: no axes, or a size that is no positive integer.
+    """
+    names = tuple(name for name, _ in mesh_axes)
+    sizes = tuple(size for _, size in mesh_axes)
+    is_valid = all(isinstance(s, int) and s >= 1 for s in sizes)
+    if not names or not is_valid or not all(isinstance(n, str) for n in names):
+        raise MeshError(
+            f"{what}: a mesh needs axes, each with a name and a size of at least 1.",
+            where="mesh=",
+            numbers=f"got {dict(mesh_axes)}",
+            fix="write mesh={'data': 4, 'model': 2}.",
+        )
+    kinds = (AxisType.Auto,) * len(names)
+    present = devices_here(what)
+    needed = math.prod(sizes)
+    if needed > len(present):
+        return AbstractMesh(sizes, names, axis_types=kinds)
+    return jax.make_mesh(sizes, names, axis_types=kinds, devices=present[:needed])
+
+
+def devices_here(what: str) -> list[Any]:
+    """The devices of the default backend.
+
+    Raises:
+      MeshError: there are none.
+    """
+    try:
+        return list(jax.devices())
+    except RuntimeError as error:
+        raise MeshError(
+            f"{what}: JAX finds no devices.",
+            numbers=str(error).splitlines()[0],
+            fix="check JAX_PLATFORMS and the installed jaxlib, or set"
+            " JAX_PLATFORMS=cpu to plan without an accelerator.",
+        ) from None
+
+
+def axes_of_mesh(mesh: Any) -> tuple[tuple[str, int], ...]:
+    """(name, size) of the axes of a mesh, major first."""
+    return tuple(
+        (str(n), int(s)) for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True)
+    )

@@ -1,0 +1,277 @@
+"""The function that a user calls: plans once per signature, moves, runs.
+
+Called with arrays, it moves those that are not where the plan wants them and runs
+one compiled program. Called with tracers (inside `jit`, `grad` or `vmap`), it only
+places constraints.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from rhino_jax._compat import context_mesh
+from rhino_jax.apply.bound import Arguments, Bound
+from rhino_jax.apply.constraints import auto_twin
+from rhino_jax.apply.meshes import axes_of_mesh, make_mesh, read_mesh
+from rhino_jax.apply.stages import Lowered, lower
+from rhino_jax.errors import RhinoWarning, TraceError
+from rhino_jax.frontend.parameters import Parameters, read_parameters
+from rhino_jax.frontend.trace import (
+    Call,
+    Signature,
+    Traced,
+    array_type,
+    check_same_program,
+    split_call,
+    trace_call,
+    type_text,
+)
+from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.fits import check_fits
+from rhino_jax.plan.plan import Plan
+
+
+Planner = Callable[[Traced, Any], Plan]
+"""From a traced function and a mesh (None: choose one) to a plan with a mesh."""
+
+
+class ShardedFunction:
+    """A function that runs sharded; see `rhino_jax.auto_shard`.
+
+    Has what `jax.jit` objects have: `lower`, `trace`, `eval_shape`, `clear_cache`,
+    `__wrapped__`; and `plan`.
+    """
+
+    def __init__(
+        self, parameters: Parameters, planner: Planner, mesh: Any, what: str
+    ) -> None:
+        self._parameters, self._planner = parameters, planner
+        self._mesh, self._what = mesh, what
+        self._last: Bound | None = None
+        self._last_context: Any = None
+        self._bounds: dict[tuple[Signature, Any], Bound] = {}
+        self._plans: dict[tuple[str, Any], Plan] = {}
+        self._programs: dict[tuple[Signature, Any], str] = {}
+        self._has_warned = False
+        functools.update_wrapper(self, parameters.fn)
+        self.__wrapped__: Callable[..., Any] = parameters.fn
+        self.__name__ = parameters.name
+
+    @property
+    def parameters(self) -> Parameters:
+        """How arguments are read: names, static and donated ones."""
+        return self._parameters
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        last = self._last
+        if last is not None and (self._mesh is not None or self._is_same_context()):
+            arguments = self._match(last, args, kwargs)
+            if arguments is not None:
+                return last.run(arguments)
+        return self._call(args, kwargs)
+
+    def _is_same_context(self) -> bool:
+        return context_mesh() is self._last_context
+
+    def _match(self, bound: Bound, args: Any, kwargs: Any) -> Arguments | None:
+        if self._parameters.static:
+            args, kwargs, statics = self._parameters.take_statics(args, kwargs)
+            if statics != bound.traced.signature.statics:
+                return None
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        return bound.match(leaves, tree)
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        call = split_call(self._parameters, args, kwargs, self._what)
+        arrays = call.leaves.arrays
+        for path, x in zip(call.leaves.array_paths, arrays, strict=True):
+            if isinstance(x, jax.ShapeDtypeStruct):
+                raise TraceError(
+                    f"`{self.__name__}` was called with a shape in place of an array.",
+                    where=path,
+                    numbers=str(x),
+                    fix="call it with arrays; .plan(...) and .lower(...) take shapes.",
+                )
+        bound = self._bind(call)
+        is_traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
+        if is_traced or bound.traced.has_captured_tracers:
+            return bound.run_staged(arrays)
+        arguments = bound.match(call.leaves.values, call.leaves.tree)
+        assert arguments is not None
+        self._last, self._last_context = bound, context_mesh()
+        return bound.run(arguments)
+
+    def _bind(self, call: Call) -> Bound:
+        """Trace and plan, unless this signature was planned before."""
+        mesh = self._mesh
+        if mesh is None:
+            mesh = read_mesh(context_mesh(), self._what)
+        key = (call.signature(), mesh)
+        found = self._bounds.get(key)
+        if found is not None:
+            return found
+        twin = None if mesh is None else auto_twin(mesh)
+        traced = trace_call(self._parameters, call, mesh=twin, what=self._what)
+        axes = () if mesh is None else axes_of_mesh(mesh)
+        print_of = fingerprint(traced.program, axes)
+        check_same_program(traced, print_of, self._programs.get(key), self._what)
+        plan = self._plans.get((print_of, mesh))
+        if plan is None:
+            self._say_that_it_replans(call)
+            plan = self._planner(traced, mesh)
+            self._plans[print_of, mesh] = plan
+        bound = Bound(traced, plan, plan.mesh)
+        self._programs[key] = print_of
+        if not traced.has_captured_tracers:
+            self._bounds[key] = bound
+        return bound
+
+    def _say_that_it_replans(self, call: Call) -> None:
+        if self._has_warned or not self._bounds:
+            return
+        difference = _difference(list(self._bounds.values())[-1].traced, call)
+        if difference is None:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{self._what}: `{self.__name__}` is planned again, because {difference}."
+            " This is said once; keep shapes the same from call to call to plan once.",
+            RhinoWarning,
+            stacklevel=5,
+        )
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s).
+
+        Allocates and runs nothing.
+        """
+        return self._bind(split_call(self._parameters, args, kwargs, self._what)).plan
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Lower for these arguments, on compile-only meshes too."""
+        call = split_call(self._parameters, args, kwargs, self._what)
+        return lower(self._bind(call))
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The sharded program as `jax.jit` traces it, over flat arrays."""
+        bound = self._bind(split_call(self._parameters, args, kwargs, self._what))
+        return bound.jitted.trace(*bound.abstract_arrays())
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes, types and shardings of the result."""
+        bound = self._bind(split_call(self._parameters, args, kwargs, self._what))
+        shapes = bound.traced.result.arrays
+        return bound.result([
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+            for x, sharding in zip(shapes, bound.out_shardings, strict=True)
+        ])  # fmt: skip
+
+    def clear_cache(self) -> None:
+        """Forget all traces, plans and compiled programs."""
+        self._last = None
+        self._bounds.clear()
+        self._plans.clear()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else Method(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<{self._what} of {self.__name__}, {len(self._bounds)} signatures>"
+
+
+class Method:
+    """A sharded function as a method of an object."""
+
+    def __init__(self, function: ShardedFunction, instance: Any) -> None:
+        self.__func__, self.__self__ = function, instance
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        return self.__func__.plan(self.__self__, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        return self.__func__.lower(self.__self__, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        return self.__func__.trace(self.__self__, *args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
+
+    def clear_cache(self) -> None:
+        self.__func__.clear_cache()
+
+
+def _difference(before: Traced, call: Call) -> str | None:
+    """The first thing in which a call differs from one that was traced.
+
+    None where only static values or the mesh differ, which the user knows.
+    """
+    now = call.signature()
+    if (now.statics, now.static_leaves) != (
+        before.signature.statics,
+        before.signature.static_leaves,
+    ):
+        return None
+    if now.tree != before.signature.tree:
+        return "the structure of the arguments is another"
+    for path, x, was in zip(
+        call.leaves.array_paths,
+        call.leaves.arrays,
+        before.arguments.arrays,
+        strict=True,
+    ):
+        if array_type(x) != array_type(was):
+            return f"`{path}` is {type_text(x)}, was {type_text(was)}"
+    return None
+
+
+def jit_with_plan(
+    fn: Callable[..., Any], plan: Plan, **options: Any
+) -> ShardedFunction:
+    """`fn` as a function that runs as an existing plan says.
+
+    Args:
+      fn: the function that was planned, or one that `auto_shard` made.
+      plan: its plan; without a mesh, one is made of the devices here.
+      options: `donate_argnums`, `donate_argnames`, `static_argnums`,
+        `static_argnames`, as in `jax.jit`.
+    Raises:
+      PlanFileError: on the first call, if the plan is of another program.
+    """
+    what = "`plan.jit`"
+    if isinstance(fn, ShardedFunction) and not options:
+        parameters = fn.parameters
+    else:
+        raw = fn.parameters.fn if isinstance(fn, ShardedFunction) else fn
+        parameters = read_parameters(raw, **options, what=what)
+    mesh = plan.mesh if plan.mesh is not None else make_mesh(plan.mesh_axes, what)
+
+    def planner(traced: Traced, mesh: Any) -> Plan:
+        axes = axes_of_mesh(mesh)
+        found = fingerprint(traced.program, axes)
+        check_fits(plan, found, axes, program=traced.program, what=what)
+        return with_trees(plan, traced, mesh)
+
+    return ShardedFunction(parameters, planner, mesh, what)
+
+
+def with_trees(plan: Plan, traced: Traced, mesh: Any) -> Plan:
+    """The plan with its mesh and the trees of its function."""
+    return replace(
+        plan,
+        mesh=mesh,
+        in_tree=traced.arguments.tree,
+        out_tree=traced.result.tree,
+        in_leaf_positions=traced.arguments.positions,
+        out_leaf_positions=traced.result.positions,
+    )

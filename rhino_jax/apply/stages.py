@@ -1,0 +1,75 @@
+"""`lower` and `compile` of a sharded function, as `jax.stages` has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from rhino_jax.apply.bound import Arguments, Bound
+from rhino_jax.errors import TraceError
+
+
+class Lowered:
+    """A sharded function, lowered for one signature.
+
+    Everything that `jax.stages.Lowered` has is here too (`as_text`,
+    `compiler_ir`, `cost_analysis`, …).
+    """
+
+    def __init__(self, bound: Bound, lowered: jax.stages.Lowered) -> None:
+        self.bound, self.lowered = bound, lowered
+
+    @property
+    def plan(self) -> Any:
+        return self.bound.plan
+
+    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+        """Compile; arguments as of `jax.stages.Lowered.compile`."""
+        return Compiled(self.bound, self.lowered.compile(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lowered, name)
+
+
+class Compiled:
+    """A sharded function, compiled for one signature; called as the function is.
+
+    Everything that `jax.stages.Compiled` has is here too (`as_text`,
+    `memory_analysis`, `cost_analysis`, …).
+    """
+
+    def __init__(self, bound: Bound, compiled: jax.stages.Compiled) -> None:
+        self.bound, self.compiled = bound, compiled
+
+    @property
+    def plan(self) -> Any:
+        return self.bound.plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run; static arguments are left out or None, as they were compiled in."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arguments: Arguments | None = self.bound.match(leaves, tree)
+        if arguments is None:
+            name = self.bound.traced.name
+            raise TraceError(
+                f"`{name}` was compiled for other arguments.",
+                numbers=f"got {tree}, compiled for {self.bound.traced.arguments.tree};"
+                " or shapes, types or static leaves differ",
+                fix=f"lower and compile `{name}` for these, or call it itself.",
+            )
+        return self.bound.run(arguments, self.compiled)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
+
+
+def lower(bound: Bound) -> Lowered:
+    """Lower for the bound's signature and mesh; nothing is allocated."""
+    arrays = bound.abstract_arrays()
+    if isinstance(bound.mesh, AbstractMesh):
+        traced = bound.jitted.trace(*arrays)
+        platforms = (jax.default_backend(),)
+        return Lowered(bound, traced.lower(lowering_platforms=platforms))
+    return Lowered(bound, bound.jitted.lower(*arrays))

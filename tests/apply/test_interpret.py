@@ -1,0 +1,140 @@
+"""Whatever was decided, a program computes what it computes on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from rhino_jax._compat import is_jaxpr, open_jaxpr
+from rhino_jax.apply.interpret import constrained
+from rhino_jax.frontend.trace import trace
+from rhino_jax.plan.decisions import Decisions
+from tests.apply.programs import (
+    DIFFERENTIABLE,
+    PROGRAMS,
+    arguments,
+    loss_of,
+    nested_jit,
+    reversed_scan,
+    scanned,
+)
+from tests.apply.stand_in import (
+    assert_close,
+    mesh_of,
+    random_decisions,
+    shard,
+)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_numbers_do_not_depend_on_the_decisions(name: str, seed: int) -> None:
+    fn, args = PROGRAMS[name], arguments()
+    assert_close(shard(fn, seed=seed)(*args), jax.jit(fn)(*args))
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_inside_keep_custom_rules(name: str) -> None:
+    fn, args = jax.value_and_grad(loss_of(PROGRAMS[name]), argnums=(0, 1)), arguments()
+    assert_close(shard(fn, seed=3)(*args), jax.jit(fn)(*args), rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_from_outside_keep_custom_rules(name: str) -> None:
+    loss, args = loss_of(PROGRAMS[name]), arguments()
+    want = jax.grad(loss, argnums=(0, 1))(*args)
+    got = jax.grad(shard(loss, seed=4), argnums=(0, 1))(*args)
+    assert_close(got, want, rtol=2e-4, atol=1e-4)
+
+
+def _inner(params: Any) -> list[Any]:
+    flat = [v for p in params.values() for v in (p if isinstance(p, tuple) else (p,))]
+    return [v for v in flat if is_jaxpr(v)]
+
+
+def _eqns(jaxpr: Any, name: str) -> list[Any]:
+    found = []
+    for eqn in open_jaxpr(jaxpr).eqns:
+        if eqn.primitive.name == name:
+            found.append(eqn)
+        for inner in _inner(eqn.params):
+            found += _eqns(inner, name)
+    return found
+
+
+def _applied(fn: Any, decisions: Decisions | None = None) -> Any:
+    traced = trace(fn, arguments(), {})
+    if decisions is None:
+        decisions = random_decisions(traced.program, 0)
+    run = constrained(traced.closed_jaxpr, traced.program, decisions, mesh_of())
+    return jax.make_jaxpr(run)(*arguments(), *traced.consts), traced
+
+
+def test_parameters_of_loops_stay() -> None:
+    jaxpr, _ = _applied(reversed_scan)
+    (scan,) = _eqns(jaxpr, "scan")
+    assert scan.params["reverse"] is True
+    jaxpr, _ = _applied(scanned)
+    (scan,) = _eqns(jaxpr, "scan")
+    assert scan.params["unroll"] == 2
+
+
+def test_constraints_are_placed_inside_of_loop_bodies() -> None:
+    jaxpr, traced = _applied(scanned)
+    (scan,) = _eqns(jaxpr, "scan")
+    assert len(_eqns(scan.params["jaxpr"], "sharding_constraint")) >= 3
+    (op,) = [op for op in traced.program.ops if op.name == "scan"]
+    assert op.call is not None
+
+
+def test_a_value_without_decision_gets_no_constraint() -> None:
+    jaxpr, _ = _applied(scanned, Decisions())
+    assert _eqns(jaxpr, "sharding_constraint") == []
+
+
+def test_operands_are_resharded_only_for_the_op_that_says_so() -> None:
+    def two(x: Any, w: Any) -> Any:
+        return x @ w, x + w
+
+    traced = trace(two, arguments(), {})
+    dot = traced.program.ops[0]
+    spec = ((1,), (0,))
+    jaxpr, _ = _applied(two, Decisions(operands={(dot.id, 0): spec}))
+    (found,) = _eqns(jaxpr, "sharding_constraint")
+    assert found.params["sharding"].spec == P("y", "x")
+    dot_eqn, add_eqn = open_jaxpr(jaxpr).eqns[1:3]
+    assert dot_eqn.invars[0] is found.outvars[0]
+    assert add_eqn.invars[0] is open_jaxpr(jaxpr).invars[0]
+
+
+def test_a_spec_that_does_not_divide_is_left_open() -> None:
+    def small(x: Any, w: Any) -> Any:
+        return x[:3] * 2.0
+
+    traced = trace(small, arguments(), {})
+    (value,) = traced.program.ops[-1].results
+    jaxpr, _ = _applied(small, Decisions(values={value: ((1,), (0,))}))
+    (found,) = _eqns(jaxpr, "sharding_constraint")
+    assert found.params["sharding"].spec == P(P.UNCONSTRAINED, "x")
+
+
+def test_names_and_source_lines_of_the_user_stay() -> None:
+    def step(x: Any, w: Any) -> Any:
+        with jax.named_scope("attention"):
+            return nested_jit(x, w) + jnp.sin(x)
+
+    text = shard(step).lower(*arguments()).compile().as_text()
+    assert "jit(step)/attention/sin" in text
+    assert "jit(step)/attention/jit(inner)" in text
+    assert "programs.py" in text
+
+
+def test_the_compiled_program_has_the_functions_name() -> None:
+    def my_step(x: Any, w: Any) -> Any:
+        return x @ w
+
+    assert "jit_my_step" in shard(my_step).lower(*arguments()).as_text()
