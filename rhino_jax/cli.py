@@ -1,0 +1,232 @@
+"""The command line: `python -m rhino_jax {demo,plan,show,diff}`.
+
+Exit codes: 0 done; 1 no plan satisfies pins and memory budget together; 2 bad
+input, told in four parts on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rhino_jax.errors import InfeasiblePlanError, MeshError, RhinoError
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+      argv: the words after `python -m rhino_jax`; those of this process if None.
+    Returns:
+      The exit code.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # Text here holds × and µ; a terminal that has neither shows '?'.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    args = _parser().parse_args(argv)
+    try:
+        run: Callable[[argparse.Namespace], None] = args.run
+        run(args)
+        sys.stdout.flush()
+    except InfeasiblePlanError as error:
+        return _fail(error, 1)
+    except RhinoError as error:
+        return _fail(error, 2)
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _fail(error: RhinoError, code: int) -> int:
+    sys.stdout.flush()
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rhino_jax", description="Plans how a JAX program is sharded."
+    )
+    commands = parser.add_subparsers(required=True, metavar="{demo,plan,show,diff}")
+
+    demo = commands.add_parser("demo", help="plan and train a small GPT on 8 devices")
+    demo.add_argument("--steps", type=_positive_int, default=30)
+    demo.set_defaults(run=_demo)
+
+    plan = commands.add_parser(
+        "plan",
+        help="plan a function or a model of the zoo",
+        description="Plan a function, or a model of the zoo, from shapes alone.",
+    )
+    plan.add_argument(
+        "target", help="`module:function` (with --shapes), or a model, as gpt-7b"
+    )
+    plan.add_argument("--shapes", metavar="FILE.toml", help="abstract arguments")
+    plan.add_argument("--mesh", type=_mesh, metavar="data=4,model=2")
+    plan.add_argument(
+        "--devices",
+        type=_positive_int,
+        metavar="N",
+        help="let rhino choose a mesh of this many devices",
+    )
+    plan.add_argument("--hardware", help="as v5e, h100:8x8, or a TOML file")
+    plan.add_argument("--budget-gib", type=_positive, help="memory of one device")
+    plan.add_argument("--level", choices=("fast", "best"), default="best")
+    plan.add_argument("--time-limit-s", type=_positive)
+    plan.add_argument("--save", metavar="FILE", help="write the plan as JSON")
+    plan.add_argument("--html", metavar="FILE", help="write the plan as a page")
+    plan.add_argument("--full", action="store_true", help="leave nothing out")
+    plan.add_argument("--no-progress", action="store_true")
+    plan.set_defaults(run=_plan)
+
+    show = commands.add_parser("show", help="show a saved plan")
+    show.add_argument("file")
+    show.add_argument("--full", action="store_true", help="leave nothing out")
+    show.add_argument("--html", metavar="FILE", help="write the plan as a page")
+    show.set_defaults(run=_show)
+
+    diff = commands.add_parser("diff", help="what changes from plan A to plan B")
+    diff.add_argument("a", metavar="A")
+    diff.add_argument("b", metavar="B")
+    diff.set_defaults(run=_diff)
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _mesh(text: str) -> dict[str, int]:
+    """`data=4,model=2` as a mapping."""
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = (x.strip() for x in part.partition("="))
+        if not (name and equals and size.isdecimal() and int(size) > 0):
+            raise argparse.ArgumentTypeError(
+                f"{part!r} is no mesh axis; write name=size, as data=4,model=2"
+            )
+        if name in mesh:
+            raise argparse.ArgumentTypeError(f"axis {name!r} is given twice")
+        mesh[name] = int(size)
+    return mesh
+
+
+def _demo(args: argparse.Namespace) -> None:
+    from rhino_jax.demo import run
+
+    run(steps=args.steps)
+
+
+def _plan(args: argparse.Namespace) -> None:
+    import rhino_jax as rhino
+    from rhino_jax.loading import load_call, tracing_error
+
+    mesh, hardware = _place(args)
+    call = load_call(args.target, args.shapes)
+    sharded = rhino.auto_shard(
+        call.fn,
+        mesh=mesh,
+        hardware=hardware,
+        memory_budget_bytes=args.budget_gib and round(args.budget_gib * 2**30),
+        level=args.level,
+        time_limit_s=args.time_limit_s,
+        progress=not args.no_progress,
+        **call.options,
+    )
+    try:
+        plan = sharded.plan(*call.args, **call.kwargs)
+    except RhinoError:
+        raise
+    except Exception as error:
+        # Tracing marks what the user's function raises; all else is a fault of ours,
+        # and deserves its traceback.
+        if not hasattr(error, "__notes__"):
+            raise
+        raise tracing_error(args.target, error) from error
+    if args.save:
+        _writing(args.save, lambda: plan.save(args.save))
+        print(f"saved to {args.save}", file=sys.stderr)
+    _tell(plan, args)
+
+
+def _show(args: argparse.Namespace) -> None:
+    from rhino_jax.plan.store import load_plan
+
+    _tell(load_plan(args.file), args)
+
+
+def _diff(args: argparse.Namespace) -> None:
+    from rhino_jax.plan.diff import diff
+    from rhino_jax.plan.store import load_plan
+
+    print(diff(load_plan(args.a), load_plan(args.b)))
+
+
+def _tell(plan: Plan, args: argparse.Namespace) -> None:
+    """Write the page, if one is asked for, and print the table."""
+    from rhino_jax.report.html import page, to_html
+
+    if args.html:
+        text = page(to_html(plan), title=f"plan of {plan.program_name}")
+        _writing(args.html, lambda: Path(args.html).write_text(text, encoding="utf-8"))
+        print(f"page written to {args.html}", file=sys.stderr)
+    print(plan.table(full=args.full))
+
+
+def _writing(path: str, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise RhinoError(
+            f"cannot write {path!r}: {error.strerror or error}.",
+            where=str(Path(path).resolve().parent),
+            fix="give a path in a folder that exists and can be written.",
+        ) from None
+
+
+def _place(args: argparse.Namespace) -> tuple[dict[str, int] | None, str | None]:
+    """Mesh and hardware from --mesh, --devices and --hardware.
+
+    Raises:
+      MeshError: they contradict each other.
+    """
+    hardware, count = args.hardware, args.devices
+    if count is None:
+        return args.mesh, hardware
+    if args.mesh is not None:
+        raise MeshError(
+            "`plan`: --mesh and --devices are both given.",
+            numbers=f"--mesh {args.mesh}, --devices {count}",
+            fix="give --mesh to fix the mesh, or --devices to let rhino choose it.",
+        )
+    name, colon, topology = (hardware or "cpu").rpartition(":")
+    if colon and topology.replace("x", "").isdecimal():
+        raise MeshError(
+            f"`plan`: --hardware {hardware} says how many devices there are.",
+            numbers=f"--devices {count}",
+            fix=f"leave out --devices, or write --hardware {name}.",
+        )
+    return None, f"{hardware or 'cpu'}:{count}"
