@@ -39,7 +39,7 @@ EFFORTS = {
     "fast": Effort(max_rounds=20, deterministic_s=0.0, max_fusions=1, max_prices=10),
     "best": Effort(max_rounds=60, deterministic_s=2.0, max_fusions=3, max_prices=16),
 }
-RECIPE_EFFORT = Effort(max_rounds=3, deterministic_s=0.0, max_fusions=0, max_prices=0)
+RECIPE_EFFORT = Effort(max_rounds=8, deterministic_s=0.0, max_fusions=1, max_prices=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,8 @@ def _best_start(model: Model, starts: list[Labels]) -> Solution:
 
 
 def _solve_recipes(model: Model) -> dict[str, Labels | None]:
+    """The cheapest plan within each recipe; one that allows more starts from those
+    that allow less."""
     book = RecipeBook.of(model)
     found: dict[str, Labels | None] = {}
     for recipe in recipes_for(model.mesh):
@@ -214,12 +216,25 @@ def _solve_recipes(model: Model) -> dict[str, Labels | None]:
             continue
         small = model.problem.restricted(allowed)
         small.limit = math.inf
-        local = solve(small, [], RECIPE_EFFORT).labels
+        starts = [_within(allowed, x) for x in found.values() if x is not None]
+        known = [x for x in starts if x is not None]
+        local = solve(small, known, RECIPE_EFFORT).labels
         assert local is not None
         found[recipe.name] = np.array(
             [a[k] for a, k in zip(allowed, local, strict=True)], dtype=np.int64
         )
     return found
+
+
+def _within(allowed: Sequence[np.ndarray], labels: Labels) -> Labels | None:
+    """A choice in terms of the allowed options, or None where it uses others."""
+    local = np.zeros(len(labels), dtype=np.int64)
+    for i, options in enumerate(allowed):
+        at = int(np.searchsorted(options, labels[i]))
+        if at == len(options) or options[at] != labels[i]:
+            return None
+        local[i] = at
+    return local
 
 
 def _assemble(

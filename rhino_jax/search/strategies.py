@@ -91,9 +91,14 @@ def _axes_of_dim(
 def _assignments(
     factor_sizes: tuple[int, ...], cuttable: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All cuts that divide evenly. Both orders of two axes on one factor are
-    kept on meshes of up to two axes; with more axes only the mesh's order is."""
+    """All cuts that divide evenly; what has no elements is not cut.
+
+    Both orders of two axes on one factor are kept on meshes of up to two axes; with
+    more axes only the mesh's order is.
+    """
     num_axes = len(sizes)
+    if 0 in factor_sizes:
+        cuttable = ()
     for choice in itertools.product((-1, *cuttable), repeat=num_axes):
         cut: list[tuple[int, ...]] = [()] * len(factor_sizes)
         for axis, factor in enumerate(choice):

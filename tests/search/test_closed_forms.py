@@ -190,3 +190,21 @@ def test_a_pin_that_cannot_fit_is_named_with_what_dropping_it_gains() -> None:
     assert "layer_0" not in where
     assert f"drop the pin {path}" in fix
     assert "memory budget 1.53 MiB" in where
+
+
+def test_a_time_limit_too_short_falls_back_to_the_best_recipe_and_says_so() -> None:
+    work = registry.get("gpt-tiny")
+    plan = rhino.plan(
+        work.step,
+        *work.abstract_args(),
+        mesh={"x": 2, "y": 4},
+        hardware="v5e",
+        donate_argnums=work.donate_argnums,
+        time_limit_s=1e-6,
+        progress=False,
+    )
+    assert plan.search.status == "recipe"
+    assert any("best recipe" in note for note in plan.notes)
+    assert plan.predicted.step_time_s == pytest.approx(
+        min(r.step_time_s for r in plan.recipes.values() if r is not None)
+    )
