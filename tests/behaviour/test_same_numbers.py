@@ -1,8 +1,8 @@
 """Two steps of the sharded program give what two steps on one device give.
 
 All in float32. A leaf agrees where |sharded - single| ≤ 1e-4 · |single| + 1e-5 · the
-leaf's largest magnitude + 1e-9. Where some gradient is zero in exact arithmetic (a key bias
-under softmax), Adam and Adafactor would divide noise by noise: those models are
+leaf's largest magnitude + 1e-8. Where some gradient is zero in exact arithmetic (a key
+bias under softmax), Adam and Adafactor would divide noise by noise: those models are
 trained by SGD with momentum here.
 """
 
