@@ -67,6 +67,8 @@ class _ReshardTables:
     builder: OptionBuilder
     fixed_s: np.ndarray
     s_per_byte: np.ndarray
+    _kinds: tuple[int, ...]
+    _priced: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     _lists: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict
     )
@@ -78,30 +80,62 @@ class _ReshardTables:
     @classmethod
     def of(cls, builder: OptionBuilder) -> _ReshardTables:
         count = len(builder.table.specs)
+        links = [
+            (a.size, a.alpha_s, a.bytes_per_s, a.topology) for a in builder.mesh.axes
+        ]
         return cls(
-            builder, np.full((count, count), np.nan), np.full((count, count), np.nan)
+            builder,
+            np.full((count, count), np.nan),
+            np.full((count, count), np.nan),
+            tuple(links.index(link) for link in links),
         )
 
     def _meet(self, a: int, b: int) -> None:
         """Price one pair of specs."""
-        if a == b:
-            self.fixed_s[a, b] = self.s_per_byte[a, b] = 0.0
-            return
-        specs, mesh = self.builder.table.specs, self.builder.mesh
+        specs = self.builder.table.specs
+        key = self._alike(specs[a], specs[b])
+        found = self._priced.get(key)
+        if found is None:
+            found = self._priced[key] = self._price(specs[a], specs[b])
+        self.fixed_s[a, b], self.s_per_byte[a, b] = found
+
+    def _alike(self, src: Spec, dst: Spec) -> tuple[object, ...]:
+        """The pair with its axes numbered as they are met, equal axes alike: pairs
+        that differ only in which of several equal axes they name cost the same."""
+        names: dict[int, tuple[int, int]] = {}
+        counts = [0] * len(self._kinds)
+        key: list[object] = []
+        for spec in (src, dst):
+            for dim in spec:
+                for axis in dim:
+                    name = names.get(axis)
+                    if name is None:
+                        kind = self._kinds[axis]
+                        name = names[axis] = (kind, counts[kind])
+                        counts[kind] += 1
+                    key.append(name)
+                key.append(None)
+        return tuple(key)
+
+    def _price(self, src: Spec, dst: Spec) -> tuple[float, float]:
+        """Fixed seconds and seconds per byte of one reshard."""
+        if src == dst:
+            return 0.0, 0.0
+        mesh = self.builder.mesh
         # Any change of layout is at least a copy of the new shard, and among free
         # ones none is preferred to some.
-        cut = math.prod(shards_per_dim(specs[b], mesh.sizes))
+        cut = math.prod(shards_per_dim(dst, mesh.sizes))
         fixed, per_byte = TIE_S, 2 / cut / self.builder.target.hbm_bytes_per_s
         # Steps scale with the bytes: take them for 2^40 bytes and divide.
         whole = 1 << 40
-        for step in reshard_steps(specs[a], specs[b], whole, mesh.sizes):
+        for step in reshard_steps(src, dst, whole, mesh.sizes):
             axes = [mesh.axes[i] for i in step.axes]
             alpha = collective_s(step.kind, 0.0, axes)
             fixed += alpha
             per_byte += (
                 collective_s(step.kind, step.local_bytes, axes) - alpha
             ) / whole
-        self.fixed_s[a, b], self.s_per_byte[a, b] = fixed, per_byte
+        return fixed, per_byte
 
     def table(
         self,

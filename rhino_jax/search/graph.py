@@ -52,7 +52,7 @@ class Node:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Port:
     """A result of a node."""
 

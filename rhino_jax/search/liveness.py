@@ -1,8 +1,10 @@
 """Which values touch memory, and when each is live.
 
 A fusible op's result goes through registers where one fusion can hold it and its
-readers; it touches memory where an op that cannot fuse reads it, where it leaves
-a loop or the program, or where it is read much later than it is made.
+readers; it touches memory where an op that cannot fuse reads it, or where it leaves
+a loop or the program. Read by several ops far apart, it is computed again by each
+reader's fusion where that is cheap and reads no more than it would have stored (a
+convert, a mask, a normalisation); else it is kept.
 """
 
 from __future__ import annotations
@@ -24,8 +26,20 @@ FUSES_OPERANDS = frozenset(
 reductions, updates and copies (xla/service/instruction_fusion.cc)."""
 
 FAR = 24
-"""A value read by several ops, one of them this many ops later, is kept and not
-computed again: XLA duplicates cheap producers only into fusions nearby."""
+"""Readers this many ops later than the value is made are in another fusion."""
+
+EXPENSIVE = frozenset(
+    {
+        "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc",
+        "erf_inv", "lgamma", "digamma", "pow", "sin", "cos", "tan", "atan2", "sinh",
+        "cosh", "asin", "acos", "atan", "cbrt", "random_bits", "threefry2x32",
+    }
+)  # fmt: skip
+"""Elementwise ops that are not computed twice to save memory, after XLA's
+`InstructionFusion::IsExpensive`."""
+
+RECOMPUTE_SHARE = 1.1
+"""A value is computed again only from at most this many times its own bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +59,49 @@ def is_fusible(node: Node) -> bool:
     return node.kind is NodeKind.OP and node.op is not None and node.op.is_fusible
 
 
-def _must_store(graph: Graph, edges: list[Edge], made: int) -> bool:
+def _must_store(graph: Graph, edges: list[Edge]) -> bool:
+    """Whether some reader needs the value in memory."""
     for edge in edges:
         target = graph.nodes[edge.target]
-        if target.kind is NodeKind.COPY:
-            return True
         if target.kind is not NodeKind.OP:
             return True
         assert target.op is not None
         if not target.op.is_fusible and target.op.name not in FUSES_OPERANDS:
             return True
-    return len(edges) > 1 and max(e.time for e in edges) - made > FAR
+    return False
+
+
+def _stored_ports(
+    graph: Graph, ports: list[Port], readers: dict[Port, list[Edge]]
+) -> dict[Port, bool]:
+    """Decide for every port, in program order, whether its value is stored."""
+    feeds: dict[int, list[Port]] = defaultdict(list)
+    for edge in graph.edges:
+        feeds[edge.target].append(edge.source)
+    stored: dict[Port, bool] = {}
+    source_bytes: dict[Port, int] = {}
+    for port in sorted(ports, key=lambda p: (graph.nodes[p.node].time, p)):
+        node, edges = graph.nodes[port.node], readers[port]
+        own = _bytes_of(graph, port)
+        sources = sum(source_bytes.get(p, 0) for p in feeds[node.id])
+        keep = not is_fusible(node) or _must_store(graph, edges)
+        if not keep and len(edges) > 1:
+            assert node.op is not None
+            is_far = max(e.time for e in edges) - node.time > FAR
+            is_dear = node.op.name in EXPENSIVE or sources > RECOMPUTE_SHARE * own
+            keep = is_far and is_dear
+        stored[port] = keep
+        source_bytes[port] = own if keep else sources
+    return stored
+
+
+def _bytes_of(graph: Graph, port: Port) -> int:
+    node = graph.nodes[port.node]
+    value = node.value
+    if node.kind is NodeKind.OP:
+        assert node.op is not None
+        value = node.op.results[port.index]
+    return graph.program.values[value].bytes
 
 
 def analyse(graph: Graph) -> Liveness:
@@ -64,11 +110,7 @@ def analyse(graph: Graph) -> Liveness:
     for edge in graph.edges:
         readers[edge.source].append(edge)
     ports = _ports(graph, readers)
-    stored = {
-        port: not is_fusible(graph.nodes[port.node])
-        or _must_store(graph, readers[port], graph.nodes[port.node].time)
-        for port in ports
-    }
+    stored = _stored_ports(graph, ports, readers)
     outs: dict[int, list[Port]] = defaultdict(list)
     for port in ports:
         outs[port.node].append(port)
