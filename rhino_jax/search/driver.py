@@ -42,6 +42,12 @@ EFFORTS = {
 RECIPE_EFFORT = Effort(max_rounds=8, deterministic_s=0.0, max_fusions=1, max_prices=0)
 
 
+MANY_CELLS = 1_500_000
+"""Pairs of options on a mesh of two axes beyond which meshes of more axes are not
+tried unasked: a third axis makes about ten times as many (a U-Net of 14,583 nodes has
+ten million, and took four minutes on 2x2x2)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What is asked for, besides program, mesh and target.
@@ -121,8 +127,13 @@ def choose_plan(
     graph = flatten(program)
     best: _Found | None = None
     compared: list[tuple[tuple[int, ...], float]] = []
+    cells, left_out = 0, 0
     for axes in _different(meshes, target):
+        if len(axes) > 2 and cells > MANY_CELLS:
+            left_out += 1
+            continue
         drawn = _draw(graph, axes, target, request)
+        cells = sum(e.table.size for e in drawn.model.problem.edges)
         found = _solve(drawn, EFFORTS["fast"], request, started, None)
         compared.append((tuple(n for _, n in axes), found.solution.objective))
         if best is None or found.solution.objective < best.solution.objective:
@@ -135,7 +146,14 @@ def choose_plan(
         effort = EFFORTS[request.level]
         best = _solve(best.drawn, effort, request, started, progress, starts)
     ranked = tuple(sorted(compared, key=lambda c: c[1]))
-    return _assemble(target, request, best, started, ranked)
+    plan = _assemble(target, request, best, started, ranked)
+    if left_out:
+        note = (
+            f"{left_out} mesh shapes of three or more axes were not tried, because the"
+            " program is large: give mesh= to plan on one of them."
+        )
+        plan = replace(plan, notes=(*plan.notes, note))
+    return plan
 
 
 def _different(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rhino_jax.search.problem import Labels, Problem
 
 
-MAX_MODEL_CELLS = 120_000
+MAX_MODEL_CELLS = 40_000
 """CP-SAT is asked only up to this many edge variables (about 20 µs and 5 KB each:
 measured on 2 cores with OR-tools 9.15)."""
 
