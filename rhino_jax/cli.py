@@ -7,6 +7,7 @@ input, told in four parts on standard error.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -224,9 +225,12 @@ def _place(args: argparse.Namespace) -> tuple[dict[str, int] | None, str | None]
         )
     name, colon, topology = (hardware or "cpu").rpartition(":")
     if colon and topology.replace("x", "").isdecimal():
+        there = math.prod(int(n) for n in topology.split("x") if n)
+        if there == count:
+            return None, hardware
         raise MeshError(
-            f"`plan`: --hardware {hardware} says how many devices there are.",
-            numbers=f"--devices {count}",
+            f"`plan`: --hardware {hardware} and --devices do not agree.",
+            numbers=f"{hardware} has {there} devices, --devices {count}",
             fix=f"leave out --devices, or write --hardware {name}.",
         )
     return None, f"{hardware or 'cpu'}:{count}"
