@@ -20,8 +20,8 @@ def plain(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def assert_same(single: Any, sharded: Any) -> None:
-    """Every array leaf agrees to 1e-4 of itself and 1e-5 of the leaf's largest.
+def assert_same(single: Any, sharded: Any, atol: float = 1e-8) -> None:
+    """Every array leaf agrees to 1e-4 of itself, 1e-5 of the leaf's largest, and atol.
 
     What is below 1e-8 is the rounding noise of a zero (a key bias under softmax).
     """
@@ -43,6 +43,6 @@ def assert_same(single: Any, sharded: Any) -> None:
             b,
             a,
             rtol=1e-4,
-            atol=1e-5 * scale + 1e-8,
+            atol=1e-5 * scale + atol,
             err_msg=jax.tree_util.keystr(path),
         )

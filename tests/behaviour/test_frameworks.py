@@ -26,6 +26,10 @@ PAIRED = {
 }
 
 
+# 2 % of the learning rate, see test_same_numbers.py; SGD needs none of it.
+ATOL = {"sgd": 1e-8, "adafactor": 2e-4}
+
+
 def cases() -> list[Any]:
     return [
         pytest.param(name, optimizer, marks=(pytest.mark.slow,) if i else ())
@@ -61,7 +65,7 @@ def test_two_steps_equal_the_single_device_run(name: str, optimizer: str) -> Non
     for _ in range(2):
         *expected, loss = single(*expected, batch)
         *got, sharded_loss = sharded(*got, batch)
-        assert_same((expected, loss), (got, sharded_loss))
+        assert_same((expected, loss), (got, sharded_loss), ATOL.get(optimizer, 2e-5))
     plan = sharded.plan(*got, batch)
     assert plan.coverage.unknown == ()
     assert plan.coverage.flops == 1.0

@@ -1,9 +1,11 @@
 """Two steps of the sharded program give what two steps on one device give.
 
 All in float32. A leaf agrees where |sharded - single| ≤ 1e-4 · |single| + 1e-5 · the
-leaf's largest magnitude + 1e-8. Where some gradient is zero in exact arithmetic (a key
-bias under softmax), Adam and Adafactor would divide noise by noise: those models are
-trained by SGD with momentum here.
+leaf's largest magnitude + 1e-8. Adam and Adafactor divide a gradient by its own size,
+so an element whose gradient is near rounding noise may move by a share of the learning
+rate: there 2 % of it is allowed on top. Where some gradient is zero in exact arithmetic
+(a key bias under softmax) they would divide noise by noise: those models are trained by
+SGD with momentum here.
 """
 
 from __future__ import annotations
@@ -66,10 +68,12 @@ def test_two_steps_equal_the_single_device_run(
     if not work.donate_argnums:
         assert_same(single(*state, batch), sharded(*state, batch))
         return
+    is_sgd = work.config.optimizer == "sgd"
+    atol = 1e-8 if is_sgd else 0.02 * work.config.learning_rate
     expected, got = tuple(state), jax.tree.map(lambda x: x.copy(), tuple(state))
     for _ in range(2):
         *expected, loss = single(*expected, batch)
         *got, sharded_loss = sharded(*got, batch)
-        assert_same((expected, loss), (got, sharded_loss))
+        assert_same((expected, loss), (got, sharded_loss), atol)
     plan = sharded.plan(*got, batch)
     assert plan.coverage.unknown == ()
