@@ -5,6 +5,7 @@ device_kinds = ["NVIDIA H100 PCIe"] # optional: `jax.Device.device_kind`
 matmul_efficiency = 0.7             # in (0, 1]
 memory_efficiency = 0.8             # in (0, 1]
 launch_s = 3e-6                     # optional, 0
+overlap_share = 0.5                 # optional, 0: no collective hides behind compute
 
 [peak_flops_per_s]                  # by type; at least one; `inf` is allowed
 float32 = 4e14
@@ -48,6 +49,7 @@ from rhino_jax.hardware.target import Device, Link, Target, Tier
 
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
+    "overlap_share",
     "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
@@ -196,6 +198,13 @@ def _parse_device(top: _Table) -> Device:
         memory_efficiency=top.number("memory_efficiency", share, most=1),
         launch_s=top.number(
             "launch_s", "seconds, at least 0", may_be_zero=True, default=0.0
+        ),
+        overlap_share=top.number(
+            "overlap_share",
+            "a share in [0, 1]",
+            may_be_zero=True,
+            most=1.0,
+            default=0.0,
         ),
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),

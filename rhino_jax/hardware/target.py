@@ -29,6 +29,8 @@ class Device:
       hbm_bytes_per_s: peak bandwidth of that memory.
       memory_efficiency: share of that bandwidth that streaming reaches, in (0, 1].
       launch_s: fixed seconds that every kernel costs.
+      overlap_share: collectives hide behind compute for at most this share of the
+        compute's time, all of them together, in [0, 1].
       kinds: `jax.Device.device_kind` of such devices.
     """
 
@@ -38,6 +40,7 @@ class Device:
     matmul_efficiency: float = 1.0
     memory_efficiency: float = 1.0
     launch_s: float = 0.0
+    overlap_share: float = 0.0
     kinds: tuple[str, ...] = ()
 
 
@@ -150,6 +153,11 @@ class Target:
     def launch_s(self) -> float:
         """Fixed seconds that every kernel costs."""
         return self.device.launch_s
+
+    @property
+    def overlap_share(self) -> float:
+        """Share of compute's time behind which collectives can hide."""
+        return self.device.overlap_share
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """Peak floating-point operations per second of a matmul.

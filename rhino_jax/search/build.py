@@ -41,6 +41,13 @@ class Model:
     options: list[Options]
     problem: Problem
 
+    def compute_costs(self) -> list[np.ndarray]:
+        """For every node, the seconds of each option that are compute."""
+        return [
+            o.compute_s * node.count
+            for o, node in zip(self.options, self.graph.nodes, strict=True)
+        ]
+
     @property
     def mesh(self) -> LaidMesh:
         return self.builder.mesh

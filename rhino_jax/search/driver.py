@@ -22,11 +22,13 @@ from rhino_jax.search.extract import (
     collectives_of,
     coverage_shares,
     decisions_of,
+    overlap_of,
     predicted_of,
 )
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.graph import Graph, NodeKind
 from rhino_jax.search.infeasible import explain
+from rhino_jax.search.overlap import solve_overlapped
 from rhino_jax.search.pool import OPTIMAL_GAP, Effort
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.recipes import RecipeBook, recipes_for
@@ -206,14 +208,15 @@ def _solve(
         return _Found(drawn, _best_start(model, fitting), is_fallback=True)
     effort = replace(effort, deadline=deadline, seed=request.seed)
     report = progress or (lambda best, bound: None)
-    return _Found(drawn, solve(model.problem, known, effort, report))
+    return _Found(drawn, solve_overlapped(overlap_of(model), known, effort, report))
 
 
 def _best_start(model: Model, starts: list[Labels]) -> Solution:
-    best = min(starts, key=model.problem.objective)
+    overlap = overlap_of(model)
+    best = min(starts, key=overlap.step_s)
     return Solution(
         best,
-        model.problem.objective(best),
+        overlap.step_s(best),
         0.0,
         model.problem.peak(best),
         model.problem.peak(best),

@@ -17,6 +17,7 @@ from rhino_jax.plan.records import Collective, Holding, Predicted
 from rhino_jax.search.build import Model
 from rhino_jax.search.graph import Edge, Node, NodeKind, Port
 from rhino_jax.search.options import own_steps
+from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import Labels
 
 
@@ -118,6 +119,12 @@ def name_of(model: Model, port: Port) -> str:
     return f"{node.op.name}{kind} %{node.value}"
 
 
+def overlap_of(model: Model) -> Overlap:
+    """What the target can hide of the model's collectives."""
+    share = model.builder.target.overlap_share
+    return Overlap(model.problem, model.compute_costs(), share)
+
+
 def predicted_of(
     model: Model, labels: Labels, collectives: tuple[Collective, ...]
 ) -> Predicted:
@@ -126,8 +133,10 @@ def predicted_of(
         float(options.flops[labels[node.id]]) * node.count
         for node, options in zip(model.graph.nodes, model.options, strict=True)
     )
-    communication_s = sum(c.seconds for c in collectives)
-    step_time_s = model.problem.objective(labels)
+    overlap = overlap_of(model)
+    step_time_s = overlap.step_s(labels)
+    exposed_s = sum(c.seconds for c in collectives) - overlap.hidden_s(labels)
+    communication_s = max(exposed_s, 0.0)
     return Predicted(
         step_time_s=step_time_s,
         compute_s=max(step_time_s - communication_s, 0.0),

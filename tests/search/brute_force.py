@@ -18,7 +18,7 @@ from rhino_jax.ir.spec import shards_per_dim
 from rhino_jax.search.build import TIE_S, Model, build_model
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.options import own_steps
-from rhino_jax.search.problem import Problem
+from rhino_jax.search.problem import PairTable, Problem
 
 
 def model_of(
@@ -34,29 +34,31 @@ def model_of(
     return build_model(flatten(traced.program), laid, target, {}, budget_bytes)
 
 
-def best_by_enumeration(problem: Problem) -> float:
-    """Smallest objective of any choice that fits, or infinity.
-
-    Without memory the objective of all choices is one array, an axis per node.
-    """
-    sizes = [len(c) for c in problem.costs]
+def objectives(costs: list[np.ndarray], edges: list[PairTable]) -> np.ndarray:
+    """The objective of all choices as one array, an axis per node."""
+    sizes = [len(c) for c in costs]
     assert math.prod(sizes) <= 20_000_000, sizes
+    total = np.zeros(sizes)
+    for i, cost in enumerate(costs):
+        total += cost.reshape([-1 if k == i else 1 for k in range(len(sizes))])
+    for e in edges:
+        if e.source == e.target:
+            table = np.diagonal(e.table)
+            shape = [-1 if k == e.source else 1 for k in range(len(sizes))]
+        else:
+            table = e.table if e.source < e.target else e.table.T
+            low, high = sorted((e.source, e.target))
+            shape = [sizes[k] if k in (low, high) else 1 for k in range(len(sizes))]
+        total = total + table.reshape(shape)
+    return total
+
+
+def best_by_enumeration(problem: Problem) -> float:
+    """Smallest objective of any choice that fits, or infinity."""
     if math.isinf(problem.limit):
-        total = np.zeros(sizes)
-        for i, cost in enumerate(problem.costs):
-            total += cost.reshape([-1 if k == i else 1 for k in range(len(sizes))])
-        for e in problem.edges:
-            if e.source == e.target:
-                table = np.diagonal(e.table)
-                shape = [-1 if k == e.source else 1 for k in range(len(sizes))]
-            else:
-                table = e.table if e.source < e.target else e.table.T
-                low, high = sorted((e.source, e.target))
-                shape = [sizes[k] if k in (low, high) else 1 for k in range(len(sizes))]
-            total = total + table.reshape(shape)
-        return float(total.min())
+        return float(objectives(problem.costs, problem.edges).min())
     best = math.inf
-    for choice in itertools.product(*map(range, sizes)):
+    for choice in itertools.product(*(range(len(c)) for c in problem.costs)):
         if problem.peak(choice) <= problem.limit:
             best = min(best, problem.objective(choice))
     return best

@@ -1,0 +1,70 @@
+"""Collectives hide behind compute once, and the search knows it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.hardware.files import load_target
+from rhino_jax.models import registry
+from rhino_jax.search.overlap import Overlap, solve_overlapped
+from rhino_jax.search.pool import Effort
+from tests.search.brute_force import model_of, objectives
+
+
+def two_layers(w1: jax.Array, w2: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w1) @ w2
+
+
+def shapes(batch: int, width: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    sizes = ((width, 4 * width), (4 * width, width), (batch, width))
+    return tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in sizes)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize(("batch", "width"), [(4096, 512), (512, 2048), (64, 1024)])
+def test_small_programs_are_bounded_and_near_brute_force(
+    batch: int, width: int, share: float
+) -> None:
+    """Equal in eight of the nine; between two weights a choice may be missed (the
+    worst here is 6.5 % above the optimum), and the bound then leaves a gap."""
+    target = load_target("h100")
+    model = model_of(two_layers, shapes(batch, width), {"x": 4}, target)
+    overlap = Overlap(model.problem, model.compute_costs(), share)
+    total = objectives(model.problem.costs, model.problem.edges)
+    compute = objectives(overlap.compute, [])
+    best = float((compute + np.maximum(0, total - compute - share * compute)).min())
+    found = solve_overlapped(overlap, [], Effort(), lambda best, bound: None)
+    assert found.labels is not None
+    assert found.objective == pytest.approx(overlap.step_s(found.labels))
+    assert found.bound <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= found.objective <= 1.07 * best
+    if found.bound == pytest.approx(found.objective):
+        assert found.objective == pytest.approx(best)
+
+
+def test_more_overlap_never_costs_and_hides_at_most_the_budget() -> None:
+    work = registry.get("gpt-medium", num_layers=2, batch=8)
+    times = []
+    for share in (0.0, 0.2, 0.6):
+        target = load_target("h100").replace(overlap_share=share)
+        plan = rhino.plan(
+            work.step,
+            *work.abstract_args(),
+            mesh={"x": 8},
+            hardware=target,
+            donate_argnums=work.donate_argnums,
+            progress=False,
+        )
+        moved_s = sum(c.seconds for c in plan.collectives)
+        hidden_s = moved_s - plan.predicted.communication_s
+        assert 0 <= hidden_s + 1e-12
+        assert hidden_s <= share * plan.predicted.compute_s + 1e-9
+        assert plan.search.bound_s <= plan.predicted.step_time_s * (1 + 1e-9)
+        fitting = [r.step_time_s for r in plan.recipes.values() if r is not None]
+        assert plan.predicted.step_time_s <= min(fitting) * (1 + 1e-9)
+        times.append(plan.predicted.step_time_s)
+    assert times[0] > times[1] > times[2]
