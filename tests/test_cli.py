@@ -148,7 +148,7 @@ def test_show_and_diff_of_saved_plans(tmp_path: Path, capsys) -> None:
         ([*PLAN, "--shapes", "shape.toml"], "Did you mean 'shapes.toml'"),
         ([*PLAN, "--hardware", "v5"], "known:"),
         ([*PLAN, "--devices", "8", "--mesh", "x=8"], "both given"),
-        ([*PLAN, "--devices", "8", "--hardware", "v5e:2x4"], "leave out --devices"),
+        ([*PLAN, "--devices", "4", "--hardware", "v5e:2x4"], "leave out --devices"),
         ([*PLAN, "--mesh", "x=8", "--save", "no/where/plan.json"], "cannot write"),
     ],
 )
