@@ -25,7 +25,7 @@ from rhino_jax.report.progress import Progress
 
 
 if TYPE_CHECKING:
-    from rhino_jax.search.driver import Request
+    from rhino_jax.search.records import Request
 
 
 MeshAxes = tuple[tuple[str, int], ...]
@@ -98,7 +98,7 @@ class Wishes:
         return detect_target(devices_here(self.what))
 
     def _request(self, target: Target, pins: ResolvedPins) -> Request:
-        from rhino_jax.search.driver import Request
+        from rhino_jax.search.records import Request
 
         budget = self.memory_budget_bytes
         return Request(

@@ -1,0 +1,113 @@
+"""A choice read back as a Plan."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program, item_bytes
+from rhino_jax.ir.spec import Spec, format_spec, local_shape
+from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.records import Coverage, Predicted, SearchReport
+from rhino_jax.search.build import Model
+from rhino_jax.search.extract import (
+    at_peak,
+    collectives_of,
+    coverage_shares,
+    decisions_of,
+    predicted_of,
+)
+from rhino_jax.search.infeasible import explain
+from rhino_jax.search.pool import OPTIMAL_GAP
+from rhino_jax.search.records import Found, Request
+
+
+def assemble(
+    target: Target,
+    request: Request,
+    found: Found,
+    started: float,
+    meshes: tuple[tuple[tuple[int, ...], float], ...],
+) -> Plan:
+    model, solution = found.drawn.model, found.solution
+    program = model.graph.program
+    if solution.labels is None:
+        raise explain(model, solution, request.pins, program, target)
+    mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
+    labels = solution.labels
+    collectives = collectives_of(model, labels)
+    decisions = decisions_of(model, labels)
+    names = model.mesh.names
+    notes: list[str] = []
+    if found.is_fallback:
+        notes.append(
+            "the time limit was over before the search began: this is the best recipe."
+        )
+    recipes: dict[str, Predicted | None] = {}
+    for name, choice in found.drawn.recipes.items():
+        recipes[name] = (
+            None
+            if choice is None
+            else predicted_of(model, choice, collectives_of(model, choice))
+        )
+    ops, flops, size, unknown = coverage_shares(program)
+    if unknown:
+        listed = ", ".join(f"{n} ({c})" for n, c in unknown.items())
+        notes.append(f"replicated for want of a rule: {listed}.")
+    status = "optimal" if solution.gap <= OPTIMAL_GAP else "feasible"
+    return Plan(
+        program_name=program.name,
+        fingerprint=fingerprint(program, mesh_axes),
+        mesh_axes=mesh_axes,
+        hardware=target.name,
+        inputs=tuple(
+            _leaf(program, e.value, e.path, decisions.values.get(e.value), model)
+            for e in program.inputs
+        ),
+        outputs=tuple(
+            _leaf(program, e.value, e.path, spec, model)
+            for e, spec in zip(program.outputs, decisions.outputs, strict=True)
+        ),
+        decisions=decisions,
+        predicted=predicted_of(model, labels, collectives),
+        collectives=collectives,
+        search=SearchReport(
+            status="recipe" if found.is_fallback else status,
+            objective_s=solution.objective,
+            bound_s=solution.bound,
+            gap=solution.gap,
+            seconds=time.monotonic() - started,
+            variables=solution.variables,
+            level=request.level,
+            nodes=solution.nodes,
+        ),
+        coverage=Coverage(
+            ops, flops, size, tuple(sorted(unknown.items(), key=lambda u: -u[1]))
+        ),
+        recipes=recipes,
+        memory_budget_bytes=int(request.memory_budget_bytes),
+        at_peak=at_peak(model, labels),
+        pins={
+            program.inputs[slot].path: format_spec(spec, names)
+            for slot, spec in request.pins.items()
+        },
+        meshes=meshes,
+        notes=tuple(notes),
+    )
+
+
+def _leaf(
+    program: Program, value_id: int, path: str, spec: Spec | None, model: Model
+) -> Leaf:
+    value = program.values[value_id]
+    spec = spec if spec is not None else ((),) * value.rank
+    local = local_shape(spec, value.shape, model.mesh.sizes)
+    return Leaf(
+        path,
+        value.shape,
+        value.dtype,
+        spec,
+        math.prod(local) * item_bytes(value.dtype),
+    )

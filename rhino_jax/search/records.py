@@ -1,0 +1,53 @@
+"""What the search is asked for, and what it carries from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rhino_jax.ir.spec import Spec
+from rhino_jax.search.build import Model
+from rhino_jax.search.problem import Labels
+from rhino_jax.search.solve import Solution
+
+
+Progress = Callable[[float | None, float | None], None]
+"""Called with new best objectives and bounds, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for, besides program, mesh and target.
+
+    Attributes:
+      memory_budget_bytes: per device.
+      pins: input slot → spec.
+      output_pins: output slot → spec.
+      level: "fast" or "best".
+      time_limit_s: wall-clock limit of the search, or None.
+      seed: of CP-SAT.
+    """
+
+    memory_budget_bytes: float
+    pins: Mapping[int, Spec]
+    output_pins: Mapping[int, Spec]
+    level: str = "best"
+    time_limit_s: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """A priced model on one mesh, and the recipes' choices in it."""
+
+    model: Model
+    recipes: dict[str, Labels | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A searched model; `is_fallback` where the time was over before the search."""
+
+    drawn: Drawn
+    solution: Solution
+    is_fallback: bool = False
