@@ -5,7 +5,9 @@ device_kinds = ["NVIDIA H100 PCIe"] # optional: `jax.Device.device_kind`
 matmul_efficiency = 0.7             # in (0, 1]
 memory_efficiency = 0.8             # in (0, 1]
 launch_s = 3e-6                     # optional, 0
+clock_hz = 1.5e9                    # optional, none: of the compiler's cycles
 overlap_share = 0.5                 # optional, 0: no collective hides behind compute
+fuses_matmul_operands = false       # optional, false; see `Device`
 
 [peak_flops_per_s]                  # by type; at least one; `inf` is allowed
 float32 = 4e14
@@ -49,7 +51,7 @@ from rhino_jax.hardware.target import Device, Link, Target, Tier
 
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
-    "overlap_share",
+    "overlap_share", "fuses_matmul_operands", "clock_hz",
     "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
@@ -188,6 +190,9 @@ def _parse_device(top: _Table) -> Device:
     kinds = top.entries.get("device_kinds", [])
     if not isinstance(kinds, list) or not all(isinstance(k, str) for k in kinds):
         raise top.fail("device_kinds", "a list of texts", kinds)
+    fuses = top.entries.get("fuses_matmul_operands", False)
+    if not isinstance(fuses, bool):
+        raise top.fail("fuses_matmul_operands", "true or false", fuses)
     share = "a number above 0 and at most 1"
     return Device(
         peak_flops_per_s=tuple(
@@ -205,6 +210,12 @@ def _parse_device(top: _Table) -> Device:
             may_be_zero=True,
             most=1.0,
             default=0.0,
+        ),
+        fuses_matmul_operands=fuses,
+        clock_hz=(
+            top.number("clock_hz", "cycles per second, above 0")
+            if "clock_hz" in top.entries
+            else None
         ),
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),

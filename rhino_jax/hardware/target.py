@@ -31,6 +31,10 @@ class Device:
       launch_s: fixed seconds that every kernel costs.
       overlap_share: collectives hide behind compute for at most this share of the
         compute's time, all of them together, in [0, 1].
+      fuses_matmul_operands: whether the compiler computes elementwise operands of a
+        matmul on the fly, so that they need no memory.
+      clock_hz: cycles per second, for compilers that estimate cycles; None for those
+        that do not.
       kinds: `jax.Device.device_kind` of such devices.
     """
 
@@ -41,6 +45,8 @@ class Device:
     memory_efficiency: float = 1.0
     launch_s: float = 0.0
     overlap_share: float = 0.0
+    fuses_matmul_operands: bool = False
+    clock_hz: float | None = None
     kinds: tuple[str, ...] = ()
 
 
@@ -158,6 +164,11 @@ class Target:
     def overlap_share(self) -> float:
         """Share of compute's time behind which collectives can hide."""
         return self.device.overlap_share
+
+    @property
+    def clock_hz(self) -> float | None:
+        """Cycles per second of a device whose compiler estimates cycles."""
+        return self.device.clock_hz
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """Peak floating-point operations per second of a matmul.

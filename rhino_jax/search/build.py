@@ -211,7 +211,8 @@ def build_model(
       pinned: node id → spec, for pinned inputs and outputs.
       memory_budget_bytes: per device.
     """
-    liveness = analyse(graph)
+    fuses = target.device.fuses_matmul_operands
+    liveness = analyse(graph, fuses_matmul_operands=fuses)
     builder = OptionBuilder(graph, liveness, mesh, target, pinned)
     options = builder.build()
     program = graph.program

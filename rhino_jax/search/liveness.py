@@ -4,11 +4,14 @@ A fusible op's result goes through registers where one fusion can hold it and it
 readers; it touches memory where an op that cannot fuse reads it, or where it leaves
 a loop or the program. Read by several ops far apart, it is computed again by each
 reader's fusion where that is cheap and reads no more than it would have stored (a
-convert, a mask, a normalisation); else it is kept.
+convert, a mask, a normalisation); else it is kept. Some compilers fuse elementwise
+operands into matmuls too (`Device.fuses_matmul_operands`); what several matmuls read
+is then kept unless it reads no more than it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -38,8 +41,10 @@ EXPENSIVE = frozenset(
 """Elementwise ops that are not computed twice to save memory, after XLA's
 `InstructionFusion::IsExpensive`."""
 
+MATMULS = frozenset({"dot_general", "conv_general_dilated"})
+
 RECOMPUTE_SHARE = 1.1
-"""A value is computed again only from at most this many times its own bytes."""
+"""A value is computed again only from at most this many times its own elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,58 +64,81 @@ def is_fusible(node: Node) -> bool:
     return node.kind is NodeKind.OP and node.op is not None and node.op.is_fusible
 
 
-def _must_store(graph: Graph, edges: list[Edge]) -> bool:
+def _readers_behind(
+    graph: Graph, edges: list[Edge], readers: dict[Port, list[Edge]]
+) -> list[Edge]:
+    """The edges, with what reads a shared copy in place of the copy."""
+    found: list[Edge] = []
+    for edge in edges:
+        is_copy = graph.nodes[edge.target].kind is NodeKind.COPY
+        found += readers[Port(edge.target, 0)] if is_copy else [edge]
+    return found
+
+
+def _must_store(graph: Graph, edges: list[Edge], fusing: frozenset[str]) -> bool:
     """Whether some reader needs the value in memory."""
     for edge in edges:
         target = graph.nodes[edge.target]
         if target.kind is not NodeKind.OP:
             return True
         assert target.op is not None
-        if not target.op.is_fusible and target.op.name not in FUSES_OPERANDS:
+        if not target.op.is_fusible and target.op.name not in fusing:
             return True
     return False
 
 
 def _stored_ports(
-    graph: Graph, ports: list[Port], readers: dict[Port, list[Edge]]
+    graph: Graph,
+    ports: list[Port],
+    readers: dict[Port, list[Edge]],
+    fusing: frozenset[str],
 ) -> dict[Port, bool]:
     """Decide for every port, in program order, whether its value is stored."""
     feeds: dict[int, list[Port]] = defaultdict(list)
     for edge in graph.edges:
         feeds[edge.target].append(edge.source)
     stored: dict[Port, bool] = {}
-    source_bytes: dict[Port, int] = {}
+    source_size: dict[Port, int] = {}
     for port in sorted(ports, key=lambda p: (graph.nodes[p.node].time, p)):
-        node, edges = graph.nodes[port.node], readers[port]
-        own = _bytes_of(graph, port)
-        sources = sum(source_bytes.get(p, 0) for p in feeds[node.id])
-        keep = not is_fusible(node) or _must_store(graph, edges)
+        node = graph.nodes[port.node]
+        edges = _readers_behind(graph, readers[port], readers)
+        own = _size_of(graph, port)
+        sources = sum(source_size.get(p, 0) for p in feeds[node.id])
+        keep = not is_fusible(node) or _must_store(graph, edges, fusing)
         if not keep and len(edges) > 1:
             assert node.op is not None
             is_far = max(e.time for e in edges) - node.time > FAR
-            is_dear = node.op.name in EXPENSIVE or sources > RECOMPUTE_SHARE * own
-            keep = is_far and is_dear
+            reads_more = sources > RECOMPUTE_SHARE * own
+            matmuls = sum(_is_matmul(graph, e) for e in edges)
+            is_dear = reads_more or node.op.name in EXPENSIVE
+            keep = (is_far and is_dear) or (matmuls > 1 and reads_more)
         stored[port] = keep
-        source_bytes[port] = own if keep else sources
+        source_size[port] = own if keep else sources
     return stored
 
 
-def _bytes_of(graph: Graph, port: Port) -> int:
+def _is_matmul(graph: Graph, edge: Edge) -> bool:
+    op = graph.nodes[edge.target].op
+    return op is not None and op.name in MATMULS
+
+
+def _size_of(graph: Graph, port: Port) -> int:
     node = graph.nodes[port.node]
     value = node.value
     if node.kind is NodeKind.OP:
         assert node.op is not None
         value = node.op.results[port.index]
-    return graph.program.values[value].bytes
+    return math.prod(graph.program.values[value].shape)
 
 
-def analyse(graph: Graph) -> Liveness:
+def analyse(graph: Graph, *, fuses_matmul_operands: bool = False) -> Liveness:
     """Decide what is stored, and for how long, before any sharding is chosen."""
     readers: dict[Port, list[Edge]] = defaultdict(list)
     for edge in graph.edges:
         readers[edge.source].append(edge)
     ports = _ports(graph, readers)
-    stored = _stored_ports(graph, ports, readers)
+    fusing = FUSES_OPERANDS | MATMULS if fuses_matmul_operands else FUSES_OPERANDS
+    stored = _stored_ports(graph, ports, readers, fusing)
     outs: dict[int, list[Port]] = defaultdict(list)
     for port in ports:
         outs[port.node].append(port)

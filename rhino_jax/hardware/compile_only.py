@@ -1,0 +1,171 @@
+"""Devices that can be compiled for, but not run on.
+
+XLA's TPU and GPU compilers need no TPU and no GPU: libtpu and the CUDA plugin describe
+any of their devices to whoever asks. This works in a process whose CPU backend runs
+already. What must be set in the environment while a compiler is loaded is set for
+that moment only, and never over a value of the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rhino_jax._compat import is_compile_only, num_tpu_chips
+from rhino_jax.errors import HardwareError
+from rhino_jax.streams import captured_stderr
+
+
+# Without TPUs: ask no metadata server, wait for no other host, share the library
+# with other processes.
+_TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+# The plugin would refuse to register where CUDA's libraries are not installed.
+_GPU_ENVIRONMENT = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+_GPU_PLUGIN = "jax_plugins.xla_cuda13"
+_CUDA = "nvidia.cu13"
+_CUDA_FILES = ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc")
+
+
+def tpu_devices(topology: str, slices: int = 1) -> list[Any]:
+    """The devices of TPU slices that are not there.
+
+    Args:
+      topology: as libtpu writes it, "v5e:4x4".
+      slices: number of such slices.
+    Raises:
+      HardwareError: libtpu is not installed, or knows no such topology.
+    """
+    from jax.experimental import topologies
+
+    if importlib.util.find_spec("libtpu") is None and not _has_tpu_library():
+        raise _missing("TPUs", "libtpu is not installed", "tpu")
+    options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    if topology.startswith("v4:"):
+        # As on real v4: the two cores of a chip are one device.
+        options["chip_config_name"] = "megacore"
+    settings = {} if num_tpu_chips() else _TPU_ENVIRONMENT
+    with _environment(settings), captured_stderr():
+        try:
+            return list(
+                topologies.get_topology_desc(
+                    platform="tpu", topology_name=topology, **options
+                ).devices
+            )
+        except RuntimeError as error:
+            raise HardwareError(
+                f"hardware {topology!r}: libtpu knows no such topology.",
+                numbers=_first_line(error),
+                fix="of a slice's first two sides, each must be even or 1; as v5e:4x4"
+                " or v5p:2x2x4.",
+            ) from None
+
+
+def _has_tpu_library() -> bool:
+    return os.path.isfile(os.environ.get("TPU_LIBRARY_PATH", ""))
+
+
+def gpu_devices(description: Path, hosts: int, gpus_per_host: int) -> list[Any]:
+    """The devices of GPU hosts that are not there.
+
+    Args:
+      description: a `GpuTargetConfigProto` in text form; see `configs/xla_gpu`.
+      hosts: number of hosts.
+      gpus_per_host: GPUs that NVLink joins.
+    Raises:
+      HardwareError: the CUDA plugin or its tools are not installed.
+    """
+    from jax.experimental import topologies
+
+    cuda_dir()
+
+    def describe() -> list[Any]:
+        return list(
+            topologies.get_topology_desc(
+                platform="cuda",
+                topology_name="",
+                topology=f"1x{hosts}x{gpus_per_host}",
+                target_config=description.read_text(encoding="utf-8"),
+            ).devices
+        )
+
+    with _environment(_GPU_ENVIRONMENT), captured_stderr():
+        try:
+            return describe()
+        except NotImplementedError:
+            # JAX looks for plugins once, when it starts; this one has come later,
+            # or was refused for want of CUDA's libraries.
+            importlib.import_module(_GPU_PLUGIN).initialize()
+            return describe()
+
+
+def cuda_dir() -> Path:
+    """The folder with `ptxas` and `libdevice`, which XLA:GPU compiles with.
+
+    Raises:
+      HardwareError: they, or the CUDA plugin, are not installed.
+    """
+    if _find_spec(_GPU_PLUGIN) is None:
+        raise _missing("GPUs", f"{_GPU_PLUGIN} is not installed", "gpu")
+    spec = _find_spec(_CUDA)
+    places = [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
+    for place in places:
+        if all((place / file).is_file() for file in _CUDA_FILES):
+            return place
+    raise _missing("GPUs", f"{' or '.join(_CUDA_FILES)} is not installed", "gpu")
+
+
+def _find_spec(module: str) -> Any:
+    try:
+        return importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+
+
+def compiler_options(mesh: Any) -> dict[str, str]:
+    """What XLA must be told to compile for a mesh; empty where the devices are here.
+
+    XLA:GPU cannot time kernels on GPUs that are not there, and takes its tools from
+    where pip put them.
+    """
+    device = getattr(mesh, "devices", None)
+    if device is None or device.flat[0].platform not in ("gpu", "cuda"):
+        return {}
+    if not is_compile_only(device.flat[0]):
+        return {}
+    return {
+        "xla_gpu_cuda_data_dir": str(cuda_dir()),
+        "xla_gpu_autotune_level": "0",
+    }
+
+
+def _missing(what: str, numbers: str, extra: str) -> HardwareError:
+    return HardwareError(
+        f"the compiler for {what} is not installed.",
+        numbers=numbers,
+        fix=f"pip install 'rhino_jax[{extra}]'; it needs no {what[:-1]}.",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+@contextlib.contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set what is not set, and unset it again."""
+    added = {k: v for k, v in settings.items() if k not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            os.environ.pop(key, None)
