@@ -8,6 +8,7 @@ launch_s = 3e-6                     # optional, 0
 clock_hz = 1.5e9                    # optional, none: of the compiler's cycles
 overlap_share = 0.5                 # optional, 0: no collective hides behind compute
 fuses_matmul_operands = false       # optional, false; see `Device`
+recomputes = ["tanh"]               # optional, []; see `Device`
 
 [peak_flops_per_s]                  # by type; at least one; `inf` is allowed
 float32 = 4e14
@@ -51,7 +52,7 @@ from rhino_jax.hardware.target import Device, Link, Target, Tier
 
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
-    "overlap_share", "fuses_matmul_operands", "clock_hz",
+    "overlap_share", "fuses_matmul_operands", "recomputes", "clock_hz",
     "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
@@ -142,6 +143,13 @@ class _Table:
             raise self.fail(name, "a text", value)
         return value
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts, empty where it is not given."""
+        value = self.entries.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
+            raise self.fail(name, "a list of texts", value)
+        return tuple(value)
+
     def one_of(self, name: str, words: tuple[str, ...], default: str) -> str:
         value = self.entries.get(name, default)
         if value not in words:
@@ -187,9 +195,6 @@ def _parse_device(top: _Table) -> Device:
     peaks.refuse_unknown(_DTYPES)
     if not peaks.entries:
         raise top.fail("peak_flops_per_s", "at least one type, as float32", {})
-    kinds = top.entries.get("device_kinds", [])
-    if not isinstance(kinds, list) or not all(isinstance(k, str) for k in kinds):
-        raise top.fail("device_kinds", "a list of texts", kinds)
     fuses = top.entries.get("fuses_matmul_operands", False)
     if not isinstance(fuses, bool):
         raise top.fail("fuses_matmul_operands", "true or false", fuses)
@@ -219,7 +224,8 @@ def _parse_device(top: _Table) -> Device:
         ),
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),
-        kinds=tuple(kinds),
+        recomputes=top.texts("recomputes"),
+        kinds=top.texts("device_kinds"),
     )
 
 

@@ -33,6 +33,8 @@ class Device:
         compute's time, all of them together, in [0, 1].
       fuses_matmul_operands: whether the compiler computes elementwise operands of a
         matmul on the fly, so that they need no memory.
+      recomputes: names of costly elementwise ops that the compiler computes again in
+        the backward pass rather than keep their results.
       clock_hz: cycles per second, for compilers that estimate cycles; None for those
         that do not.
       kinds: `jax.Device.device_kind` of such devices.
@@ -46,6 +48,7 @@ class Device:
     launch_s: float = 0.0
     overlap_share: float = 0.0
     fuses_matmul_operands: bool = False
+    recomputes: tuple[str, ...] = ()
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()
 

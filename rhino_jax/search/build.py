@@ -13,7 +13,7 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import Spec, shards_per_dim
 from rhino_jax.search.graph import Edge, Graph, NodeKind, Port
-from rhino_jax.search.liveness import Liveness, analyse
+from rhino_jax.search.liveness import Fusing, Liveness, analyse
 from rhino_jax.search.options import OptionBuilder, Options, PortSpecs
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 
@@ -211,8 +211,7 @@ def build_model(
       pinned: node id → spec, for pinned inputs and outputs.
       memory_budget_bytes: per device.
     """
-    fuses = target.device.fuses_matmul_operands
-    liveness = analyse(graph, fuses_matmul_operands=fuses)
+    liveness = analyse(graph, Fusing.of(target.device))
     builder = OptionBuilder(graph, liveness, mesh, target, pinned)
     options = builder.build()
     program = graph.program

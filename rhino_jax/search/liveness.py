@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
+from rhino_jax.hardware.target import Device
 from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
 
 
@@ -39,12 +40,30 @@ EXPENSIVE = frozenset(
     }
 )  # fmt: skip
 """Elementwise ops that are not computed twice to save memory, after XLA's
-`InstructionFusion::IsExpensive`."""
+`InstructionFusion::IsExpensive`, but for those that a target says it recomputes."""
 
 MATMULS = frozenset({"dot_general", "conv_general_dilated"})
 
 RECOMPUTE_SHARE = 1.1
 """A value is computed again only from at most this many times its own elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fusing:
+    """How a compiler fuses.
+
+    Attributes:
+      into: ops that compute elementwise operands on the fly.
+      expensive: elementwise ops that are not computed twice.
+    """
+
+    into: frozenset[str] = FUSES_OPERANDS
+    expensive: frozenset[str] = EXPENSIVE
+
+    @classmethod
+    def of(cls, device: Device) -> Fusing:
+        into = FUSES_OPERANDS | (MATMULS if device.fuses_matmul_operands else set())
+        return cls(into, EXPENSIVE - set(device.recomputes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +94,14 @@ def _readers_behind(
     return found
 
 
-def _must_store(graph: Graph, edges: list[Edge], fusing: frozenset[str]) -> bool:
+def _must_store(graph: Graph, edges: list[Edge], into: frozenset[str]) -> bool:
     """Whether some reader needs the value in memory."""
     for edge in edges:
         target = graph.nodes[edge.target]
         if target.kind is not NodeKind.OP:
             return True
         assert target.op is not None
-        if not target.op.is_fusible and target.op.name not in fusing:
+        if not target.op.is_fusible and target.op.name not in into:
             return True
     return False
 
@@ -91,29 +110,30 @@ def _stored_ports(
     graph: Graph,
     ports: list[Port],
     readers: dict[Port, list[Edge]],
-    fusing: frozenset[str],
+    fusing: Fusing,
 ) -> dict[Port, bool]:
     """Decide for every port, in program order, whether its value is stored."""
     feeds: dict[int, list[Port]] = defaultdict(list)
     for edge in graph.edges:
         feeds[edge.target].append(edge.source)
     stored: dict[Port, bool] = {}
-    source_size: dict[Port, int] = {}
+    sources: dict[Port, frozenset[Port]] = {}
     for port in sorted(ports, key=lambda p: (graph.nodes[p.node].time, p)):
         node = graph.nodes[port.node]
         edges = _readers_behind(graph, readers[port], readers)
         own = _size_of(graph, port)
-        sources = sum(source_size.get(p, 0) for p in feeds[node.id])
-        keep = not is_fusible(node) or _must_store(graph, edges, fusing)
+        reads = frozenset[Port]().union(*(sources.get(p, {p}) for p in feeds[node.id]))
+        keep = not is_fusible(node) or _must_store(graph, edges, fusing.into)
         if not keep and len(edges) > 1:
             assert node.op is not None
             is_far = max(e.time for e in edges) - node.time > FAR
-            reads_more = sources > RECOMPUTE_SHARE * own
+            read = sum(_size_of(graph, p) for p in reads)
+            reads_more = read > RECOMPUTE_SHARE * own
             matmuls = sum(_is_matmul(graph, e) for e in edges)
-            is_dear = reads_more or node.op.name in EXPENSIVE
+            is_dear = reads_more or node.op.name in fusing.expensive
             keep = (is_far and is_dear) or (matmuls > 1 and reads_more)
         stored[port] = keep
-        source_size[port] = own if keep else sources
+        sources[port] = frozenset({port}) if keep else reads
     return stored
 
 
@@ -131,13 +151,12 @@ def _size_of(graph: Graph, port: Port) -> int:
     return math.prod(graph.program.values[value].shape)
 
 
-def analyse(graph: Graph, *, fuses_matmul_operands: bool = False) -> Liveness:
+def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     """Decide what is stored, and for how long, before any sharding is chosen."""
     readers: dict[Port, list[Edge]] = defaultdict(list)
     for edge in graph.edges:
         readers[edge.source].append(edge)
     ports = _ports(graph, readers)
-    fusing = FUSES_OPERANDS | MATMULS if fuses_matmul_operands else FUSES_OPERANDS
     stored = _stored_ports(graph, ports, readers, fusing)
     outs: dict[int, list[Port]] = defaultdict(list)
     for port in ports:

@@ -10,17 +10,21 @@ import jax.numpy as jnp
 import pytest
 
 from rhino_jax.frontend.trace import trace
+from rhino_jax.hardware.files import load_target
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.graph import NodeKind, Port
-from rhino_jax.search.liveness import analyse
+from rhino_jax.search.liveness import FAR, Fusing, analyse
 
 
-def stored(
-    fn: Callable[..., Any], *args: Any, fuses_matmul_operands: bool = False
-) -> list[str]:
+PLAIN = Fusing()
+TPU = Fusing.of(load_target("v5e").device)
+GPU = Fusing.of(load_target("h100").device)
+
+
+def stored(fn: Callable[..., Any], *args: Any, fusing: Fusing = PLAIN) -> list[str]:
     """Names of the ops whose results are stored, in program order."""
     graph = flatten(trace(fn, args, {}).program)
-    live = analyse(graph, fuses_matmul_operands=fuses_matmul_operands)
+    live = analyse(graph, fusing)
     return [
         node.op.name
         for node in graph.nodes
@@ -30,7 +34,7 @@ def stored(
     ]
 
 
-X = jnp.ones((8, 8), jnp.float32)
+X = jnp.ones((64, 64), jnp.float32)
 
 
 def test_a_matmuls_operand_is_stored_unless_the_compiler_fuses_it() -> None:
@@ -39,7 +43,7 @@ def test_a_matmuls_operand_is_stored_unless_the_compiler_fuses_it() -> None:
 
     args = (X, X.astype(jnp.bfloat16))
     assert stored(one, *args) == ["convert_element_type", "dot_general"]
-    assert stored(one, *args, fuses_matmul_operands=True) == ["dot_general"]
+    assert stored(one, *args, fusing=TPU) == ["dot_general"]
 
 
 def test_what_two_matmuls_read_is_stored_where_making_it_reads_more() -> None:
@@ -52,21 +56,28 @@ def test_what_two_matmuls_read_is_stored_where_making_it_reads_more() -> None:
         return z @ w + w @ z
 
     for fn, names in ((narrow, []), (wide, ["mul"])):
-        found = stored(fn, X, X, X, fuses_matmul_operands=True)
+        found = stored(fn, X, X, X, fusing=TPU)
         assert [n for n in found if n != "dot_general"][: len(names)] == names
         assert found.count("mul") == len(names)
 
 
-@pytest.mark.parametrize("fuses", [False, True])
-def test_softmax_keeps_its_exponentials_for_the_backward_pass(fuses: bool) -> None:
+@pytest.mark.parametrize(
+    ("fusing", "kept"),
+    [(PLAIN, ["exp", "convert_element_type"]), (TPU, ["exp"]),
+     (GPU, ["convert_element_type"])],
+)  # fmt: skip
+def test_what_softmax_keeps_for_the_backward_pass(
+    fusing: Fusing, kept: list[str]
+) -> None:
     def attention(q: Any, k: Any, v: Any) -> Any:
-        scores = (q @ k.T).astype(jnp.float32)
-        for _ in range(8):
-            scores = jnp.where(scores > 0, scores, scores - 1.0)
-        weights = jax.nn.softmax(scores).astype(jnp.bfloat16)
-        return jnp.sum((weights @ v).astype(jnp.float32) ** 2)
+        weights = jax.nn.softmax((q @ k.T).astype(jnp.float32))
+        out = (weights.astype(jnp.bfloat16) @ v).astype(jnp.float32)
+        for _ in range(FAR):
+            out = out + 1.0
+        return jnp.sum(out**2)
 
     args = (X.astype(jnp.bfloat16),) * 3
-    found = stored(jax.grad(attention, argnums=(0, 1, 2)), *args,
-                   fuses_matmul_operands=fuses)  # fmt: skip
-    assert found.count("exp") == 1
+    found = stored(jax.grad(attention, argnums=(0, 1, 2)), *args, fusing=fusing)
+    # Of the forward pass: what comes before its second matmul.
+    dots = [i for i, name in enumerate(found) if name == "dot_general"]
+    assert [n for n in found[: dots[1]] if n in ("exp", "convert_element_type")] == kept
