@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program, item_bytes
@@ -63,7 +64,10 @@ def assemble(
         mesh_axes=mesh_axes,
         hardware=target.name,
         inputs=tuple(
-            _leaf(program, e.value, e.path, decisions.values.get(e.value), model)
+            replace(
+                _leaf(program, e.value, e.path, decisions.values.get(e.value), model),
+                is_donated=e.is_donated,
+            )
             for e in program.inputs
         ),
         outputs=tuple(

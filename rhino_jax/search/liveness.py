@@ -2,11 +2,11 @@
 
 A fusible op's result goes through registers where one fusion can hold it and its
 readers; it touches memory where an op that cannot fuse reads it, or where it leaves
-a loop or the program. Read by several ops far apart, it is computed again by each
-reader's fusion where that is cheap and reads no more than it would have stored (a
-convert, a mask, a normalisation); else it is kept. Some compilers fuse elementwise
-operands into matmuls too (`Device.fuses_matmul_operands`); what several matmuls read
-is then kept unless it reads no more than it is.
+a loop or the program. Read by several ops of another level (see `kernels`), it is
+computed again by each reader's fusion where that is cheap and reads no more than it
+would have stored (a convert, a mask, a normalisation); else it is kept. Some
+compilers fuse elementwise operands into matmuls too (`Device.fuses_matmul_operands`);
+what several matmuls read is then kept unless making it reads no more than it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from rhino_jax.hardware.target import Device
 from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
+from rhino_jax.search.kernels import Kernels, find_kernels, levels_of
 
 
 FUSES_OPERANDS = frozenset(
@@ -28,9 +29,6 @@ FUSES_OPERANDS = frozenset(
 )  # fmt: skip
 """Ops that compute elementwise operands on the fly, as XLA's fusion does for
 reductions, updates and copies (xla/service/instruction_fusion.cc)."""
-
-FAR = 24
-"""Readers this many ops later than the value is made are in another fusion."""
 
 EXPENSIVE = frozenset(
     {
@@ -70,11 +68,13 @@ class Fusing:
 class Liveness:
     """Attributes:
     is_stored: port → whether its value touches memory.
+    kernels: what is read and launched once.
     interval: port → (first, last) time, both included, at which it is live.
     edge_interval: for every edge, when a resharded copy of its value is live.
     """
 
     is_stored: dict[Port, bool]
+    kernels: Kernels
     interval: dict[Port, tuple[int, int]]
     edge_interval: tuple[tuple[int, int], ...]
 
@@ -110,6 +110,7 @@ def _stored_ports(
     graph: Graph,
     ports: list[Port],
     readers: dict[Port, list[Edge]],
+    levels: list[int],
     fusing: Fusing,
 ) -> dict[Port, bool]:
     """Decide for every port, in program order, whether its value is stored."""
@@ -126,7 +127,7 @@ def _stored_ports(
         keep = not is_fusible(node) or _must_store(graph, edges, fusing.into)
         if not keep and len(edges) > 1:
             assert node.op is not None
-            is_far = max(e.time for e in edges) - node.time > FAR
+            is_far = max(levels[e.target] for e in edges) > levels[node.id]
             read = sum(_size_of(graph, p) for p in reads)
             reads_more = read > RECOMPUTE_SHARE * own
             matmuls = sum(_is_matmul(graph, e) for e in edges)
@@ -157,7 +158,8 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     for edge in graph.edges:
         readers[edge.source].append(edge)
     ports = _ports(graph, readers)
-    stored = _stored_ports(graph, ports, readers, fusing)
+    levels = levels_of(graph, FUSES_OPERANDS)
+    stored = _stored_ports(graph, ports, readers, levels, fusing)
     outs: dict[int, list[Port]] = defaultdict(list)
     for port in ports:
         outs[port.node].append(port)
@@ -173,6 +175,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     }
     return Liveness(
         stored,
+        find_kernels(graph, levels, stored, FUSES_OPERANDS),
         interval,
         tuple(_edge_interval(graph, e, last) for e in graph.edges),
     )

@@ -164,18 +164,18 @@ class OptionBuilder:
             found = self._cache[key] = self._make_op_options(node, shapes)
         return found
 
-    def _traffic_flags(self, node: Node) -> tuple[bool, ...]:
-        """Which operands are read from memory, which results are written to it."""
+    def _traffic_flags(self, node: Node) -> tuple[tuple[bool, ...], bool]:
+        """Which operands are read from memory and which results written to it, and
+        whether the node launches a kernel."""
         assert node.op is not None
-        stored, held = self.liveness.is_stored, self.graph.held
+        stored, kernels = self.liveness.is_stored, self.liveness.kernels
         reads = tuple(
-            (port := held.get(o)) is not None and stored.get(port, True)
-            for o in node.op.operands
+            (node.id, i) in kernels.reads for i in range(len(node.op.operands))
         )
         writes = tuple(
             stored.get(Port(node.id, i), False) for i in range(len(node.op.results))
         )
-        return reads + writes
+        return reads + writes, node.id in kernels.launches
 
     def _make_op_options(
         self, node: Node, shapes: tuple[tuple[int, ...], ...]
@@ -185,7 +185,7 @@ class OptionBuilder:
         found = strategies(op.rule, shapes, mesh.sizes)
         if op.flops and not op.is_fusible and is_pure_communication(self.target):
             found = _sharing_work(found, len(mesh.sizes))
-        flags = self._traffic_flags(node)
+        flags, is_launched = self._traffic_flags(node)
         ins = tuple(
             self.table.port([s.operands[i] for s in found])
             for i in range(len(op.operands))
@@ -211,7 +211,7 @@ class OptionBuilder:
         heavy_flops = 0.0 * flops if is_fusible(node) else flops
         dtype = program.values[op.operands[0]].dtype if op.operands else "float32"
         compute_s = op_s(self.target, heavy_flops, traffic, dtype)
-        compute_s += self.target.launch_s * (traffic > 0)
+        compute_s += self.target.launch_s * is_launched
         steps_s = np.zeros(len(found))
         has_halo = any(f.kind is FactorKind.HALO for f in op.rule.factors)
         for k, s in enumerate(found):
