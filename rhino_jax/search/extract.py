@@ -122,7 +122,8 @@ def name_of(model: Model, port: Port) -> str:
 def overlap_of(model: Model) -> Overlap:
     """What the target can hide of the model's collectives."""
     share = model.builder.target.overlap_share
-    return Overlap(model.problem, model.compute_costs(), share)
+    slack = model.liveness.slack
+    return Overlap.of(model.problem, model.compute_costs(), slack, share)
 
 
 def predicted_of(

@@ -40,21 +40,23 @@ def levels_of(graph: Graph, light: frozenset[str]) -> list[int]:
     for edge in graph.edges:
         feeds[edge.target].append(edge.source.node)
     levels = [0] * len(graph.nodes)
-    for node in sorted(graph.nodes, key=_in_run_order):
+    for node in sorted(graph.nodes, key=in_run_order):
         if node.kind is not NodeKind.INPUT:
             levels[node.id] = max(
-                (levels[n] + _is_heavy(graph.nodes[n], light) for n in feeds[node.id]),
+                (levels[n] + is_heavy(graph.nodes[n], light) for n in feeds[node.id]),
                 default=0,
             )
     return levels
 
 
-def _in_run_order(node: Node) -> tuple[int, bool, int]:
+def in_run_order(node: Node) -> tuple[int, bool, int]:
+    """Sorts nodes so that what is made comes before what reads it."""
     # A shared copy is read at the time at which it is made.
     return node.time, node.kind is not NodeKind.COPY, node.id
 
 
-def _is_heavy(node: Node, light: frozenset[str]) -> bool:
+def is_heavy(node: Node, light: frozenset[str]) -> bool:
+    """Whether what reads the node's result is of a deeper level."""
     if node.kind is not NodeKind.OP:
         return node.kind in (NodeKind.CARRY, NodeKind.STACK)
     assert node.op is not None
@@ -98,7 +100,7 @@ def _run_levels(
     """The level in which each node runs: one whose result is not stored runs where
     that is first read."""
     runs = list(levels)
-    for node in sorted(graph.nodes, key=_in_run_order, reverse=True):
+    for node in sorted(graph.nodes, key=in_run_order, reverse=True):
         port = Port(node.id, 0)
         if _is_fused(node, frozenset()) and not is_stored.get(port, True):
             runs[node.id] = min((runs[n] for n in readers[port]), default=runs[node.id])
@@ -118,7 +120,7 @@ def _read(
     launches: set[int] = set()
     met: set[tuple[int, Port]] = set()
     started: set[int] = set()
-    for node in sorted(graph.nodes, key=_in_run_order):
+    for node in sorted(graph.nodes, key=in_run_order):
         if node.kind is not NodeKind.OP or node.op is None:
             continue
         group = groups.of(node.id) if _is_fused(node, light) else -1 - node.id

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from rhino_jax.hardware.target import Device
 from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.search.kernels import Kernels, find_kernels, levels_of
+from rhino_jax.search.slack import Slack, find_slack
 
 
 FUSES_OPERANDS = frozenset(
@@ -69,12 +70,14 @@ class Liveness:
     """Attributes:
     is_stored: port → whether its value touches memory.
     kernels: what is read and launched once.
+    slack: which collectives something waits for.
     interval: port → (first, last) time, both included, at which it is live.
     edge_interval: for every edge, when a resharded copy of its value is live.
     """
 
     is_stored: dict[Port, bool]
     kernels: Kernels
+    slack: Slack
     interval: dict[Port, tuple[int, int]]
     edge_interval: tuple[tuple[int, int], ...]
 
@@ -176,6 +179,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     return Liveness(
         stored,
         find_kernels(graph, levels, stored, FUSES_OPERANDS),
+        find_slack(graph, FUSES_OPERANDS),
         interval,
         tuple(_edge_interval(graph, e, last) for e in graph.edges),
     )

@@ -223,6 +223,7 @@ BAD = [
     ("memory_efficiency = 0.5", "memory_efficiency = 1.5", "memory_efficiency",
      "at most 1", "1.5"),
     ("matmul_eff", "launch_s = -1\nmatmul_eff", "launch_s", "at least 0", "-1"),
+    ("matmul_eff", "clock_hz = 0\nmatmul_eff", "clock_hz", "above 0", "0"),
     ("matmul_eff", "launch = 1\nmatmul_eff", "launch", "launch_s", "1"),
     ("matmul_eff", "name = 3\nmatmul_eff", "name", "a text", "3"),
     ("matmul_eff", 'device_kinds = "x"\nmatmul_eff', "device_kinds", "a list", "'x'"),

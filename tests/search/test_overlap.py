@@ -10,8 +10,9 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
-from rhino_jax.search.overlap import Overlap, solve_overlapped
+from rhino_jax.search.overlap import HIDABLE, Overlap, solve_overlapped
 from rhino_jax.search.pool import Effort
+from rhino_jax.search.slack import Slack
 from tests.search.brute_force import model_of, objectives
 
 
@@ -33,10 +34,13 @@ def test_small_programs_are_bounded_and_near_brute_force(
     worst here is 6.5 % above the optimum), and the bound then leaves a gap."""
     target = load_target("h100")
     model = model_of(two_layers, shapes(batch, width), {"x": 4}, target)
-    overlap = Overlap(model.problem, model.compute_costs(), share)
+    nodes, edges = len(model.problem.costs), len(model.problem.edges)
+    slack = Slack((True,) * nodes, (True,) * edges)
+    overlap = Overlap.of(model.problem, model.compute_costs(), slack, share)
     total = objectives(model.problem.costs, model.problem.edges)
     compute = objectives(overlap.compute, [])
-    best = float((compute + np.maximum(0, total - compute - share * compute)).min())
+    hidden = np.minimum(HIDABLE * (total - compute), share * compute)
+    best = float((total - hidden).min())
     found = solve_overlapped(overlap, [], Effort(), lambda best, bound: None)
     assert found.labels is not None
     assert found.objective == pytest.approx(overlap.step_s(found.labels))

@@ -1,0 +1,88 @@
+"""What something waits for cannot hide; what only the optimizer reads can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rhino_jax.frontend.trace import trace
+from rhino_jax.search.flatten import flatten
+from rhino_jax.search.graph import Graph, NodeKind
+from rhino_jax.search.liveness import FUSES_OPERANDS
+from rhino_jax.search.slack import Slack, find_slack
+
+
+X = jnp.ones((64, 64), jnp.float32)
+LAYERS = 4
+
+
+def found(fn: Any, *args: Any) -> tuple[Graph, Slack]:
+    graph = flatten(trace(fn, args, {}).program)
+    return graph, find_slack(graph, FUSES_OPERANDS)
+
+
+def matmuls(graph: Graph, slack: Slack) -> list[bool]:
+    return [
+        slack.nodes[n.id]
+        for n in graph.nodes
+        if n.kind is NodeKind.OP and n.op is not None and n.op.name == "dot_general"
+    ]
+
+
+def reads_of(graph: Graph, slack: Slack, path: str) -> list[bool]:
+    """For every read of an input, whether it may come late."""
+    return [
+        has_slack
+        for edge, has_slack in zip(graph.edges, slack.edges, strict=True)
+        if (maker := graph.nodes[edge.source.node]).kind is NodeKind.INPUT
+        and graph.program.inputs[maker.slot].path == path
+    ]
+
+
+def forward(weights: Any, x: Any) -> Any:
+    for w in weights:
+        x = jnp.tanh(x @ w)
+    return x
+
+
+def test_activations_in_a_chain_have_no_slack_later_weights_have() -> None:
+    graph, slack = found(forward, [X] * LAYERS, X)
+    assert matmuls(graph, slack) == [False] * LAYERS
+    assert reads_of(graph, slack, "x") == [False]
+    weights = [reads_of(graph, slack, f"weights[{i}]") for i in range(LAYERS)]
+    assert weights == [[False], [True], [True], [True]]
+
+
+def test_weight_gradients_have_slack_but_for_the_last() -> None:
+    def step(weights: Any, x: Any) -> Any:
+        grads = jax.grad(lambda ws: jnp.sum(forward(ws, x) ** 2))(weights)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
+
+    graph, slack = found(step, [X] * LAYERS, X)
+    backwards = matmuls(graph, slack)[LAYERS:]
+    # Backwards, each layer makes its weight's gradient and then the next cotangent.
+    gradients, cotangents = sum(backwards), len(backwards) - sum(backwards)
+    assert (gradients, cotangents) == (LAYERS - 1, LAYERS)
+
+
+def test_in_a_loop_time_ends_with_the_body() -> None:
+    def stacked(weights: Any, x: Any) -> Any:
+        def body(x: Any, w: Any) -> Any:
+            y = x @ w
+            return jnp.tanh(y), y.T @ x
+
+        return jax.lax.scan(body, x, weights)
+
+    graph, slack = found(stacked, jnp.stack([X] * LAYERS), X)
+    # What leaves into the stack is made at the end of the body: nothing hides it.
+    assert matmuls(graph, slack) == [False, False]
+
+
+def test_independent_branches_hide_the_shorter() -> None:
+    def two(x: Any, w: Any) -> Any:
+        return (x @ w) @ w @ w + x.T @ w
+
+    graph, slack = found(two, X, X)
+    assert sorted(matmuls(graph, slack)) == [False, False, False, True]
