@@ -7,12 +7,21 @@ what differs.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jax._src import linear_util, mesh as mesh_lib, source_info_util
+from jax._src import (
+    config,
+    hardware_utils,
+    linear_util,
+    mesh as mesh_lib,
+    source_info_util,
+)
 from jax._src.interpreters import partial_eval
 from jax.extend import core as jex_core
+from jaxlib import xla_client
 
 
 def open_jaxpr(jaxpr: Any) -> Any:
@@ -124,6 +133,16 @@ def jit_options(fn: Any) -> dict[str, tuple[Any, ...]]:
     return {key: tuple(getattr(info, key)) for key in keys}
 
 
+def jit_shardings(fn: Any) -> tuple[Any, ...]:
+    """The `in_shardings` and `out_shardings` of a `jax.jit` object, as flat leaves.
+
+    Empty where `fn` is no such object. Same on both versions.
+    """
+    info = getattr(fn, "_jit_info", None)
+    leaves = (getattr(info, f"{x}_shardings_leaves", ()) for x in ("in", "out"))
+    return tuple(sharding for side in leaves for sharding in side)
+
+
 def context_mesh() -> Any | None:
     """The mesh of `jax.set_mesh` or of `with mesh:`, concrete where it is.
 
@@ -144,7 +163,8 @@ def is_compile_only(device: Any) -> bool:
 
     Same on both versions.
     """
-    return "compile_only" in str(getattr(device.client, "runtime_type", ""))
+    client = getattr(device, "client", None)
+    return "compile_only" in str(getattr(client, "runtime_type", ""))
 
 
 def like_jaxpr(old: Any, new: Any, consts: Sequence[Any]) -> Any:
@@ -167,3 +187,30 @@ def low_jaxpr(jaxpr: Any) -> Any:
     if not getattr(jaxpr, "is_high", False):
         return jaxpr
     return partial_eval.lower_jaxpr2(jaxpr)
+
+
+def num_tpu_chips() -> int:
+    """Number of TPU chips in this machine. Same on both versions."""
+    count, _ = hardware_utils.num_available_tpu_chips_and_device_id()
+    return int(count)
+
+
+def make_cpu_devices(count: int) -> list[Any]:
+    """Emulated CPU devices of a client of their own, beside JAX's. Same on both."""
+    client: Any = xla_client.make_cpu_client(num_devices=count)
+    return list(client.devices())
+
+
+_COMPILATIONS = itertools.count(1_000_000)
+
+
+@contextlib.contextmanager
+def compiling_anew() -> Iterator[dict[str, str | bool]]:
+    """Let no compiled program come from a cache, or go to the persistent one.
+
+    Gives an option to compile with that is a part of every cache's key and changes
+    no program: how many buffers XLA's debug output would show, of which there is
+    none. Same on both versions.
+    """
+    with config.persistent_cache_min_compile_time_secs(math.inf):
+        yield {"xla_debug_buffer_assignment_show_max": str(next(_COMPILATIONS))}

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAG = "--xla_force_host_platform_device_count=8"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    """With RHINO_REQUIRE_EXTRAS=1, no test of the extras may be skipped."""
+    report = yield
+    is_required = os.environ.get("RHINO_REQUIRE_EXTRAS") == "1"
+    if is_required and report.skipped and item.get_closest_marker("compile_only"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but RHINO_REQUIRE_EXTRAS=1: {report.longrepr}"
+    return report

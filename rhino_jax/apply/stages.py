@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jax.sharding import AbstractMesh
 
 from rhino_jax.apply.bound import Arguments, Bound
 from rhino_jax.errors import TraceError
+from rhino_jax.hardware.compile_only import compiler_options as needed_options
 
 
 class Lowered:
@@ -25,9 +27,16 @@ class Lowered:
     def plan(self) -> Any:
         return self.bound.plan
 
-    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
-        """Compile; arguments as of `jax.stages.Lowered.compile`."""
-        return Compiled(self.bound, self.lowered.compile(*args, **kwargs))
+    def compile(
+        self, compiler_options: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Compiled:
+        """Compile; arguments as of `jax.stages.Lowered.compile`.
+
+        For GPUs that are not here, what XLA needs to be told is added.
+        """
+        options = {**needed_options(self.bound.mesh), **(compiler_options or {})}
+        compiled = self.lowered.compile(compiler_options=options or None, **kwargs)
+        return Compiled(self.bound, compiled)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lowered, name)

@@ -9,12 +9,15 @@ that moment only, and never over a value of the user's.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from jax.sharding import AbstractMesh, Mesh
 
 from rhino_jax._compat import is_compile_only, num_tpu_chips
 from rhino_jax.errors import HardwareError
@@ -32,11 +35,14 @@ _TPU_ENVIRONMENT = {
 _GPU_ENVIRONMENT = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 _GPU_PLUGIN = "jax_plugins.xla_cuda13"
 _CUDA = "nvidia.cu13"
+# Where XLA looks by itself: a CUDA of the system's.
+_SYSTEM_CUDA = ("/usr/local/cuda", "/opt/cuda")
 _CUDA_FILES = ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc")
 
 
-def tpu_devices(topology: str, slices: int = 1) -> list[Any]:
-    """The devices of TPU slices that are not there.
+@functools.cache
+def tpu_devices(topology: str, slices: int = 1) -> tuple[Any, ...]:
+    """The devices of TPU slices that are not there; the same ones every time.
 
     Args:
       topology: as libtpu writes it, "v5e:4x4".
@@ -46,7 +52,7 @@ def tpu_devices(topology: str, slices: int = 1) -> list[Any]:
     """
     from jax.experimental import topologies
 
-    if importlib.util.find_spec("libtpu") is None and not _has_tpu_library():
+    if _find_spec("libtpu") is None and not _has_tpu_library():
         raise _missing("TPUs", "libtpu is not installed", "tpu")
     options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     if topology.startswith("v4:"):
@@ -55,12 +61,14 @@ def tpu_devices(topology: str, slices: int = 1) -> list[Any]:
     settings = {} if num_tpu_chips() else _TPU_ENVIRONMENT
     with _environment(settings), captured_stderr():
         try:
-            return list(
+            return tuple(
                 topologies.get_topology_desc(
                     platform="tpu", topology_name=topology, **options
                 ).devices
             )
         except RuntimeError as error:
+            if "INVALID_ARGUMENT" not in str(error):
+                raise
             raise HardwareError(
                 f"hardware {topology!r}: libtpu knows no such topology.",
                 numbers=_first_line(error),
@@ -69,12 +77,39 @@ def tpu_devices(topology: str, slices: int = 1) -> list[Any]:
             ) from None
 
 
+class TpuLog:
+    """What libtpu writes to this process's log from now on.
+
+    Its warnings go there, and not to standard error as those of XLA's other
+    compilers; among them are the involuntary rematerialisations.
+    """
+
+    def __init__(self) -> None:
+        self._file = self._newest()
+        self._start = self._file.stat().st_size if self._file else 0
+
+    def _newest(self) -> Path | None:
+        folder = Path(os.environ.get("TPU_LOG_DIR", "/tmp/tpu_logs"))
+        files = folder.glob(f"tpu_driver.*.WARNING.*.{os.getpid()}")
+        return max(files, default=None)
+
+    def read(self) -> str:
+        """All since this was made; empty where libtpu keeps no log."""
+        file = self._newest()
+        if file is None:
+            return ""
+        with file.open(errors="replace") as text:
+            text.seek(self._start if file == self._file else 0)
+            return text.read()
+
+
 def _has_tpu_library() -> bool:
     return os.path.isfile(os.environ.get("TPU_LIBRARY_PATH", ""))
 
 
-def gpu_devices(description: Path, hosts: int, gpus_per_host: int) -> list[Any]:
-    """The devices of GPU hosts that are not there.
+@functools.cache
+def gpu_devices(description: Path, hosts: int, gpus_per_host: int) -> tuple[Any, ...]:
+    """The devices of GPU hosts that are not there; the same ones every time.
 
     Args:
       description: a `GpuTargetConfigProto` in text form; see `configs/xla_gpu`.
@@ -87,8 +122,8 @@ def gpu_devices(description: Path, hosts: int, gpus_per_host: int) -> list[Any]:
 
     cuda_dir()
 
-    def describe() -> list[Any]:
-        return list(
+    def describe() -> tuple[Any, ...]:
+        return tuple(
             topologies.get_topology_desc(
                 platform="cuda",
                 topology_name="",
@@ -116,11 +151,11 @@ def cuda_dir() -> Path:
     if _find_spec(_GPU_PLUGIN) is None:
         raise _missing("GPUs", f"{_GPU_PLUGIN} is not installed", "gpu")
     spec = _find_spec(_CUDA)
-    places = [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
-    for place in places:
+    wheels = (spec and spec.submodule_search_locations) or ()
+    for place in map(Path, (*wheels, *_SYSTEM_CUDA)):
         if all((place / file).is_file() for file in _CUDA_FILES):
             return place
-    raise _missing("GPUs", f"{' or '.join(_CUDA_FILES)} is not installed", "gpu")
+    raise _missing("GPUs", f"no folder has {' and '.join(_CUDA_FILES)}", "gpu")
 
 
 def _find_spec(module: str) -> Any:
@@ -130,16 +165,16 @@ def _find_spec(module: str) -> Any:
         return None
 
 
-def compiler_options(mesh: Any) -> dict[str, str]:
+def compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, str]:
     """What XLA must be told to compile for a mesh; empty where the devices are here.
 
     XLA:GPU cannot time kernels on GPUs that are not there, and takes its tools from
     where pip put them.
     """
-    device = getattr(mesh, "devices", None)
-    if device is None or device.flat[0].platform not in ("gpu", "cuda"):
+    if isinstance(mesh, AbstractMesh):
         return {}
-    if not is_compile_only(device.flat[0]):
+    device = mesh.devices.flat[0]
+    if device.platform not in ("gpu", "cuda") or not is_compile_only(device):
         return {}
     return {
         "xla_gpu_cuda_data_dir": str(cuda_dir()),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rhino_jax._compat import is_compile_only
 from rhino_jax.errors import HardwareError, MeshError, nearest
 from rhino_jax.hardware.schema import parse_target
 from rhino_jax.hardware.target import Target
@@ -106,8 +108,9 @@ def _read(path: Path) -> Target:
 def detect_target(devices: Sequence[Any]) -> Target:
     """The target that JAX devices belong to.
 
-    On TPU the torus is read from the devices' coordinates. Memory is that of the
-    hardware file, not what this process has left, so that all processes plan alike.
+    On TPU the torus is read from the devices' coordinates, and of compile-only GPUs
+    which of them share a host. Memory is that of the hardware file, not what this
+    process has left, so that all processes plan alike.
 
     Args:
       devices: `jax.Device`s, also of compile-only meshes.
@@ -144,7 +147,9 @@ def detect_target(devices: Sequence[Any]) -> Target:
 def _with_coordinates(target: Target, devices: Sequence[Any]) -> Target:
     """The target with the torus that the devices' coordinates span, if they do."""
     torus = next((t for t in target.tiers if t.topology == "torus"), None)
-    if torus is None or any(getattr(d, "coords", None) is None for d in devices):
+    if torus is None:
+        return _with_hosts(target, devices)
+    if any(getattr(d, "coords", None) is None for d in devices):
         return target
     chips = {(getattr(d, "slice_index", 0), *d.coords) for d in devices}
     slices, *spans = (len(set(along)) for along in zip(*chips, strict=True))
@@ -152,4 +157,19 @@ def _with_coordinates(target: Target, devices: Sequence[Any]) -> Target:
     if len(chips) != slices * math.prod(dims) or any(span > 1 for span in others):
         return target
     named = (slices, *dims) if slices > 1 else dims
+    return with_topology(target, named, f"{target.name}:{'x'.join(map(str, named))}")
+
+
+def _with_hosts(target: Target, devices: Sequence[Any]) -> Target:
+    """The target with the hosts of compile-only GPUs.
+
+    Of real ones only the process is known, which need not be all of a host.
+    """
+    if len(target.tiers) != 2 or not all(map(is_compile_only, devices)):
+        return target
+    hosts = Counter(d.process_index for d in devices)
+    sizes = set(hosts.values())
+    if len(sizes) > 1:
+        return target
+    named = (len(hosts), sizes.pop())
     return with_topology(target, named, f"{target.name}:{'x'.join(map(str, named))}")

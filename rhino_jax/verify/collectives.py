@@ -9,59 +9,67 @@ Bytes are what one device puts on the wire, in the convention of a plan's
     all-to-all            (n-1)/n × operand
     collective-permute              operand
 
-An asynchronous pair counts once, at its start. Several arrays combined into one
-collective are one collective. A collective inside loops counts as often as they
-run. Of the branches of a conditional, the one that moves most counts.
+An asynchronous transfer counts once, where it starts. Several arrays combined into
+one collective are one collective. A collective inside loops counts as often as they
+run. Of the branches of a conditional, the one that moves most counts. Permutes that
+stand for a gather or a scatter (`windowed`) count as that, with the bytes that they
+themselves move.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from rhino_jax.plan.diff import Traffic, traffic_of
 from rhino_jax.plan.records import Collective
-from rhino_jax.verify.groups import MeshMap, map_mesh, parse_groups, parse_pairs
-from rhino_jax.verify.hlo import Computation, Instruction, Module, parse_module
+from rhino_jax.verify.asynchronous import (
+    Users,
+    is_in_chain,
+    is_overlapped,
+    starts_chain,
+)
+from rhino_jax.verify.calls import Calls
+from rhino_jax.verify.groups import Groups, MeshMap, map_mesh, parse_groups, parse_pairs
+from rhino_jax.verify.hlo import (
+    Computation,
+    Instruction,
+    Module,
+    parse_module,
+)
 from rhino_jax.verify.loops import trip_count
-
-
-KINDS = {
-    "all-reduce": "all-reduce",
-    "all-gather": "all-gather",
-    "reduce-scatter": "reduce-scatter",
-    "all-to-all": "all-to-all",
-    "ragged-all-to-all": "all-to-all",
-    "collective-permute": "collective-permute",
-    "collective-broadcast": "collective-broadcast",
-}
+from rhino_jax.verify.naming import Place, name_of
+from rhino_jax.verify.payload import collective_kind, payload_bytes, wire_bytes
+from rhino_jax.verify.records import CompiledCollective
+from rhino_jax.verify.slices import slice_groups, slice_kind
+from rhino_jax.verify.windowed import Window, find_windows
 
 
 def read_collectives(
-    hlo_text: str,
+    hlo: str | Module,
     mesh_axes: Sequence[tuple[str, int]],
     device_ids: Sequence[int] | None = None,
-) -> tuple[Collective, ...]:
+) -> tuple[CompiledCollective, ...]:
     """Read the collectives of a compiled program, in run order.
 
     Args:
-      hlo_text: `compiled.as_text()`.
+      hlo: `compiled.as_text()`, or what `parse_module` made of it.
       mesh_axes: (name, size) of every mesh axis, major first.
       device_ids: ids of the mesh's devices in mesh order, as the program's replica
         groups use them; `jax.jit` numbers them 0, 1, 2, … in mesh order (None).
     Returns:
-      One record per instruction, all its trips together. `seconds` is 0: text does
-      not tell time. `op` is JAX's name of the operation. `reason` says what is
-      unusual: a loop whose count depends on data (counted once), part of an axis.
+      One record per collective of the text, all its trips together. `seconds` is 0:
+      text does not tell time. `op` is JAX's name of the operation. `is_async` says
+      whether compute runs between start and end. `reason` says what is unusual: a
+      loop whose count depends on data (counted once), part of an axis, permutes
+      that stand for a gather or a scatter.
     Raises:
       ValueError: the text is no HLO module.
       MeshError: the program runs on other devices than the mesh's.
     """
-    module = parse_module(hlo_text)
-    reader = _Reader(module, map_mesh(mesh_axes, device_ids), {})
-    entry = module.computations[module.entry]
-    return tuple(reader.read(entry, count=1, is_known=True))
+    module = parse_module(hlo) if isinstance(hlo, str) else hlo
+    reader = _Reader(module, map_mesh(mesh_axes, device_ids), Calls(module))
+    return tuple(reader.read(module.computations[module.entry], _Trips()))
 
 
 def count_collectives(
@@ -72,137 +80,196 @@ def count_collectives(
 
 
 @dataclass(frozen=True, slots=True)
+class _Trips:
+    """How often a computation runs in a step.
+
+    Attributes:
+      count: trips of all loops around it.
+      is_known: False where a loop's count depends on data; it counts as 1.
+      is_async: whether the computation is one transfer that compute runs beside.
+      callers: the fusion or start that runs the computation, and where that is;
+        empty for a loop's.
+      done: instructions (names are unique in a module) that count elsewhere.
+    """
+
+    count: int = 1
+    is_known: bool = True
+    is_async: bool = False
+    callers: tuple[Place, ...] = ()
+    done: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class _Reader:
     """Walks the call graph of one module.
 
     Attributes:
       module: the program.
       mesh: coordinates of its devices.
-      moving: memo: computation → whether it, or what it calls, moves data.
+      calls: its call graph.
+      users: memo: computation → who reads what in it.
     """
 
     module: Module
     mesh: MeshMap
-    moving: dict[str, bool]
+    calls: Calls
+    users: dict[str, Users] = field(default_factory=dict)
 
     def read(
-        self, computation: Computation, *, count: int, is_known: bool
-    ) -> Iterator[Collective]:
+        self, computation: Computation, trips: _Trips
+    ) -> Iterator[CompiledCollective]:
+        windows = find_windows(self.module, computation)
+        starts = {window.first.name: window for window in windows}
+        skip = trips.done.union(
+            permute.instruction.name for window in windows for permute in window.outer
+        )
         for instruction in computation:
-            kind = _kind(instruction.opcode)
-            if kind:
-                found = self._collective(
-                    kind, computation, instruction, count, is_known
-                )
-                if found is not None:
-                    yield found
-                continue
-            called = self._called(instruction)
-            if not called:
-                continue
-            inner, inner_known = count, is_known
-            if instruction.opcode == "while":
-                trips = trip_count(self.module, computation, instruction)
-                inner, inner_known = (
-                    count * (1 if trips is None else trips),
-                    (is_known and trips is not None),
-                )
-            branches = [
-                tuple(self.read(x, count=inner, is_known=inner_known)) for x in called
-            ]
-            if instruction.opcode == "conditional":
-                branches = [max(branches, key=lambda b: sum(c.bytes for c in b))]
-            for branch in branches:
-                yield from branch
+            window = starts.get(instruction.name)
+            if window is not None:
+                yield from self._window(computation, window, trips)
+            if instruction.name not in skip:
+                yield from self._read_one(computation, instruction, window, trips)
 
-    def _called(self, instruction: Instruction) -> tuple[Computation, ...]:
-        """The computations that an instruction runs and that move data."""
-        if instruction.opcode.endswith(("-done", "-update")):
-            return ()
-        computations = self.module.computations
-        names = [n for n in _called_names(instruction) if n in computations]
-        return tuple(computations[n] for n in names if self._is_moving(n))
+    def _read_one(
+        self,
+        computation: Computation,
+        instruction: Instruction,
+        window: Window | None,
+        trips: _Trips,
+    ) -> Iterator[CompiledCollective]:
+        kind = collective_kind(instruction)
+        if kind:
+            found = self._collective(kind, computation, instruction, trips)
+            if found is not None:
+                yield found
+            return
+        called = self.calls.moving(instruction)
+        if not called:
+            return
+        inner = replace(trips, callers=((computation, instruction), *trips.callers))
+        if instruction.opcode == "while":
+            inner = self._times(computation, instruction, inner)
+        elif instruction.opcode.endswith("-start"):
+            is_async = self._is_overlapped(computation, instruction)
+            inner = replace(inner, is_async=is_async)
+        if window is not None:
+            names = (p.instruction.name for p in window.inner)
+            inner = replace(inner, done=inner.done.union(names))
+        branches = [tuple(self.read(x, inner)) for x in called]
+        if instruction.opcode == "conditional":
+            branches = [max(branches, key=lambda b: sum(c.bytes for c in b))]
+        for branch in branches:
+            yield from branch
 
-    def _is_moving(self, name: str) -> bool:
-        if name not in self.moving:
-            self.moving[name] = any(
-                _kind(i.opcode)
-                or any(
-                    self._is_moving(n)
-                    for n in _called_names(i)
-                    if n in self.module.computations
-                )
-                for i in self.module.computations[name]
-            )
-        return self.moving[name]
+    def _times(
+        self, computation: Computation, loop: Instruction, trips: _Trips
+    ) -> _Trips:
+        times = trip_count(self.module, computation, loop)
+        return replace(
+            trips,
+            callers=(),
+            count=trips.count * (1 if times is None else times),
+            is_known=trips.is_known and times is not None,
+        )
+
+    def _users(self, computation: Computation) -> Users:
+        if computation.name not in self.users:
+            self.users[computation.name] = computation.users()
+        return self.users[computation.name]
+
+    def _is_overlapped(self, computation: Computation, start: Instruction) -> bool:
+        return is_overlapped(computation, start, is_scheduled=self.module.is_scheduled)
 
     def _collective(
         self,
         kind: str,
         computation: Computation,
         instruction: Instruction,
-        count: int,
-        is_known: bool,
-    ) -> Collective | None:
-        """The record of one instruction; None where no data leaves a device."""
-        operand_bytes = sum(
-            computation.instructions[x].bytes for x in instruction.operands
-        )
-        notes = [] if is_known else ["in a loop whose count depends on data"]
+        trips: _Trips,
+    ) -> CompiledCollective | None:
+        """The record of one instruction; None where it moves nothing, or no more."""
+        is_async = trips.is_async or self._is_overlapped(computation, instruction)
+        if is_in_chain(computation, instruction):
+            if not starts_chain(instruction, self._users(computation)):
+                return None
+            is_async = True
+        notes = []
+        operand_bytes = payload_bytes(computation, instruction)
+        groups = self._groups(kind, instruction)
         if kind == "collective-permute":
-            pairs = parse_pairs(instruction.attributes)
-            moving = [(a, b) for a, b in pairs if a != b]
-            axes, wire_bytes = self.mesh.axes_of_pairs(moving), operand_bytes
+            axes, each_bytes = self.mesh.axes_of(groups)[0], operand_bytes
         else:
-            groups = parse_groups(instruction.attributes, self.mesh.num_devices)
             axes, is_whole = self.mesh.axes_of(groups)
             size = max(len(g) for g in groups)
             # The computation's name tells what XLA:TPU fuses into one transfer.
             if kind == "all-reduce" and "all-reduce-scatter" in computation.name:
                 kind = "reduce-scatter"
-            wire_bytes = _wire_bytes(kind, operand_bytes, size)
+            each_bytes = wire_bytes(kind, operand_bytes, size)
             if not is_whole:
                 notes.append(f"over groups of {size}")
         if not axes:
             return None
-        return Collective(
-            kind=kind,
-            axes=axes,
-            bytes=wire_bytes * count,
-            count=count,
-            seconds=0.0,
-            op=instruction.op_name or instruction.name,
-            source=instruction.source,
-            reason="; ".join(notes),
+        name = name_of(kind, (computation, instruction), *trips.callers)
+        return _record(kind, axes, each_bytes, name, trips, is_async, notes)
+
+    def _groups(self, kind: str, instruction: Instruction) -> Groups:
+        """The devices that exchange data; for a permute, who sends to whom."""
+        if slice_kind(instruction):
+            return slice_groups(instruction, self.module.num_partitions)
+        if kind == "collective-permute":
+            return parse_pairs(instruction.attributes)
+        return parse_groups(instruction.attributes, self.module.num_partitions)
+
+    def _window(
+        self, computation: Computation, window: Window, trips: _Trips
+    ) -> Iterator[CompiledCollective]:
+        """The record of permutes that stand for something else."""
+        inside = _Trips()
+        if window.loop is not None:
+            inside = self._times(computation, window.loop, inside)
+        runs = list(window.runs(inside.count))
+        number = sum(times for _, times in runs)
+        sent_bytes = sum(times * p.bytes for p, times in runs)
+        pairs = tuple(pair for p, _ in runs for pair in p.shift.items())
+        overlapped = sum(
+            times
+            for p, times in runs
+            if self._is_overlapped(p.computation, p.instruction)
+        )
+        yield _record(
+            window.kind,
+            self.mesh.axes_of(pairs)[0],
+            sent_bytes,
+            name_of(window.kind, (computation, window.first)),
+            replace(trips, is_known=trips.is_known and inside.is_known),
+            2 * overlapped >= number,
+            [f"decomposed into a windowed loop of {number} permutes"],
+            times=window.count,
         )
 
 
-def _kind(opcode: str) -> str:
-    """The kind of a collective's opcode; empty for a `-done` and all others."""
-    return KINDS.get(opcode.removesuffix("-start"), "")
-
-
-def _wire_bytes(kind: str, operand_bytes: int, size: int) -> int:
-    if kind == "all-reduce":
-        return round(2 * (size - 1) * operand_bytes / size)
-    if kind == "all-gather":
-        return (size - 1) * operand_bytes
-    if kind == "collective-broadcast":
-        return operand_bytes
-    return round((size - 1) * operand_bytes / size)
-
-
-_CALLED = re.compile(
-    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)"
-    r"=%?([\w.\-]+)"
-)
-_CALLED_MANY = re.compile(
-    r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}"
-)
-
-
-def _called_names(instruction: Instruction) -> list[str]:
-    names = _CALLED.findall(instruction.attributes)
-    for many in _CALLED_MANY.findall(instruction.attributes):
-        names += [x.strip().lstrip("%") for x in many.split(",") if x.strip()]
-    return names
+def _record(
+    kind: str,
+    axes: tuple[str, ...],
+    run_bytes: int,
+    name: tuple[str, str],
+    trips: _Trips,
+    is_async: bool,
+    notes: list[str],
+    *,
+    times: int = 1,
+) -> CompiledCollective:
+    """One record; `run_bytes` and `times` are of one run of the computation."""
+    if not trips.is_known:
+        notes = ["in a loop whose count depends on data", *notes]
+    return CompiledCollective(
+        kind=kind,
+        axes=axes,
+        bytes=run_bytes * trips.count,
+        count=times * trips.count,
+        seconds=0.0,
+        op=name[0],
+        source=name[1],
+        reason="; ".join(notes),
+        is_async=is_async,
+    )

@@ -150,7 +150,7 @@ class MeshMap:
         return math.prod(self.sizes)
 
     def axes_of(self, groups: Groups) -> tuple[tuple[str, ...], bool]:
-        """The axes that groups run over, and whether over all of each.
+        """The axes that groups (or pairs) run over, and whether over all of each.
 
         A group that holds part of an axis only (half of the devices along it) is
         said to run over that axis, but not over all of it.
@@ -161,13 +161,6 @@ class MeshMap:
         axes = sorted(moved)
         whole = math.prod(self.sizes[a] for a in axes)
         return tuple(self.names[a] for a in axes), all(len(g) == whole for g in groups)
-
-    def axes_of_pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[str, ...]:
-        """The axes along which data moves."""
-        moved: set[int] = set()
-        for pair in pairs:
-            moved |= self._moved(pair)
-        return tuple(self.names[a] for a in sorted(moved))
 
     def _moved(self, group: Sequence[int]) -> set[int]:
         """Positions of the axes along which members of a group differ."""

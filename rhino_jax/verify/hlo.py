@@ -64,6 +64,15 @@ class Computation:
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions.values())
 
+    def users(self) -> dict[str, list[Instruction]]:
+        """Who reads each instruction's result, in printed order."""
+        users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self:
+            for name in dict.fromkeys(instruction.operands):
+                if name in users:
+                    users[name].append(instruction)
+        return users
+
 
 @dataclass(frozen=True, slots=True)
 class Module:
@@ -74,12 +83,15 @@ class Module:
       entry: name of the computation that is run.
       num_partitions: devices that it runs on.
       is_scheduled: whether the printed order is the run order.
+      loops: body or condition of a `while` → (computation, name) of the `while`;
+        without those that several share.
     """
 
     computations: Mapping[str, Computation]
     entry: str
     num_partitions: int
     is_scheduled: bool
+    loops: Mapping[str, tuple[str, str]]
 
 
 _ITEM_BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
@@ -113,6 +125,7 @@ _COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*\)\s*->\s*.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)$")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 _NAME = re.compile(r"%?([\w.\-]+)\s*$")
+_OPENS = re.compile(r"[(\[{]")
 
 
 def parse_module(text: str) -> Module:
@@ -155,7 +168,19 @@ def parse_module(text: str) -> Module:
         entry,
         int(partitions.group(1)) if partitions else 1,
         "is_scheduled=true" in header,
+        _loops(computations),
     )
+
+
+def _loops(computations: Mapping[str, Computation]) -> dict[str, tuple[str, str]]:
+    places: dict[str, list[tuple[str, str]]] = {}
+    for computation in computations.values():
+        for instruction in computation:
+            if instruction.opcode == "while":
+                for role in ("condition", "body"):
+                    where = places.setdefault(instruction.attribute(role), [])
+                    where.append((computation.name, instruction.name))
+    return {name: where[0] for name, where in places.items() if len(where) == 1}
 
 
 def _instruction(found: re.Match[str], frames: Mapping[int, str]) -> Instruction:
@@ -196,29 +221,31 @@ def _type_end(text: str) -> int:
     return space if space >= 0 else len(text)
 
 
+_BRACKET = re.compile(rf"{_QUOTED}|[()]")
+
+
 def _close(text: str, start: int) -> int:
     """Position of the parenthesis that closes the one at `start`."""
-    depth, i = 0, start
-    while i < len(text):
-        char = text[i]
-        if char == '"':
-            i += 1
-            while i < len(text) and text[i] != '"':
-                i += 2 if text[i] == "\\" else 1
-        elif char == "(":
+    depth = 0
+    for found in _BRACKET.finditer(text, start):
+        if found.group() == "(":
             depth += 1
-        elif char == ")":
+        elif found.group() == ")":
             depth -= 1
             if depth == 0:
-                return i
-        i += 1
+                return found.start()
     raise ValueError(f"unbalanced parentheses in HLO: {text[:120]!r}")
 
 
 def _operand_names(text: str) -> Iterator[str]:
     """Names in an operand list, with or without their types before them."""
-    depth, start = 0, 0
     text = _COMMENT.sub("", text)
+    if not _OPENS.search(text):
+        yield from (
+            found.group(1) for x in text.split(",") if (found := _NAME.search(x))
+        )
+        return
+    depth, start = 0, 0
     for i, char in enumerate(text + ","):
         if char in "([{":
             depth += 1
@@ -229,3 +256,20 @@ def _operand_names(text: str) -> Iterator[str]:
             if name is not None:
                 yield name.group(1)
             start = i + 1
+
+
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)"
+    r"=%?([\w.\-]+)"
+)
+_CALLED_MANY = re.compile(
+    r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}"
+)
+
+
+def called_names(instruction: Instruction) -> list[str]:
+    """Names of the computations that an instruction runs."""
+    names = _CALLED.findall(instruction.attributes)
+    for many in _CALLED_MANY.findall(instruction.attributes):
+        names += [x.strip().lstrip("%") for x in many.split(",") if x.strip()]
+    return names

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from rhino_jax.frontend.provenance import is_library_file
+
+
+_APPLY = str(Path(__file__).parents[1] / "apply")
 
 _FILE = re.compile(r'source_file="((?:\\.|[^"\\])*)"')
 _LINE = re.compile(r"source_line=(\d+)")
@@ -46,19 +51,38 @@ def parse_frames(lines: Sequence[str]) -> dict[int, str]:
         number: _place(row, tables)
         for number, row in tables.get("FileLocations", {}).items()
     }
-    return {
-        number: places.get(_field(row, "file_location_id"), "")
+    frames = {
+        number: (places.get(_field(row, "file_location_id")), row)
         for number, row in tables.get("StackFrames", {}).items()
     }
+    return {number: _users_line(number, frames) for number in frames}
 
 
-def _place(row: str, tables: Mapping[str, Mapping[int, str]]) -> str:
-    file = tables.get("FileNames", {}).get(_field(row, "file_name_id"), '""')
-    function = tables.get("FunctionNames", {}).get(
-        _field(row, "function_name_id"), '""'
-    )
-    short = function.strip('"').rsplit(".", 1)[-1]
-    return f"{file.strip(chr(34)).rsplit('/', 1)[-1]}:{_field(row, 'line')} ({short})"
+def _users_line(
+    number: int, frames: Mapping[int, tuple[tuple[str, str] | None, str]]
+) -> str:
+    """The line of the innermost frame that is no library's, such as optax's; of the
+    frame itself where all are. Empty for what applies a plan to an argument: the line
+    around that is where the program is lowered, not a line of the program."""
+    at = number
+    while at in frames:
+        place, row = frames[at]
+        if place is not None and place[0].startswith(_APPLY):
+            return ""
+        if place is not None and not is_library_file(place[0]):
+            return place[1]
+        # One more than the parent's number: 1 stands for none.
+        at = _field(row, "parent_frame_id") - 1
+    own, _ = frames[number]
+    return "" if own is None else own[1]
+
+
+def _place(row: str, tables: Mapping[str, Mapping[int, str]]) -> tuple[str, str]:
+    """The file of a location, and its line as `file.py:12 (f)`."""
+    file = tables.get("FileNames", {}).get(_field(row, "file_name_id"), "")
+    name = tables.get("FunctionNames", {}).get(_field(row, "function_name_id"), "")
+    file, name = file.strip('"'), name.strip('"').rsplit(".", 1)[-1]
+    return file, f"{file.rsplit('/', 1)[-1]}:{_field(row, 'line')} ({name})"
 
 
 def _field(row: str, name: str) -> int:

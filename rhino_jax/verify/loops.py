@@ -1,9 +1,10 @@
 """How often a compiled loop runs.
 
-The compiler often says so (`known_trip_count`). Where it does not, the count
-follows from the loop itself: the constant in the condition, the initial value of
-the counter and its step (2 after unrolling by two). A loop whose count depends on
-data has none.
+The compiler often says so (`known_trip_count`). Where it does not (XLA:TPU), the
+count follows from the loop itself: the bound in the condition, the initial value of
+the counter and its step (2 after unrolling by two), each of them a constant, or an
+element of the state of this loop or of one around it that no run changes. A loop
+whose count depends on data has none.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ def trip_count(module: Module, caller: Computation, loop: Instruction) -> int | 
         return None
     left, right = (_settle(module, test.to(x)) for x in test.instruction.operands)
     direction = test.instruction.attribute("direction")
-    if left.constant is not None:
-        left, right = right, left
+    bound = _constant(module, right)
+    if bound is None:
+        left, right, bound = right, left, _constant(module, left)
         direction = _FLIPPED.get(direction, direction)
-    counter, bound = left.loop_index, right.constant
+    counter = left.loop_index
     if counter is None or bound is None:
         return None
-    start = _element(module, _At(caller, loop.operands[0]), counter)
+    start = _constant(module, _element(module, _At(caller, loop.operands[0]), counter))
     step = _step(module, body, counter)
-    if start is None or start.constant is None or not step:
+    if start is None or not step:
         return None
-    return _count(direction, start.constant, bound, step)
+    return _count(direction, start, bound, step)
 
 
 _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
@@ -123,6 +125,29 @@ def _settle(module: Module, at: _At) -> _At:
     return at
 
 
+def _constant(module: Module, at: _At | None) -> int | None:
+    """The number that a settled value always is, or None.
+
+    An element of a loop's state that the body hands on unchanged is what the loop
+    was started with.
+    """
+    for _ in range(_MAX_STEPS):
+        if at is None or at.constant is not None:
+            return None if at is None else at.constant
+        index = at.loop_index
+        place = module.loops.get(at.computation.name)
+        if index is None or place is None:
+            return None
+        caller = module.computations[place[0]]
+        loop = caller.instructions[place[1]]
+        body = module.computations[loop.attribute("body")]
+        new = _element(module, _At(body, body.root), index)
+        if new is None or new.computation is not body or new.loop_index != index:
+            return None
+        at = _element(module, _At(caller, loop.operands[0]), index)
+    return None
+
+
 def _settle_tuple(module: Module, at: _At) -> _At | None:
     """What a get-tuple-element takes out of a tuple that is in sight, or None."""
     source = at.to(at.instruction.operands[0])
@@ -146,8 +171,7 @@ def _step(module: Module, body: Computation, counter: int) -> int | None:
         return None
     left, right = (_settle(module, new.to(x)) for x in new.instruction.operands)
     sign = 1 if new.instruction.opcode == "add" else -1
-    if left.loop_index == counter and right.constant is not None:
-        return sign * right.constant
-    if right.loop_index == counter and left.constant is not None and sign == 1:
-        return left.constant
-    return None
+    if right.loop_index == counter and sign == 1:
+        left, right = right, left
+    by = _constant(module, right)
+    return sign * by if left.loop_index == counter and by is not None else None

@@ -139,3 +139,59 @@ def test_counter_bound_and_step_inside_fusions() -> None:
     module = parse_module(FUSED)
     main = module.computations[module.entry]
     assert trip_count(module, main, main.instructions["w"]) == 4
+
+
+CARRIED = """HloModule m
+
+%inner_cond (p: (s32[], s32[], s32[])) -> pred[] {
+  %p.1 = (s32[], s32[], s32[]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%p.1), index=0
+  %n.1 = s32[] get-tuple-element(%p.1), index=1
+  ROOT %c.1 = pred[] compare(%i.1, %n.1), direction=LT
+}
+
+%inner (p: (s32[], s32[], s32[])) -> (s32[], s32[], s32[]) {
+  %p.2 = (s32[], s32[], s32[]) parameter(0)
+  %i.2 = s32[] get-tuple-element(%p.2), index=0
+  %n.2 = s32[] get-tuple-element(%p.2), index=1
+  %one = s32[] get-tuple-element(%p.2), index=2
+  %j = s32[] add(%one, %i.2)
+  ROOT %t.2 = (s32[], s32[], s32[]) tuple(%j, BOUND, %one)
+}
+
+%outer_cond (p: (s32[], s32[], s32[])) -> pred[] {
+  %p.3 = (s32[], s32[], s32[]) parameter(0)
+  %i.3 = s32[] get-tuple-element(%p.3), index=2
+  %n.3 = s32[] constant(0)
+  ROOT %c.3 = pred[] compare(%i.3, %n.3), direction=GT
+}
+
+%outer (p: (s32[], s32[], s32[])) -> (s32[], s32[], s32[]) {
+  %p.4 = (s32[], s32[], s32[]) parameter(0)
+  %zero = s32[] get-tuple-element(%p.4), index=0
+  %bound = s32[] get-tuple-element(%p.4), index=1
+  %k = s32[] get-tuple-element(%p.4), index=2
+  %by = s32[] constant(1)
+  %t.4 = (s32[], s32[], s32[]) tuple(%zero, %bound, %by)
+  %w.4 = (s32[], s32[], s32[]) while(%t.4), condition=%inner_cond, body=%inner
+  %less = s32[] subtract(%k, %by)
+  ROOT %t.5 = (s32[], s32[], s32[]) tuple(%zero, %bound, %less)
+}
+
+ENTRY %main () -> (s32[], s32[], s32[]) {
+  %start = s32[] constant(2)
+  %end = s32[] constant(9)
+  %times = s32[] constant(4)
+  %t.6 = (s32[], s32[], s32[]) tuple(%start, %end, %times)
+  ROOT %w.6 = (s32[], s32[], s32[]) while(%t.6), condition=%outer_cond, body=%outer
+}
+"""
+
+
+@pytest.mark.parametrize(("bound", "count"), [("%n.2", 7), ("%j", None)])
+def test_what_loops_carry_unchanged_is_constant(bound: str, count: int | None) -> None:
+    module = parse_module(CARRIED.replace("BOUND", bound))
+    outer = module.computations["outer"]
+    assert trip_count(module, outer, outer.instructions["w.4"]) == count
+    main = module.computations["main"]
+    assert trip_count(module, main, main.instructions["w.6"]) == 4

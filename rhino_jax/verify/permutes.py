@@ -1,0 +1,100 @@
+"""Permutes in which every device passes something to another one, round a ring."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rhino_jax.verify.groups import parse_pairs
+from rhino_jax.verify.hlo import Computation, Instruction
+from rhino_jax.verify.payload import payload_bytes
+
+
+# What the partitioner makes of a product; a user's `ppermute` has its own name.
+_PRODUCT = re.compile(r"(?:^|/)(?:dot_general|conv_general_dilated)$")
+_PERMUTES = ("collective-permute", "collective-permute-start")
+_PASSES = frozenset(
+    "bitcast collective-permute-done copy copy-done copy-start get-tuple-element"
+    " reshape transpose".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Permute:
+    """A permute round a ring.
+
+    Attributes:
+      computation: in which it is.
+      instruction: the permute, or its start.
+      shift: device → the device that it sends to.
+      bytes: that one device sends.
+      ring_size: devices of each ring.
+      skips_last: whether the last run of the loop around it leaves it out.
+    """
+
+    computation: Computation
+    instruction: Instruction
+    shift: Mapping[int, int]
+    bytes: int
+    ring_size: int
+    skips_last: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.instruction.name
+
+    @property
+    def source(self) -> Instruction:
+        """What makes the value that is passed on."""
+        return origin(self.computation, self.instruction.operands[0])
+
+
+def ring_permute(
+    computation: Computation,
+    instruction: Instruction,
+    num_devices: int,
+    *,
+    skips_last: bool = False,
+) -> Permute | None:
+    """The permute that an instruction is, or None.
+
+    None, too, where some device does not take part, or rings differ in size.
+    """
+    if instruction.opcode not in _PERMUTES:
+        return None
+    shift = dict(parse_pairs(instruction.attributes))
+    size = _ring_size(shift)
+    if size < 2 or len(shift) != num_devices:
+        return None
+    sent_bytes = payload_bytes(computation, instruction)
+    return Permute(computation, instruction, shift, sent_bytes, size, skips_last)
+
+
+def _ring_size(shift: Mapping[int, int]) -> int:
+    """Devices of a ring; 0 where there is none, or they are not all alike."""
+    if set(shift) != set(shift.values()):
+        return 0
+    sizes = set()
+    left = set(shift)
+    while left:
+        start = at = left.pop()
+        size = 1
+        while (at := shift[at]) != start:
+            left.discard(at)
+            size += 1
+        sizes.add(size)
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def origin(computation: Computation, name: str) -> Instruction:
+    """What makes a value, behind copies, reshapes and the end of a permute."""
+    instruction = computation.instructions[name]
+    while instruction.opcode in _PASSES:
+        instruction = computation.instructions[instruction.operands[0]]
+    return instruction
+
+
+def is_of_product(instruction: Instruction) -> bool:
+    """Whether an instruction is what is left of a matmul or a convolution."""
+    return _PRODUCT.search(instruction.op_name) is not None

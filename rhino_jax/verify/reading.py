@@ -1,0 +1,134 @@
+"""All that is read of one compiled program."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rhino_jax.hardware.target import Target
+from rhino_jax.plan.records import Predicted
+from rhino_jax.verify.collectives import read_collectives
+from rhino_jax.verify.hlo import Computation, Instruction, Module, parse_module
+from rhino_jax.verify.pricing import priced
+from rhino_jax.verify.records import (
+    Compilation,
+    CompiledCollective,
+    OutOfMemory,
+    Reading,
+)
+from rhino_jax.verify.timing import step_time
+
+
+def read_compiled(
+    compilation: Compilation,
+    mesh_axes: Sequence[tuple[str, int]],
+    target: Target,
+    device_ids: Sequence[int] | None = None,
+) -> Reading:
+    """Read what a compiled program moves, holds and takes, per device and step.
+
+    Args:
+      compilation: the program, or why there is none.
+      mesh_axes: (name, size) of every mesh axis, major first.
+      target: the hardware that gives work its time.
+      device_ids: see `read_collectives`.
+    Returns:
+      The reading. Of a program that does not fit, `compiled` holds the bytes that
+      it needs (one more than there are, where the compiler does not say) and an
+      infinite time, and there are no collectives.
+    Raises:
+      MeshError: the program runs on other devices than the mesh's.
+    """
+    rematerialised = tuple(_rematerialised(compilation.messages))
+    if compilation.out_of_memory is not None:
+        compiled = Predicted(
+            step_time_s=math.inf,
+            compute_s=math.inf,
+            communication_s=0.0,
+            peak_bytes=_needed_bytes(compilation.out_of_memory, target),
+            flops_per_device=0.0,
+        )
+        return Reading(compiled=compiled, collectives=(), rematerialised=rematerialised)
+    module = parse_module(compilation.hlo_text)
+
+    def collectives_of(of: Module) -> tuple[CompiledCollective, ...]:
+        return priced(read_collectives(of, mesh_axes, device_ids), mesh_axes, target)
+
+    def collective_s(computation: Computation, instruction: Instruction) -> float:
+        alone = _alone(module, computation, instruction)
+        return sum(c.seconds for c in collectives_of(alone))
+
+    collectives = collectives_of(module)
+    work, time = step_time(module, target, collectives, collective_s)
+    notes = list(work.notes)
+    if work.cycles and target.clock_hz is None:
+        notes.append(
+            f"The compiler estimates cycles, but {target.name!r} has no `clock_hz`:"
+            " seconds are those of the roofline."
+        )
+    peak_bytes = 0
+    if compilation.memory is None:
+        notes.append("The compiler does not say what the program holds.")
+    else:
+        peak_bytes = compilation.memory.peak_bytes
+    return Reading(
+        compiled=Predicted(
+            step_time_s=time.step_s,
+            compute_s=time.compute_s,
+            communication_s=time.communication_s,
+            peak_bytes=peak_bytes,
+            flops_per_device=float(work.flops),
+        ),
+        collectives=collectives,
+        rematerialised=rematerialised,
+        notes=tuple(notes),
+    )
+
+
+def _alone(
+    module: Module, computation: Computation, instruction: Instruction
+) -> Module:
+    """A program that runs one instruction, once, on arguments."""
+    instructions = {
+        name: replace(
+            computation.instructions[name],
+            opcode="parameter",
+            operands=(str(i),),
+            attributes="",
+        )
+        for i, name in enumerate(instruction.operands)
+    }
+    # Nameless, so that it stands for itself and not for a part of something.
+    instructions[instruction.name] = replace(instruction, op_name="")
+    entry = Computation(computation.name, instructions, instruction.name)
+    return replace(
+        module,
+        computations={**module.computations, entry.name: entry},
+        entry=entry.name,
+    )
+
+
+_REMATERIALISED = re.compile(r"\[SPMD\] Involuntary full rematerialization\.?\s*(.*)")
+_ADVICE = re.compile(r"\s*As the last resort, SPMD will replicate.*$")
+
+
+def _rematerialised(messages: str) -> Iterator[str]:
+    """The compiler's lines on involuntary rematerialisation, each once.
+
+    A line names the shardings, the operation and its metadata; the time stamp before
+    and the advice after are left out.
+    """
+    seen: set[str] = set()
+    for found in _REMATERIALISED.finditer(messages):
+        line = _ADVICE.sub("", found.group(1)).strip()
+        if line not in seen:
+            seen.add(line)
+            yield line
+
+
+def _needed_bytes(out: OutOfMemory, target: Target) -> int:
+    if out.needed_bytes is not None:
+        return out.needed_bytes
+    return max(target.hbm_bytes, out.available_bytes or 0) + 1

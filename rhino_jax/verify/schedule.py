@@ -1,0 +1,111 @@
+"""A compiled program played through in the order that it was scheduled in.
+
+Two things go on at a time: the device computes, and its links move one collective
+after another. A synchronous collective holds up both. An asynchronous one starts
+when it is reached and the links are free, and whoever awaits its end waits for it;
+so it hides behind the compute between its start and its end, and behind no other.
+A loop's body is played once and takes trips times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rhino_jax.verify.hlo import Computation, Instruction, Module
+from rhino_jax.verify.loops import trip_count
+from rhino_jax.verify.work import WorkReader, branches_of
+
+
+CollectiveSeconds = Callable[[Computation, Instruction], float]
+"""Seconds of one run of a collective (of the start of an asynchronous one)."""
+
+
+def played_s(
+    module: Module, reader: WorkReader, collective_s: CollectiveSeconds
+) -> float:
+    """Seconds from the first instruction to the last.
+
+    Args:
+      module: a scheduled program.
+      reader: of its work; its `seconds_of` times it.
+      collective_s: times its collectives.
+    """
+    return _Player(module, reader, collective_s).run(module.entry)
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Where play has got to, in seconds.
+
+    Attributes:
+      now_s: the compute.
+      links_s: when the links are free again.
+      ends_s: asynchronous start → when its transfer ends.
+    """
+
+    now_s: float = 0.0
+    links_s: float = 0.0
+    ends_s: dict[str, float] = field(default_factory=dict)
+
+    def transfer(self, seconds: float) -> float:
+        """Move something as soon as the links are free; returns when it ends."""
+        self.links_s = max(self.now_s, self.links_s) + seconds
+        return self.links_s
+
+    def wait(self, end_s: float) -> None:
+        self.now_s = max(self.now_s, end_s)
+
+    def follow(self, instruction: Instruction) -> None:
+        """Wait for what a `-done` ends; an `-update` only hands it on."""
+        for operand in instruction.operands:
+            if operand in self.ends_s:
+                if instruction.opcode.endswith("-done"):
+                    self.wait(self.ends_s[operand])
+                else:
+                    self.ends_s[instruction.name] = self.ends_s[operand]
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    module: Module
+    reader: WorkReader
+    collective_s: CollectiveSeconds
+    played: dict[str, float] = field(default_factory=dict)
+
+    def run(self, name: str) -> float:
+        """Seconds of one run of a computation."""
+        if name not in self.played:
+            clock = _Clock()
+            computation = self.module.computations[name]
+            for instruction in computation:
+                self._play(clock, computation, instruction)
+            self.played[name] = max(clock.now_s, clock.links_s)
+        return self.played[name]
+
+    def _play(
+        self, clock: _Clock, computation: Computation, instruction: Instruction
+    ) -> None:
+        opcode = instruction.opcode
+        if self.reader.is_transfer(instruction):
+            end_s = clock.transfer(self.collective_s(computation, instruction))
+            if opcode.endswith("-start"):
+                clock.ends_s[instruction.name] = end_s
+            else:
+                clock.wait(end_s)
+        elif opcode.endswith(("-done", "-update")):
+            clock.follow(instruction)
+        elif opcode == "while":
+            trips = trip_count(self.module, computation, instruction)
+            once_s = sum(self.run(instruction.attribute(x)) for x in _LOOP)
+            clock.now_s += once_s * (1 if trips is None else trips)
+        elif opcode == "conditional":
+            clock.now_s += max(self.run(name) for name in branches_of(instruction))
+        elif opcode == "call":
+            clock.now_s += self.run(instruction.attribute("to_apply"))
+        else:
+            for work in self.reader.read_one(computation, instruction):
+                clock.now_s += work.count * self.reader.seconds_of(work)
+
+
+_LOOP = ("condition", "body")

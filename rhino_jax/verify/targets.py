@@ -1,0 +1,193 @@
+"""Meshes of hardware that is not here, to compile for.
+
+`compile_target("v5p:4x4x4")` takes the names that `load_target` takes, and gives a
+mesh that plans, lowers and compiles as one of real devices would: with the real
+compiler, for the real topology.
+
+Devices are ordered as `jax.make_mesh` orders real ones: the minor mesh axis runs over
+neighbours. Several TPU slices are cut off the major axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from rhino_jax.apply.meshes import axes_of_mesh, read_mesh
+from rhino_jax.errors import HardwareError, MeshError
+from rhino_jax.hardware.compile_only import gpu_devices, tpu_devices
+from rhino_jax.hardware.files import configs_dir, hardware_names, load_target
+from rhino_jax.hardware.layout import mesh_axis_names
+from rhino_jax.hardware.target import Target
+from rhino_jax.verify.topologies import topology_for, torus_of
+
+
+Axes = tuple[tuple[str, int], ...]
+_WHAT = "`compile_target`"
+
+
+def compile_target(name: str | Path, mesh: Any = None) -> Mesh:
+    """A mesh of devices that can be compiled for, but not run on.
+
+    Needs no such hardware, only its compiler: `pip install 'rhino_jax[tpu]'` or
+    `'rhino_jax[gpu]'`. Where there is no accelerator, set JAX_PLATFORMS=cpu, or JAX
+    complains when it starts that these plugins find none; nothing else comes of it.
+
+    Args:
+      name: hardware with its topology, as for `load_target`: "v5e:4x4" (chips),
+        "v5p:4x4x4", "tpu7x:2x2x2" (two devices a chip), "v5e:2x16x16" (two slices),
+        "h100:8x8" (hosts x GPUs), "h100:8" (GPUs of one host). Without a topology,
+        the usual one for the size of `mesh`.
+      mesh: mapping of axis name → size, or an `AbstractMesh`; axes major first. None:
+        an axis x, y, … for every side of the topology that is longer than 1, where
+        the two devices of a tpu7x chip belong to the last.
+    Returns:
+      A mesh, with Auto axes unless `mesh` has others.
+    Raises:
+      HardwareError: the name is unknown, there is no compiler for it, its compiler
+        is not installed, or it knows no such topology.
+      MeshError: `mesh` has no axes, a bad size, or another number of devices.
+    Example:
+      >>> mesh = rhino.compile_target("v5e:4x4", {"data": 4, "model": 4})
+      >>> rhino.auto_shard(step, mesh=mesh).lower(*shapes).compile()
+    """
+    axes, kinds = _read_axes(mesh)
+    target = _with_topology(name, axes)
+    devices, sides = _devices(target, _generation(target))
+    if axes is None:
+        sides = tuple(n for n in sides if n > 1) or (1,)
+        sides = (*sides[:-1], sides[-1] * (len(devices) // math.prod(sides)))
+        axes = tuple(zip(mesh_axis_names(target, len(sides)), sides, strict=True))
+        kinds = (AxisType.Auto,) * len(axes)
+    sizes = tuple(n for _, n in axes)
+    if math.prod(sizes) != len(devices):
+        raise MeshError(
+            f"{_WHAT}: the mesh is not of the size of {target.name!r}.",
+            where="mesh=",
+            numbers=f"mesh {'x'.join(map(str, sizes))} has {math.prod(sizes)} devices,"
+            f" {target.name} has {len(devices)}",
+            fix=_other_size(target, math.prod(sizes)),
+        )
+    return Mesh(_arrange(devices, sizes), [n for n, _ in axes], axis_types=kinds)
+
+
+def _with_topology(name: str | Path, axes: Axes | None) -> Target:
+    """The target with a topology: the one named, or the usual one.
+
+    Raises:
+      HardwareError: the name is unknown, or nothing tells the number of devices.
+    """
+    target = load_target(name)
+    count = target.num_devices
+    if count is None and axes is None:
+        raise HardwareError(
+            f"{_WHAT}: hardware {target.name!r} has no topology.",
+            fix="write it as v5e:4x4, v5p:4x4x4 or h100:8x8, or give the mesh:"
+            " mesh={'data': 4, 'model': 4}.",
+        )
+    if count is None:
+        assert axes is not None
+        return load_target(topology_for(name, math.prod(n for _, n in axes)))
+    torus = torus_of(target)
+    has_sides = torus.dims if torus else count % (target.tiers[0].size or 1) == 0
+    if has_sides:
+        return target
+    return load_target(topology_for(target.name.rpartition(":")[0], count))
+
+
+def _read_axes(mesh: Any) -> tuple[Axes | None, Any]:
+    """(name, size) of the axes that the user wants, and their types."""
+    if isinstance(mesh, Mapping):
+        bad = [n for n in mesh.values() if type(n) is not int or n < 1]
+        if not mesh or bad or not all(isinstance(n, str) for n in mesh):
+            raise MeshError(
+                f"{_WHAT}: a mesh needs axes, each with a name and a size of at"
+                " least 1.",
+                where="mesh=",
+                numbers=f"got {dict(mesh)}",
+                fix="write mesh={'data': 4, 'model': 2}.",
+            )
+        return tuple(mesh.items()), (AxisType.Auto,) * len(mesh)
+    read = read_mesh(mesh, _WHAT)
+    return (None, ()) if read is None else (axes_of_mesh(read), read.axis_types)
+
+
+def _generation(target: Target) -> str:
+    """The shipped hardware file that describes the same devices.
+
+    Raises:
+      HardwareError: there is none, or no compiler for it.
+    """
+    known = {name: load_target(name) for name in hardware_names()}
+    for name, shipped in known.items():
+        if set(shipped.device.kinds) & set(target.device.kinds) and (
+            torus_of(shipped) or _description(name).is_file()
+        ):
+            return name
+    can = [n for n, t in known.items() if torus_of(t) or _description(n).is_file()]
+    kinds = ", ".join(map(repr, target.device.kinds)) or "not stated"
+    raise HardwareError(
+        f"hardware {target.name!r}: it cannot be compiled for without its devices.",
+        numbers=f"device_kinds: {kinds}; there are compilers for {', '.join(can)}",
+        fix="name one of these; meshes of CPU devices are emulated, with"
+        " compile_for='cpu'.",
+    )
+
+
+def _description(generation: str) -> Path:
+    return configs_dir() / "xla_gpu" / f"{generation}.txtpb"
+
+
+def _devices(
+    target: Target, generation: str
+) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """The devices, and the sides of the topology, major first."""
+    count, torus = target.num_devices, torus_of(target)
+    assert count is not None
+    if torus is None:
+        gpus = min(target.tiers[0].size or count, count)
+        hosts = count // gpus
+        return gpu_devices(_description(generation), hosts, gpus), (hosts, gpus)
+    slices = count // (torus.size or count)
+    topology = f"{generation}:{'x'.join(map(str, torus.dims))}"
+    return tpu_devices(topology, slices), (slices, *torus.dims)
+
+
+def _arrange(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
+    """The devices in the shape of the mesh."""
+    from jax.experimental import mesh_utils
+
+    slices = len({getattr(d, "slice_index", None) for d in devices})
+    outer: list[int] = []
+    for size in sizes:
+        outer.append(math.gcd(size, slices))
+        slices //= outer[-1]
+    inner = [size // n for size, n in zip(sizes, outer, strict=True)]
+
+    def create(allow_split: bool) -> np.ndarray:
+        if math.prod(outer) == 1:
+            return mesh_utils.create_device_mesh(
+                sizes, devices, allow_split_physical_axes=allow_split
+            )
+        return mesh_utils.create_hybrid_device_mesh(
+            inner, outer, devices, allow_split_physical_axes=allow_split
+        )
+
+    try:
+        return create(False)
+    except NotImplementedError:
+        # Some mesh axis takes only part of a side of the torus.
+        return create(True)
+
+
+def _other_size(target: Target, num_devices: int) -> str:
+    try:
+        fitting = topology_for(target.name.rpartition(":")[0], num_devices)
+    except HardwareError:
+        return f"give a mesh of {target.num_devices} devices."
+    return f"compile for {fitting!r}, or give a mesh of {target.num_devices} devices."

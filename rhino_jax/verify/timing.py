@@ -1,0 +1,84 @@
+"""Step time of a compiled program: its compute, and what its collectives add.
+
+Compute is the sum over instructions of trips times seconds. Where the compiler
+estimates cycles (XLA:TPU) a run takes cycles over the device's clock; elsewhere it
+takes what the roofline says of its FLOPs and bytes, and a launch. Collectives are
+priced by their bytes on the wire and the links that their axes lie on.
+
+XLA:GPU and XLA:CPU start and await collectives in the printed order, which is
+played through (`schedule`). XLA:TPU spreads them over fusions and loops, and moves
+them by engines of their own: synchronous ones add to the compute, the others hide
+behind any of it,
+
+    step = max(compute + synchronous collectives, all collectives)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.cost.compute import op_s
+from rhino_jax.hardware.target import Target
+from rhino_jax.verify.hlo import Module
+from rhino_jax.verify.records import CompiledCollective
+from rhino_jax.verify.schedule import CollectiveSeconds, played_s
+from rhino_jax.verify.work import ProgramWork, Work, work_reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one step.
+
+    Attributes:
+      compute_s: compute and memory traffic.
+      communication_s: collectives that compute does not hide.
+    """
+
+    compute_s: float
+    communication_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The two together."""
+        return self.compute_s + self.communication_s
+
+
+def work_s(target: Target, work: Work) -> float:
+    """Seconds of one run of an instruction on a target."""
+    if work.cycles is not None and target.clock_hz is not None:
+        return work.cycles / target.clock_hz
+    flops, traffic = np.asarray(work.flops), np.asarray(work.bytes)
+    return float(op_s(target, flops, traffic, work.dtype)) + target.launch_s
+
+
+def step_time(
+    module: Module,
+    target: Target,
+    collectives: Sequence[CompiledCollective],
+    collective_s: CollectiveSeconds,
+) -> tuple[ProgramWork, StepTime]:
+    """Work and time of a step.
+
+    Args:
+      module: the program.
+      target: the hardware.
+      collectives: all of the program's collectives, priced.
+      collective_s: seconds of one run of one of them.
+    """
+    reader = work_reader(module, lambda work: work_s(target, work))
+    work = reader.program()
+    compute_s = sum(w.count * work_s(target, w) for w in work.items)
+    if work.cycles or not module.is_scheduled:
+        added_s = _added_s(compute_s, collectives)
+    else:
+        added_s = played_s(module, reader, collective_s) - compute_s
+    return work, StepTime(compute_s=compute_s, communication_s=max(0.0, added_s))
+
+
+def _added_s(compute_s: float, collectives: Sequence[CompiledCollective]) -> float:
+    sync_s = sum(c.seconds for c in collectives if not c.is_async)
+    all_s = sum(c.seconds for c in collectives)
+    return max(compute_s + sync_s, all_s) - compute_s

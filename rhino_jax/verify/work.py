@@ -1,0 +1,293 @@
+"""What a compiled program computes: its instructions in run order, with trip counts.
+
+The unit is an instruction of the control flow: of the entry, of loop bodies, of the
+branch of a conditional that takes longest, of computations that are called. What a
+fusion holds belongs to the fusion. Collectives are not work (`collectives` reads
+them), nor is what runs beside it: copies between kinds of memory (`copy-start`,
+`slice-start`), and what a TPU's SparseCore does (which a note counts).
+
+XLA:TPU writes an estimate of cycles to most of its instructions. It is that of the
+compute alone: collectives carry none, synchronous or not, and a fusion that carries
+on with a collective (`async_collective_fusion`) has the estimate of its compute.
+Sorts, gathers, scatters, custom calls, and copies and reshapes that only move data
+have none; there the roofline must do.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.verify.arrays import arrays_of, dtype_name
+from rhino_jax.verify.flops import Arithmetic, arithmetic_of, custom_call_target
+from rhino_jax.verify.hlo import Computation, Instruction, Module, called_names
+from rhino_jax.verify.loops import trip_count
+from rhino_jax.verify.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One instruction that computes, on one device.
+
+    Attributes:
+      name: of the instruction.
+      opcode: as `fusion`.
+      count: how often it runs per step.
+      flops: of dots and convolutions, one run.
+      dtype: element type of the operands of the largest of those, as `bfloat16`;
+        without any, that of the result.
+      bytes: read and written, one run.
+      cycles: the compiler's estimate, one run; None where it makes none.
+      op: JAX's name of the operation.
+      source: the user's line.
+    """
+
+    name: str
+    opcode: str
+    count: int
+    flops: int
+    dtype: str
+    bytes: int
+    cycles: int | None
+    op: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramWork:
+    """All the work of a program, per device and step.
+
+    Attributes:
+      items: in run order; a loop's body stands once, with its count.
+      notes: what could not be read, in sentences.
+    """
+
+    items: tuple[Work, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of dots and convolutions, all trips together."""
+        return sum(w.flops * w.count for w in self.items)
+
+    @property
+    def cycles(self) -> int:
+        """Estimated cycles, all trips together."""
+        return sum((w.cycles or 0) * w.count for w in self.items)
+
+
+def work_reader(module: Module, seconds_of: Callable[[Work], float]) -> WorkReader:
+    """A reader of what a compiled program computes.
+
+    Args:
+      module: the program.
+      seconds_of: time of one run, by which the branch of a conditional is chosen.
+    """
+    return WorkReader(module, seconds_of, Traffic(module))
+
+
+def read_work(module: Module, seconds_of: Callable[[Work], float]) -> ProgramWork:
+    """What a compiled program computes in a step; arguments as of `work_reader`."""
+    return work_reader(module, seconds_of).program()
+
+
+# Instructions that only name, pack or start something.
+_FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast after-all add-dependency"
+    " opt-barrier partition-id replica-id domain".split()
+)
+_FREE_CALLS = frozenset(
+    ("AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding")
+)
+_BESIDE = ("-start", "-done", "-update")
+_COLLECTIVE = re.compile(
+    r"^(?:all-(?:reduce|gather|to-all)|reduce-scatter|collective-(?:permute|broadcast)"
+    r"|ragged-all-to-all|send|recv)"
+)
+_CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+# The largest integer stands for an estimate that was never made.
+_NO_CYCLES = 2**63 - 1
+_SPARSE_CORE = 'async_execution_thread="sparsecore"'
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReader:
+    """Walks the control flow of one module.
+
+    Attributes:
+      module: the program.
+      seconds_of: time of one run.
+      traffic: bytes of instructions.
+      read_already: memo: computation → its work, run once.
+      moving: memo: computation → whether it holds a collective.
+      unknown_loops: loops whose count depends on data.
+      opaque: custom calls whose FLOPs are unknown, by target.
+      beside: names of calls that a SparseCore runs, collectives left out.
+    """
+
+    module: Module
+    seconds_of: Callable[[Work], float]
+    traffic: Traffic
+    read_already: dict[str, tuple[Work, ...]] = field(default_factory=dict)
+    moving: dict[str, bool] = field(default_factory=dict)
+    unknown_loops: dict[str, str] = field(default_factory=dict)
+    opaque: collections.Counter[str] = field(default_factory=collections.Counter)
+    beside: set[str] = field(default_factory=set)
+
+    def program(self) -> ProgramWork:
+        """The work of one step."""
+        items = self.read(self.module.entry)
+        return ProgramWork(items, tuple(self._notes()))
+
+    def _notes(self) -> Iterator[str]:
+        for name, source in self.unknown_loops.items():
+            where = f" at {source}" if source else ""
+            yield f"The count of loop {name}{where} depends on data; it counts once."
+        if self.opaque:
+            calls = ", ".join(f"{name} ({n})" for name, n in self.opaque.items())
+            yield f"FLOPs of these calls cannot be read, only their bytes: {calls}."
+        if self.beside:
+            yield (
+                "SparseCores run calls beside the compute, whose time cannot be read:"
+                f" {len(self.beside)}."
+            )
+
+    def read(self, name: str) -> tuple[Work, ...]:
+        """The work of one run of a computation."""
+        if name not in self.read_already:
+            computation = self.module.computations[name]
+            self.read_already[name] = tuple(
+                work
+                for instruction in computation
+                for work in self.read_one(computation, instruction)
+            )
+        return self.read_already[name]
+
+    def read_one(
+        self, computation: Computation, instruction: Instruction
+    ) -> Iterator[Work]:
+        """The work of one run of an instruction of the control flow."""
+        match instruction.opcode:
+            case "while":
+                yield from self._loop(computation, instruction)
+            case "conditional":
+                branches = [self.read(name) for name in branches_of(instruction)]
+                yield from max(branches, key=self._seconds)
+            case _ if _SPARSE_CORE in instruction.attributes:
+                if instruction.opcode.endswith("-start") and not any(
+                    self._moves(name) for name in called_names(instruction)
+                ):
+                    self.beside.add(instruction.name)
+            case "call" | "call-start" | "async-start":
+                if not self.is_transfer(instruction):
+                    yield from self.read(_called(instruction))
+            case "fusion-start":
+                called = self.module.computations[_called(instruction)]
+                root = called.instructions[called.root]
+                fusion = replace(instruction, opcode="fusion", type=root.type)
+                yield from self._work(computation, fusion)
+            case _:
+                if not _is_free(instruction):
+                    yield from self._work(computation, instruction)
+
+    def is_transfer(self, instruction: Instruction) -> bool:
+        """Whether an instruction is a collective, or starts one, or holds one."""
+        opcode = instruction.opcode
+        if opcode in ("fusion", "fusion-start", "call-start", "async-start"):
+            return self._moves(_called(instruction))
+        is_end = opcode.endswith(("-done", "-update"))
+        return not is_end and _COLLECTIVE.match(opcode) is not None
+
+    def _seconds(self, items: tuple[Work, ...]) -> float:
+        return sum(self.seconds_of(w) * w.count for w in items)
+
+    def _loop(self, computation: Computation, loop: Instruction) -> Iterator[Work]:
+        trips = trip_count(self.module, computation, loop)
+        if trips is None:
+            self.unknown_loops[loop.name] = loop.source
+            trips = 1
+        for role in ("condition", "body"):
+            for work in self.read(loop.attribute(role)):
+                yield replace(work, count=work.count * trips)
+
+    def _work(
+        self, computation: Computation, instruction: Instruction
+    ) -> Iterator[Work]:
+        cycles = _cycles(instruction)
+        called = instruction.attribute("calls")
+        if cycles is None and instruction.opcode == "fusion" and self._moves(called):
+            return
+        arithmetic = tuple(self._arithmetic(computation, instruction))
+        target = custom_call_target(instruction)
+        if target and not arithmetic:
+            self.opaque[target] += 1
+        largest = max(arithmetic, key=lambda a: a.flops, default=None)
+        arrays = arrays_of(instruction.type)
+        element = largest.element if largest else arrays[0].element if arrays else "u8"
+        yield Work(
+            name=instruction.name,
+            opcode=instruction.opcode,
+            count=1,
+            flops=sum(a.flops for a in arithmetic),
+            dtype=dtype_name(element),
+            bytes=self.traffic.bytes_of(computation, instruction),
+            cycles=cycles,
+            op=instruction.op_name,
+            source=instruction.source,
+        )
+
+    def _arithmetic(
+        self, computation: Computation, instruction: Instruction
+    ) -> Iterator[Arithmetic]:
+        """Dots and convolutions of an instruction, inside fusions too."""
+        if instruction.opcode == "fusion":
+            called = self.module.computations[instruction.attribute("calls")]
+            for inner in called:
+                yield from self._arithmetic(called, inner)
+        elif (found := arithmetic_of(computation, instruction)) is not None:
+            yield found
+
+    def _moves(self, name: str) -> bool:
+        """Whether a computation is a transfer, or part of one."""
+        if name not in self.moving:
+            self.moving[name] = any(
+                _COLLECTIVE.match(i.opcode)
+                or custom_call_target(i).startswith("AsyncCollective")
+                or any(
+                    self._moves(inner)
+                    for inner in called_names(i)
+                    if inner in self.module.computations
+                )
+                for i in self.module.computations[name]
+            )
+        return self.moving[name]
+
+
+def _cycles(instruction: Instruction) -> int | None:
+    found = _CYCLES.search(instruction.attributes)
+    return int(found.group(1)) if found and int(found.group(1)) < _NO_CYCLES else None
+
+
+def _is_free(instruction: Instruction) -> bool:
+    return (
+        instruction.opcode in _FREE
+        or instruction.opcode.endswith(_BESIDE)
+        or _COLLECTIVE.match(instruction.opcode) is not None
+        or custom_call_target(instruction) in _FREE_CALLS
+    )
+
+
+def _called(instruction: Instruction) -> str:
+    return instruction.attribute("calls") or instruction.attribute("to_apply")
+
+
+def branches_of(conditional: Instruction) -> list[str]:
+    """Names of the computations that a conditional chooses from."""
+    found = _BRANCHES.search(conditional.attributes)
+    if found is None:
+        roles = ("true_computation", "false_computation")
+        return [conditional.attribute(role) for role in roles]
+    return [name.strip().lstrip("%") for name in found.group(1).split(",")]

@@ -1,0 +1,150 @@
+"""Programs played through: what an asynchronous collective hides behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhino_jax.verify.hlo import Computation, Instruction, parse_module
+from rhino_jax.verify.schedule import played_s
+from rhino_jax.verify.work import Work, work_reader
+
+
+HEAD = """HloModule m, is_scheduled=true
+%gather (p: f32[4]) -> f32[8] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %g = f32[8]{0} all-gather(%p), replica_groups={{0,1}}, dimensions={0}
+}
+"""
+ENTRY = HEAD + "ENTRY %main (x: f32[4]) -> f32[4] {\n  %x = f32[4]{0} parameter(0)\n"
+PAIR = "(f32[4]{0}, f32[8]{0})"
+
+
+def _seconds(body: str, seconds: dict[str, float], text: str = ENTRY) -> float:
+    """Play a program in which these instructions take time."""
+
+    def work_s(work: Work) -> float:
+        return seconds.get(work.name, 0.0)
+
+    def collective_s(computation: Computation, instruction: Instruction) -> float:
+        return seconds[instruction.name]
+
+    module = parse_module(f"{text}{body}\n}}\n")
+    return played_s(module, work_reader(module, work_s), collective_s)
+
+
+def _compute(name: str) -> str:
+    return f"  %{name} = f32[4]{{0}} negate(%x)"
+
+
+def _start(name: str) -> str:
+    return f"  %{name} = {PAIR} all-gather-start(%x), replica_groups={{{{0,1}}}}"
+
+
+def _done(name: str) -> str:
+    return f"  %{name}d = f32[8]{{0}} all-gather-done(%{name})"
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("gather", "step"), [(3.0, 7.0), (9.0, 11.0)])
+def test_it_hides_behind_what_is_between_start_and_end(
+    gather: float, step: float
+) -> None:
+    body = _lines(
+        _compute("a"), _start("s"), _compute("b"),
+        _done("s"), _compute("c"),
+    )  # fmt: skip
+    # 1 before; the larger of the gather and 5 between; 1 behind.
+    assert _seconds(body, {"a": 1, "b": 5, "c": 1, "s": gather}) == step
+
+
+def test_it_does_not_hide_behind_compute_elsewhere() -> None:
+    body = _lines(
+        _compute("a"), _start("s"), _done("s"),
+        _compute("b"),
+    )  # fmt: skip
+    assert _seconds(body, {"a": 10, "b": 10, "s": 4}) == 24
+
+
+def test_links_move_one_thing_after_another() -> None:
+    body = _lines(
+        _start("s"), _start("t"), _compute("a"),
+        _done("s"), _done("t"),
+    )  # fmt: skip
+    assert _seconds(body, {"s": 4, "t": 4, "a": 5}) == 8
+    assert _seconds(body, {"s": 4, "t": 4, "a": 9}) == 9
+
+
+def test_a_synchronous_one_waits_for_the_links_and_for_itself() -> None:
+    sync = "  %g = f32[8]{0} all-gather(%x), replica_groups={{0,1}}, dimensions={0}"
+    body = _lines(
+        _start("s"), _compute("a"), sync, _compute("b"),
+        _done("s"),
+    )  # fmt: skip
+    assert _seconds(body, {"s": 6, "a": 2, "g": 3, "b": 1}) == 6 + 3 + 1
+
+
+def test_a_start_that_is_never_awaited_ends_with_its_computation() -> None:
+    body = _lines(_compute("a"), _start("s"))
+    assert _seconds(body, {"a": 2, "s": 5}) == 7
+
+
+def test_a_computation_that_is_started_and_updated() -> None:
+    start = f"  %s = ({PAIR}) async-start(%x), calls=%gather"
+    update = f"  %u = ({PAIR}) async-update(%s)"
+    done = "  %d = f32[8]{0} async-done(%u)"
+    body = _lines(start, _compute("a"), update, _compute("b"), done)
+    assert _seconds(body, {"s": 9, "a": 3, "b": 3}) == 9
+    assert _seconds(body, {"s": 5, "a": 3, "b": 3}) == 6
+
+
+LOOP = """HloModule m, is_scheduled=true
+%body (s: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  BODY
+  ROOT %r = f32[4]{0} bitcast(%x)
+}
+
+%cond (s: f32[4]) -> pred[] {
+  %s = f32[4]{0} parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  ROOT %w = f32[4]{0} while(%x), condition=%cond, body=%body,\
+ backend_config={"known_trip_count":{"n":"5"}}"""
+
+
+def test_a_loop_takes_its_trips_times_as_long() -> None:
+    body = _lines(_start("s"), _compute("a"), _done("s"))
+    text = LOOP.replace("BODY", body.strip())
+    assert _seconds("", {"s": 3, "a": 1}, text) == 15
+    assert _seconds("", {"s": 3, "a": 4}, text) == 20
+
+
+def test_of_branches_the_longest() -> None:
+    text = """HloModule m, is_scheduled=true
+%one (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %a = f32[4]{0} negate(%p)
+}
+
+%two (p: f32[4]) -> f32[8] {
+  %q = f32[4]{0} parameter(0)
+  ROOT %g = f32[8]{0} all-gather(%q), replica_groups={{0,1}}, dimensions={0}
+}
+
+ENTRY %main (x: f32[4], i: s32[]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %c = f32[4]{0} conditional(%i, %x, %x), branch_computations={%one, %two}"""
+    assert _seconds("", {"a": 2, "g": 7}, text) == 7
+    assert _seconds("", {"a": 8, "g": 7}, text) == 8
+    older = text.replace(
+        "branch_computations={%one, %two}",
+        "true_computation=%one, false_computation=%two",
+    )
+    assert _seconds("", {"a": 2, "g": 7}, older) == 7
