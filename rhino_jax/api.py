@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from rhino_jax.apply.meshes import axes_of_mesh, devices_here, make_mesh, read_mesh
 from rhino_jax.apply.sharded import ShardedFunction, with_trees
-from rhino_jax.errors import PinError, RhinoError, nearest
+from rhino_jax.errors import InfeasiblePlanError, PinError, RhinoError, nearest
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
@@ -25,6 +25,7 @@ from rhino_jax.report.progress import Progress
 
 
 if TYPE_CHECKING:
+    from rhino_jax.search.candidates import Candidate
     from rhino_jax.search.records import Request
 
 
@@ -42,6 +43,7 @@ class Wishes:
     level: str
     time_limit_s: float | None
     seed: int
+    refine: int
     progress: bool | Callable[[float | None, float | None], None]
     what: str
 
@@ -53,6 +55,14 @@ class Wishes:
                 where="level=",
                 numbers=f"known: {', '.join(LEVELS)}",
                 fix="write level='fast' or level='best'.",
+            )
+        is_count = isinstance(self.refine, int) and not isinstance(self.refine, bool)
+        if not is_count or self.refine < 0:
+            raise RhinoError(
+                f"{self.what}: refine must be a number of plans to compile.",
+                where="refine=",
+                numbers=f"got {self.refine!r}",
+                fix="leave it out, or write refine=3.",
             )
         for name in ("memory_budget_bytes", "time_limit_s"):
             value = getattr(self, name)
@@ -67,28 +77,65 @@ class Wishes:
     def plan(self, traced: Traced, mesh: Any | None) -> Plan:
         """Plan a traced function, on this mesh or on the best that rhino finds."""
         # The solver takes a second to import; who only loads plans need not wait.
-        from rhino_jax.search.driver import choose_plan, make_plan
+        from rhino_jax.search.driver import choose_plan
 
         target = self._target(mesh)
         if mesh is not None:
             axes = axes_of_mesh(mesh)
-            pins = resolve_pins(self.pins, traced.program, axes)
-            with self._progress() as report:
-                found = make_plan(
-                    traced.program,
-                    axes,
-                    target,
-                    self._request(target, pins),
-                    progress=report,
-                )
-            return with_trees(found, traced, mesh)
-        meshes, pins = self._meshes(traced, target)
+            meshes, pins = [axes], resolve_pins(self.pins, traced.program, axes)
+        else:
+            meshes, pins = self._meshes(traced, target)
         request = self._request(target, pins)
         with self._progress() as report:
-            found = choose_plan(
-                traced.program, meshes, target, request, progress=report
+            if self.refine > 1:
+                found = self._refined(traced, mesh, meshes, target, request, report)
+            else:
+                found = choose_plan(
+                    traced.program, meshes, target, request, progress=report
+                )
+        if mesh is None:
+            mesh = make_mesh(found.mesh_axes, self.what)
+        return with_trees(found, traced, mesh)
+
+    def _refined(
+        self,
+        traced: Traced,
+        mesh: Any | None,
+        meshes: list[MeshAxes],
+        target: Target,
+        request: Request,
+        report: Callable[[float | None, float | None], None],
+    ) -> Plan:
+        """The plan that the compiler makes fastest, of the most promising ones."""
+        from rhino_jax.search.driver import make_candidates
+        from rhino_jax.verify.refine import judge_of, refine
+
+        def candidates(budget_bytes: float, count: int) -> list[Candidate]:
+            found = make_candidates(
+                traced.program,
+                meshes,
+                target,
+                replace(request, memory_budget_bytes=budget_bytes),
+                count,
+                progress=report,
             )
-        return with_trees(found, traced, make_mesh(found.mesh_axes, self.what))
+            if mesh is None:
+                return list(found)
+            return [replace(c, plan=replace(c.plan, mesh=mesh)) for c in found]
+
+        def within(budget_bytes: int) -> Candidate | None:
+            try:
+                return replace(candidates(budget_bytes, 1)[0], name="less memory")
+            except InfeasiblePlanError:
+                return None
+
+        budget_bytes = request.memory_budget_bytes
+        return refine(
+            candidates(budget_bytes, self.refine),
+            judge_of(traced, self.what),
+            int(budget_bytes),
+            within,
+        )
 
     def _target(self, mesh: Any | None) -> Target:
         if self.hardware is not None:
@@ -151,6 +198,7 @@ def auto_shard(
     level: str = "best",
     time_limit_s: float | None = None,
     seed: int = 0,
+    refine: int = 0,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     static_argnums: int | Iterable[int] | None = None,
@@ -174,6 +222,9 @@ def auto_shard(
         first good plan.
       time_limit_s: wall-clock limit of the search, in seconds.
       seed: of the search.
+      refine: compile this many of the most promising plans (the best, recipes,
+        runners-up) and keep the one that the compiler makes fastest within memory;
+        0: believe the prediction.
       donate_argnums, donate_argnames, static_argnums, static_argnames: as in
         `jax.jit`.
       progress: show a line while planning takes long; or a function that is called
@@ -205,6 +256,7 @@ def auto_shard(
         level=level,
         time_limit_s=time_limit_s,
         seed=seed,
+        refine=refine,
         progress=progress,
         what=what,
     )
@@ -233,6 +285,7 @@ def plan(
     level: str = "best",
     time_limit_s: float | None = None,
     seed: int = 0,
+    refine: int = 0,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     static_argnums: int | Iterable[int] | None = None,
@@ -258,6 +311,7 @@ def plan(
         level=level,
         time_limit_s=time_limit_s,
         seed=seed,
+        refine=refine,
         donate_argnums=donate_argnums,
         donate_argnames=donate_argnames,
         static_argnums=static_argnums,

@@ -7,6 +7,7 @@ so the compiled program still points at the user's code.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,10 +53,8 @@ def constrained(
         args, consts = placed[: len(jaxpr.invars)], placed[len(jaxpr.invars) :]
         outs = walk.region(program.body, jaxpr, consts, args)
         specs: Sequence[Spec | None] = decisions.outputs or (None,) * len(outs)
-        return [
-            walk.mesh.travel(x, decisions.values.get(o.value), s)
-            for x, o, s in zip(outs, program.outputs, specs, strict=True)
-        ]
+        held = [decisions.values.get(o.value) for o in program.outputs]
+        return walk.leave(jaxpr, outs, held, specs)
 
     return run
 
@@ -152,13 +151,30 @@ class _Walk:
                 self.mesh.place(x, s) for x, s in zip(args, entering, strict=False)
             ]
             outs = self.region(region, inner, consts, placed)
-            held = self.decisions.values
-            return [
-                self.mesh.travel(x, held.get(v), s)
-                for x, v, s in zip(outs, region.outputs, leaving, strict=True)
-            ]
+            held = [self.decisions.values.get(v) for v in region.outputs]
+            return self.leave(inner, outs, held, leaving)
 
         return run
+
+    def leave(
+        self,
+        jaxpr: Any,
+        outs: Sequence[Any],
+        held: Sequence[Spec | None],
+        wanted: Sequence[Spec | None],
+    ) -> list[Any]:
+        """Results of a jaxpr, taken to the specs in which they leave it.
+
+        Each on the line of the equation that made it: what moves data there is read
+        out of the compiled program as that line's.
+        """
+        makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        placed = []
+        for x, atom, have, want in zip(outs, jaxpr.outvars, held, wanted, strict=True):
+            eqn = None if is_literal(atom) else makers.get(atom)
+            with contextlib.nullcontext() if eqn is None else eqn_context(eqn):
+                placed.append(self.mesh.travel(x, have, want))
+        return placed
 
     def entering(self, op: Op, region: Region) -> list[Spec | None]:
         """How values are held when they enter a region.

@@ -254,6 +254,11 @@ def jit_with_plan(
     else:
         raw = fn.parameters.fn if isinstance(fn, ShardedFunction) else fn
         parameters = read_parameters(raw, **options, what=what)
+    return sharded_by(parameters, plan, what)
+
+
+def sharded_by(parameters: Parameters, plan: Plan, what: str) -> ShardedFunction:
+    """The function of `parameters` as an existing plan says; see `jit_with_plan`."""
     mesh = plan.mesh if plan.mesh is not None else make_mesh(plan.mesh_axes, what)
 
     def planner(traced: Traced, mesh: Any) -> Plan:

@@ -91,6 +91,11 @@ def _show(key: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda params: str(params.get(key, ""))
 
 
+def _constraint(params: Mapping[str, Any]) -> str:
+    spec = getattr(params["sharding"], "spec", None)
+    return "" if spec is None else str(spec).replace("PartitionSpec", "P", 1)
+
+
 def _axes(params: Mapping[str, Any]) -> str:
     return f"over {_dims(params['axes'], ',')}"
 
@@ -98,6 +103,7 @@ def _axes(params: Mapping[str, Any]) -> str:
 _LABELS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "dot_general": _dot,
     "conv_general_dilated": _conv,
+    "sharding_constraint": _constraint,
     "scan": lambda p: f"length {p['length']}",
     "cond": lambda p: f"{len(p['branches'])} branches",
     "convert_element_type": _show("new_dtype"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import (
     Collective,
+    CompiledCandidate,
     Coverage,
     Holding,
     Predicted,
@@ -20,6 +21,7 @@ from rhino_jax.plan.records import (
 
 if TYPE_CHECKING:
     from rhino_jax.plan.diff import PlanDiff
+    from rhino_jax.verify.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Leaf:
       dtype: element type.
       spec: chosen spec.
       bytes_per_device: bytes of one device's shard.
+      is_donated: whether its memory may be reused for results.
     """
 
     path: str
@@ -39,6 +42,7 @@ class Leaf:
     dtype: str
     spec: Spec
     bytes_per_device: int
+    is_donated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -68,6 +72,8 @@ class Plan:
       pins: the user's pins, path → spec text.
       meshes: mesh shapes that were compared, with their objective in seconds,
         where rhino chose the shape.
+      refined: the plans that the compiler was asked about, this one among them,
+        where the plan was refined.
       notes: things the user should know, in sentences.
       mesh: the JAX mesh, if one was given or could be built.
       in_tree, out_tree: tree structures of (args, kwargs) and of the result, over
@@ -94,6 +100,7 @@ class Plan:
     at_peak: tuple[Holding, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
     meshes: tuple[tuple[tuple[int, ...], float], ...] = ()
+    refined: tuple[CompiledCandidate, ...] = ()
     notes: tuple[str, ...] = ()
     mesh: Any = None
     in_tree: Any = None
@@ -192,6 +199,52 @@ class Plan:
         from rhino_jax.apply.sharded import jit_with_plan
 
         return jit_with_plan(fn, self, **options)
+
+    def verify(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        compile_for: Any = None,
+        static_argnums: int | Iterable[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
+        **kwargs: Any,
+    ) -> Verification:
+        """Compile `fn(*args, **kwargs)` as planned, and see whether the plan holds.
+
+        Allocates and runs nothing. What was donated when it was planned is donated.
+
+        Args:
+          fn: the function that was planned, or what `auto_shard` made of it.
+          args, kwargs: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them.
+          compile_for: None: the plan's mesh, or its hardware where that mesh has no
+            devices. "cpu": emulated devices. A name as "v5e:4x4" or "h100:8": that
+            hardware, which need not be there (`rhino.compile_target`). Or a mesh
+            with the plan's axes.
+          static_argnums, static_argnames: as in `jax.jit`.
+        Returns:
+          Predicted beside compiled. A program that does not fit is a result too.
+        Raises:
+          PlanFileError: the plan is of another program.
+          MeshError: the mesh has other axes.
+          HardwareError: there is no compiler for the hardware, or it is not installed.
+        """
+        from rhino_jax.verify.verification import verify
+
+        return verify(
+            self,
+            fn,
+            args,
+            kwargs,
+            compile_for=compile_for,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
+
+    def donated_arguments(self) -> tuple[int | str, ...]:
+        """Positions and names of the arguments whose arrays are all donated."""
+        from rhino_jax.plan.trees import donated_arguments
+
+        return donated_arguments(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; `rhino.load_plan(path)` reads it back."""

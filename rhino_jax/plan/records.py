@@ -107,3 +107,26 @@ class Holding:
     what: str
     bytes: int
     source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCandidate:
+    """One of the plans that the compiler was asked about when a plan was refined.
+
+    Attributes:
+      name: "best", a recipe's name, or what else it was, as "less communication".
+      mesh: sizes of its mesh axes.
+      predicted_s: predicted seconds per step.
+      compiled_s: seconds per step of what the compiler made of it.
+      peak_bytes: what that holds, per device.
+      is_fitting: whether that is within the budget.
+      rematerialised: values that the compiler had to replicate in full.
+    """
+
+    name: str
+    mesh: tuple[int, ...]
+    predicted_s: float
+    compiled_s: float
+    peak_bytes: int
+    is_fitting: bool
+    rematerialised: int = 0

@@ -19,6 +19,7 @@ from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import (
     Collective,
+    CompiledCandidate,
     Coverage,
     Holding,
     Predicted,
@@ -58,6 +59,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "at_peak": [_record_to_json(x) for x in plan.at_peak],
         "pins": dict(plan.pins),
         "meshes": [[list(shape), _number(s)] for shape, s in plan.meshes],
+        "refined": [_record_to_json(x) for x in plan.refined],
         "notes": list(plan.notes),
         "trees": {
             "in": tree_to_json(plan.in_tree),
@@ -122,6 +124,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         at_peak=tuple(Holding(**x) for x in data["at_peak"]),
         pins=dict(data["pins"]),
         meshes=tuple((tuple(shape), float(s)) for shape, s in data["meshes"]),
+        refined=tuple(_candidate(x) for x in data["refined"]),
         notes=tuple(data["notes"]),
         in_tree=in_tree,
         out_tree=out_tree,
@@ -142,6 +145,8 @@ def _leaf(data: Mapping[str, Any], place: Mapping[str, int]) -> Leaf:
         dtype=data["dtype"],
         spec=tuple(tuple(place[name] for name in dim) for dim in data["spec"]),
         bytes_per_device=data["bytes_per_device"],
+        # Plans were once written without it.
+        is_donated=bool(data.get("is_donated", False)),
     )
 
 
@@ -158,6 +163,11 @@ def _predicted(data: Mapping[str, Any]) -> Predicted:
 def _collective(data: Mapping[str, Any]) -> Collective:
     record = _floats(data, "seconds")
     return Collective(**{**record, "axes": tuple(record["axes"])})
+
+
+def _candidate(data: Mapping[str, Any]) -> CompiledCandidate:
+    record = _floats(data, "predicted_s", "compiled_s")
+    return CompiledCandidate(**{**record, "mesh": tuple(record["mesh"])})
 
 
 def _search(data: Mapping[str, Any]) -> SearchReport:
@@ -217,4 +227,5 @@ def _leaf_to_json(leaf: Leaf, names: Sequence[str]) -> dict[str, Any]:
         "dtype": leaf.dtype,
         "spec": [[names[a] for a in dim] for dim in leaf.spec],
         "bytes_per_device": int(leaf.bytes_per_device),
+        "is_donated": leaf.is_donated,
     }

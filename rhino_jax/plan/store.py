@@ -39,6 +39,7 @@ _KEYS = (
     "at_peak",
     "pins",
     "meshes",
+    "refined",
     "notes",
     "trees",
     "decisions",

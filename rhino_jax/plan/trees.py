@@ -53,6 +53,24 @@ def out_tree_of(plan: Plan, of_leaf: Callable[[Leaf], Any]) -> Any:
     )
 
 
+def donated_arguments(plan: Plan) -> tuple[int | str, ...]:
+    """Positions and names of the arguments whose arrays are all donated."""
+    if plan.in_tree is None:
+        return ()
+    args, kwargs = _unflatten(
+        plan.in_tree,
+        plan.in_leaf_positions,
+        [leaf.is_donated for leaf in plan.inputs[: len(plan.in_leaf_positions)]],
+    )
+    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    donated = []
+    for key, argument in arguments:
+        flags = jax.tree.leaves(argument)
+        if flags and all(flags):
+            donated.append(key)
+    return tuple(donated)
+
+
 def sharding_of(plan: Plan) -> Callable[[Leaf], NamedSharding]:
     """The function from a leaf to its `NamedSharding` on the plan's mesh.
 

@@ -39,6 +39,7 @@ def tell(plan: Plan, *, full: bool = False) -> tuple[Section, ...]:
         *collective_sections(plan, full=full),
         _memory(plan, full=full),
         _meshes(plan, full=full),
+        _refined(plan),
         _pins(plan),
         _coverage(plan),
         _search(plan),
@@ -166,6 +167,27 @@ def _meshes(plan: Plan, *, full: bool) -> Section:
             ("mesh", "objective", "to best"), tuple(rows), "<>>", (0,), (), marked
         ),
         lines=(f"and {rest} more, slower",) if rest else (),
+    )
+
+
+def _refined(plan: Plan) -> Section:
+    """The plans that were compiled, fastest first."""
+    entries = sorted(plan.refined, key=lambda c: (not c.is_fitting, c.compiled_s))
+    rows = tuple(
+        (
+            c.name,
+            " × ".join(map(str, c.mesh)),
+            format_seconds(c.predicted_s),
+            format_seconds(c.compiled_s),
+            format_bytes(c.peak_bytes),
+            "yes" if c.is_fitting else "no: over budget",
+        )
+        for c in entries
+    )
+    header = ("plan", "mesh", "predicted", "compiled", "compiled peak", "fits")
+    return Section(
+        "asked of the compiler",
+        table=Table(header, rows, "<<>>><", (0,), (), frozenset({0})),
     )
 
 

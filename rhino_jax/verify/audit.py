@@ -1,0 +1,230 @@
+"""A program that its user sharded by hand: what it moves and holds, and what to do.
+
+The program is compiled as it is and read back. Then rhino plans the same function,
+free of its user's shardings, on the same mesh, and the compiler judges both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.sharding import AxisType, Mesh
+
+from rhino_jax.apply.meshes import axes_of_mesh
+from rhino_jax.apply.sharded import Method, ShardedFunction, sharded_by
+from rhino_jax.errors import InfeasiblePlanError, RhinoError
+from rhino_jax.frontend.parameters import Parameters, read_parameters
+from rhino_jax.frontend.trace import Traced, split_call, trace_call
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Predicted
+from rhino_jax.verify.costs import SourceCost, costs_of
+from rhino_jax.verify.culprits import Culprits, culprits_of
+from rhino_jax.verify.hand_sharded import (
+    HandSharded,
+    axes_in,
+    read_by_hand,
+)
+from rhino_jax.verify.places import Place, place_on
+from rhino_jax.verify.records import CompiledCollective, MemoryUse, OutOfMemory
+from rhino_jax.verify.unpinned import sharded_ops, without_constraints
+from rhino_jax.verify.verification import Verification, verification_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Audit:
+    """What a hand-sharded program moves and holds, beside rhino's plan of it.
+
+    Attributes:
+      program_name: the function's name.
+      mesh_axes: (name, size) of every mesh axis, major first.
+      platform: what it was compiled for: "cpu", "tpu" or "gpu".
+      hardware: the target that gives compiled work its time.
+      memory_budget_bytes: per device.
+      compiled: time, memory and arithmetic of the program as it is; None where it
+        does not fit.
+      collectives: its collectives, most seconds first.
+      memory: the compiler's account; None where the program does not fit.
+      costs: what its lines cost in communication, most seconds first.
+      out_of_memory: the compiler's word that the program does not fit, or None.
+      rematerialised: the compiler's lines on values that it replicated in full.
+      plan: rhino's plan of the same function; None where there is none.
+      rhino: that plan, compiled for the same mesh.
+      notes: what the user should know, in sentences.
+      seconds: wall time of compiling the program as it is.
+    """
+
+    program_name: str
+    mesh_axes: tuple[tuple[str, int], ...]
+    platform: str
+    hardware: str
+    memory_budget_bytes: int
+    compiled: Predicted | None
+    collectives: tuple[CompiledCollective, ...]
+    memory: MemoryUse | None
+    costs: tuple[SourceCost, ...]
+    out_of_memory: OutOfMemory | None
+    rematerialised: tuple[str, ...]
+    plan: Plan | None
+    rhino: Verification | None
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that one device puts on the wire per step."""
+        return sum(c.bytes for c in self.collectives)
+
+    @property
+    def gain(self) -> float | None:
+        """Step time of the program as it is ÷ that of rhino's plan, both compiled.
+
+        Above 1, rhino's is faster; infinite where only rhino's fits, 0 where only the
+        user's does; None where neither does or there is no plan.
+        """
+        ours = None if self.rhino is None else self.rhino.compiled
+        if self.compiled is None:
+            return None if ours is None else float("inf")
+        if ours is None:
+            return None if self.rhino is None else 0.0
+        if not ours.step_time_s:
+            return 1.0 if not self.compiled.step_time_s else float("inf")
+        return self.compiled.step_time_s / ours.step_time_s
+
+    def __repr__(self) -> str:
+        from rhino_jax.report.audit import audit_line
+
+        return audit_line(self)
+
+    def table(self, *, full: bool = False) -> str:
+        """The whole audit as text at most 100 columns wide.
+
+        Args:
+          full: show every line and collective.
+        """
+        from rhino_jax.report.audit import audit_to_text
+
+        return audit_to_text(self, full=full)
+
+    def _repr_html_(self) -> str:
+        from rhino_jax.report.audit import audit_to_html
+
+        return audit_to_html(self)
+
+
+Planner = Callable[[Traced, Mesh], Plan]
+"""From a traced function and a mesh to a plan."""
+
+
+def audit(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    planner: Planner,
+    *,
+    mesh: Any,
+    hardware: Any,
+    memory_budget_bytes: int | None,
+    donate_argnums: int | Iterable[int] | None,
+    donate_argnames: str | Iterable[str] | None,
+    static_argnums: int | Iterable[int] | None,
+    static_argnames: str | Iterable[str] | None,
+) -> Audit:
+    """Compile a program as it is, read it, and compare; see `rhino.audit`."""
+    from rhino_jax.verify.reading import read_compiled
+
+    what = "`rhino.audit`"
+    if isinstance(fn, ShardedFunction | Method):
+        raise RhinoError(
+            f"{what}: this function is sharded by rhino, not by hand.",
+            where=f"`{getattr(fn, '__name__', type(fn).__name__)}`",
+            fix="call fn.plan(*args).verify(fn, *args); or audit the plain function.",
+        )
+    parameters = read_parameters(
+        fn,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        what=what,
+    )
+    program = read_by_hand(fn, parameters, args, kwargs, mesh=mesh, what=what)
+    axes = axes_of_mesh(program.mesh)
+    place = place_on(program.mesh, hardware)
+    compilation = place.compile(program.lowered)
+    is_out = compilation.out_of_memory is not None
+    reading = read_compiled(compilation, axes, place.target)
+    collectives = tuple(
+        sorted(reading.collectives, key=lambda c: (-c.seconds, -c.bytes))
+    )
+    found, verified, notes = _with_rhino(program, parameters, planner, place)
+    budget = place.target.hbm_bytes
+    return Audit(
+        program_name=parameters.name,
+        mesh_axes=axes,
+        platform=compilation.platform,
+        hardware=place.target.name,
+        memory_budget_bytes=budget
+        if memory_budget_bytes is None
+        else memory_budget_bytes,
+        compiled=None if is_out else reading.compiled,
+        collectives=collectives,
+        memory=compilation.memory,
+        costs=costs_of(
+            collectives,
+            reading.rematerialised,
+            _culprits(program, parameters, what),
+        ),
+        out_of_memory=compilation.out_of_memory,
+        rematerialised=reading.rematerialised,
+        plan=found,
+        rhino=verified,
+        notes=(*reading.notes, *notes),
+        seconds=compilation.seconds,
+    )
+
+
+def _culprits(program: HandSharded, parameters: Parameters, what: str) -> Culprits:
+    """Finds the user's shardings behind collectives."""
+    call = split_call(parameters, program.args, program.kwargs, what)
+    traced = trace_call(parameters, call, mesh=program.mesh, what=what)
+    leaves = call.leaves
+    return culprits_of(
+        traced.program,
+        traced.closed_jaxpr,
+        {
+            path: axes_in(x.sharding.spec)
+            for path, x in zip(leaves.array_paths, leaves.arrays, strict=True)
+            if getattr(x, "sharding", None) is not None
+        },
+    )
+
+
+def _with_rhino(
+    program: HandSharded, parameters: Parameters, planner: Planner, place: Place
+) -> tuple[Plan | None, Verification | None, list[str]]:
+    """rhino's plan of the same function on the same mesh, compiled; and notes."""
+    free = replace(parameters, fn=without_constraints(parameters.fn))
+    sharded = ShardedFunction(free, planner, program.mesh, "`rhino.audit`")
+    try:
+        plan = sharded.plan(*program.args, **program.kwargs)
+    except InfeasiblePlanError as error:
+        return None, None, [f"rhino has no plan that fits: {error.what}"]
+    except ValueError as error:
+        # JAX refuses what a function says of Explicit axes where they are Auto.
+        if AxisType.Explicit not in program.mesh.axis_types:
+            raise
+        first = str(error).splitlines()[0]
+        return None, None, [f"rhino plans on Auto axes, where JAX says: {first}"]
+    as_planned = sharded_by(free, plan, "`rhino.audit`")
+    lowered = as_planned.lower(*program.args, **program.kwargs)
+    notes = []
+    manual = sharded_ops(lowered.bound.traced.program).get("shard_map", 0)
+    if manual:
+        notes.append(
+            f"{manual} shard_map calls stay as their user wrote them; rhino plans"
+            " around them."
+        )
+    compilation = place.compile(lowered.lowered)
+    return plan, verification_of(plan, lowered, compilation, place), notes

@@ -1,0 +1,155 @@
+"""Why the compiled program moves what the plan does not say, in a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rhino_jax.ir.program import Program
+from rhino_jax.verify.ledger import Entry
+from rhino_jax.verify.locations import source_of
+
+
+REMATERIALISED = "involuntary rematerialisation"
+PART_OF_AXIS = "part of an axis"
+REPEATED = "repeated"
+NO_RULE = "no rule"
+NOT_DIVISIBLE = "not divisible"
+OTHER_SIZE = "other size"
+INSTEAD = "another collective"
+UNPLANNED = "not in the plan"
+BY_HAND = "written by hand"
+
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_OPERATION = re.compile(r"HLO operation:? (%[\w.\-]+ = \S+ [\w\-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known beside the collectives themselves.
+
+    Attributes:
+      rematerialised: the compiler's lines on values that it replicated in full.
+      unknown: primitives that the planner has no rule for.
+      uneven: user's line → what on it is not divided by which axes, as
+        {"gpt.py:12 (f)": (("add %7 of f32[17]", frozenset({"x"})),)}.
+    """
+
+    rematerialised: tuple[str, ...] = ()
+    unknown: frozenset[str] = frozenset()
+    uneven: dict[str, tuple[tuple[str, frozenset[str]], ...]] = field(
+        default_factory=dict
+    )
+
+
+def evidence_of(
+    rematerialised: Iterable[str],
+    program: Program | None = None,
+    mesh_axes: Sequence[tuple[str, int]] = (),
+) -> Evidence:
+    """Gather evidence from the compiler's messages and the planned program."""
+    if program is None:
+        return Evidence(tuple(rematerialised))
+    unknown = {op.name for op in program.ops if not op.is_known}
+    uneven: dict[str, dict[str, frozenset[str]]] = {}
+    for op in program.ops:
+        for result in op.results:
+            value = program.values[result]
+            axes = frozenset(
+                name
+                for name, n in mesh_axes
+                if any(d > n and d % n for d in value.shape)
+            )
+            if axes:
+                shape = ",".join(map(str, value.shape))
+                said = f"{op.name} of {value.dtype}[{shape}]"
+                uneven.setdefault(str(op.source), {})[said] = axes
+    return Evidence(
+        tuple(rematerialised),
+        frozenset(unknown),
+        {source: tuple(found.items()) for source, found in uneven.items()},
+    )
+
+
+def cause_of_extra(
+    entry: Entry, evidence: Evidence, planned_runs: Iterable[tuple[str, float]]
+) -> tuple[str, str]:
+    """Label and sentence for traffic that the plan does not have.
+
+    Args:
+      entry: the traffic.
+      evidence: what is known beside it.
+      planned_runs: (line, bytes of one run) of the plan's collectives of this kind
+        and these axes.
+    """
+    primitive = primitive_of(entry.op)
+    axes = " × ".join(entry.key[1])
+    found = rematerialisation_of(entry, evidence)
+    if found:
+        return REMATERIALISED, found
+    if entry.reason.startswith("over groups of"):
+        return PART_OF_AXIS, (
+            f"XLA uses a part of axis {axes} ({entry.reason}), which the plan never"
+            " does: it cuts by whole axes"
+        )
+    if "shard_map" in entry.op.split("/"):
+        return BY_HAND, "inside shard_map, which the plan does not look into"
+    size = entry.per_run_bytes
+    if any(s == entry.source and _near(b, size) for s, b in planned_runs):
+        return REPEATED, (
+            "XLA runs it again where the plan reads the result of the first"
+        )
+    if primitive in evidence.unknown:
+        return NO_RULE, (
+            f"not in the plan: {primitive} has no sharding rule, so the plan keeps it"
+            " whole, and XLA moves data around it; rhino.register_rule gives it one"
+        )
+    uneven = [
+        said
+        for said, of_axes in evidence.uneven.get(entry.source, ())
+        if of_axes & set(entry.key[1])
+    ]
+    if uneven:
+        return NOT_DIVISIBLE, (
+            f"not in the plan: {uneven[0]} is not divisible over {axes}, and what does"
+            " not divide XLA pads or replicates"
+        )
+    if not entry.traffic.count:
+        return OTHER_SIZE, "the same runs move more than planned"
+    asks = f" for {primitive}" if primitive else ""
+    return UNPLANNED, f"not in the plan: XLA's own choice{asks}"
+
+
+def rematerialisation_of(entry: Entry, evidence: Evidence) -> str:
+    """The sentence on the compiler's message about this collective, if there is one."""
+    for line in evidence.rematerialised:
+        name = _OP_NAME.search(line)
+        same_op = name is not None and bool(entry.op) and name.group(1) == entry.op
+        line_source = _line(source_of(line, {}))
+        same_line = bool(line_source) and _line(entry.source) == line_source
+        if same_op or same_line:
+            what = _OPERATION.search(line)
+            named = f" of {what.group(1)}" if what else ""
+            return (
+                f"involuntary full rematerialisation{named}: XLA cannot go from one"
+                " sharding to the other, so it replicates the value first"
+            )
+    return ""
+
+
+def primitive_of(op_name: str) -> str:
+    """`dot_general` of `jit(step)/transpose(jvp())/bsd,df->bsf/dot_general`."""
+    if "/" not in op_name:
+        return ""
+    last = op_name.rsplit("/", 1)[-1]
+    return re.split(r"[:()]", last, maxsplit=1)[0].strip()
+
+
+def _line(source: str) -> str:
+    """`gpt.py:70` of `gpt.py:70 (mlp)`."""
+    return source.partition(" (")[0]
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= 0.01 * max(a, b)

@@ -1,0 +1,101 @@
+"""Where the compiled program departs from the plan, collective by collective.
+
+Collectives are matched by kind, axes, line and size; then by kind and axes; then by
+identities (an all-reduce for a reduce-scatter and an all-gather). What a difference
+says is the smallest thing that explains it; what nothing explains is said to be
+not in the plan, or eliminated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rhino_jax.plan.records import Collective
+from rhino_jax.verify.causes import Evidence
+from rhino_jax.verify.identities import Identity, identities
+from rhino_jax.verify.ledger import Ledger, total
+from rhino_jax.verify.matching import Difference, Matcher
+
+
+def differences_of(
+    predicted: Iterable[Collective],
+    compiled: Iterable[Collective],
+    mesh_axes: Sequence[tuple[str, int]],
+    *,
+    platform: str,
+    evidence: Evidence | None = None,
+) -> tuple[Difference, ...]:
+    """All differences, those that cost or save most seconds first.
+
+    Bytes, runs and seconds of all differences add up to the difference of the totals
+    of both sides; collectives that are alike appear in none.
+
+    Args:
+      predicted: the plan's collectives.
+      compiled: those of the compiled program, priced as the plan's are.
+      mesh_axes: (name, size), major first.
+      platform: "cpu", "tpu" or "gpu".
+      evidence: what is known beside the collectives.
+    """
+    predicted, compiled, sizes = tuple(predicted), tuple(compiled), dict(mesh_axes)
+    keys = {(c.kind, c.axes) for c in (*predicted, *compiled)}
+    known = identities(keys, sizes)
+
+    def explained(order: Iterable[Identity], may_retype: bool) -> list[Difference]:
+        planned, made = Ledger.of(predicted), Ledger.of(compiled)
+        matcher = Matcher(planned, made, platform, evidence or Evidence())
+        return _merged([
+            *matcher.same_runs(),
+            *(matcher.retyped() if may_retype else ()),
+            *matcher.same_key(),
+            *matcher.by_identity(tuple(order)),
+            *matcher.instead(),
+            *matcher.extra(),
+            *matcher.missing(),
+        ])  # fmt: skip
+
+    # Of an all-reduce, nothing tells whether it stands for a reduce-scatter alone or
+    # for one with an all-gather, nor of two gathers which came first, nor whether half
+    # the bytes are another type, but what the other readings would leave unexplained.
+    simple_first = sorted(known, key=lambda i: len(i.planned) + len(i.compiled))
+    orders = (known, simple_first, known[::-1], simple_first[::-1])
+    readings = (explained(x, retype) for retype in (False, True) for x in orders)
+    best = min(readings, key=lambda d: (unexplained_bytes(d), len(d)))
+    return tuple(
+        sorted(
+            best,
+            key=lambda d: (-abs(d.seconds), -abs(d.bytes), d.kind, d.axes, d.label),
+        )
+    )
+
+
+def unexplained_bytes(differences: Iterable[Difference]) -> int:
+    """Bytes that differ for no harmless reason, more and less alike."""
+    return sum(abs(d.bytes) for d in differences if not d.is_harmless)
+
+
+def _merged(found: Iterable[Difference]) -> list[Difference]:
+    """Differences alike in everything but lines and amounts, as one."""
+    groups: dict[tuple[object, ...], list[Difference]] = {}
+    for d in found:
+        key = (d.kind, d.axes, d.became, d.label, d.cause, d.is_harmless)
+        groups.setdefault(key, []).append(d)
+    merged = []
+    for members in groups.values():
+        members.sort(key=lambda d: -max(d.predicted.bytes, d.compiled.bytes))
+        first = members[0]
+        lines = dict.fromkeys(s for d in members for s in d.sources)
+        merged.append(
+            Difference(
+                kind=first.kind,
+                axes=first.axes,
+                became=first.became,
+                predicted=total(d.predicted for d in members),
+                compiled=total(d.compiled for d in members),
+                sources=tuple(lines),
+                label=first.label,
+                cause=first.cause,
+                is_harmless=first.is_harmless,
+            )
+        )
+    return merged

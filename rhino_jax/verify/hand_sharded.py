@@ -1,0 +1,156 @@
+"""A program as its user sharded it: its mesh, and the program lowered as it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from rhino_jax._compat import context_mesh, jit_shardings
+from rhino_jax.apply.meshes import axes_of_mesh, read_mesh
+from rhino_jax.errors import MeshError
+from rhino_jax.frontend.leaves import is_array
+from rhino_jax.frontend.parameters import Parameters
+from rhino_jax.frontend.trace import array_type
+
+
+@dataclass(frozen=True, slots=True)
+class HandSharded:
+    """A hand-sharded program, lowered.
+
+    Attributes:
+      mesh: what it is sharded over.
+      args, kwargs: its arguments as shapes, with their shardings.
+      lowered: the program as it is.
+    """
+
+    mesh: Mesh
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    lowered: jax.stages.Lowered
+
+
+def read_by_hand(
+    fn: Callable[..., Any],
+    parameters: Parameters,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    mesh: Any,
+    what: str,
+) -> HandSharded:
+    """Find the mesh of a hand-sharded program and lower it, as it is.
+
+    Args:
+      fn: a `jax.jit` object, or a function that is put into one.
+      parameters: how its arguments are read.
+      args, kwargs: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them; where
+        they carry a `NamedSharding`, it is kept.
+      mesh: the mesh; None: that of the arguments, of `jit`'s shardings, or in
+        context. Shardings over a mesh with the same axes are taken over to it.
+      what: the call that asks, for messages.
+    Raises:
+      MeshError: no mesh is found, several differ, or it has no devices.
+    """
+    own = tuple(_own_meshes(fn, args, kwargs))
+    around = context_mesh()
+    chosen = read_mesh(mesh, what)
+    if chosen is None:
+        candidates = [m for m in (*own, around) if m is not None]
+        chosen = next((m for m in candidates if isinstance(m, Mesh)), None)
+    if not isinstance(chosen, Mesh):
+        raise _no_mesh(parameters.name, what, chosen or next(iter(own), around))
+    for other in own:
+        _check_same(other, chosen, parameters.name, what)
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    shapes, named = jax.tree.unflatten(tree, [_shape_of(x, chosen) for x in leaves])
+    jitted = fn if hasattr(fn, "lower") else _jitted(parameters)
+    is_around = mesh is None or around is not None
+    with contextlib.nullcontext() if is_around else jax.set_mesh(chosen):
+        lowered = jitted.lower(*shapes, **named)
+    return HandSharded(chosen, shapes, named, lowered)
+
+
+def axes_in(spec: PartitionSpec) -> frozenset[str]:
+    """The mesh axes that a spec cuts by."""
+    dims = (dim if isinstance(dim, tuple) else (dim,) for dim in spec)
+    return frozenset(name for dim in dims for name in dim if isinstance(name, str))
+
+
+def _own_meshes(
+    fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[Mesh | AbstractMesh]:
+    """Meshes that the arguments and `jit` name, in this order."""
+    given = [getattr(x, "sharding", None) for x in jax.tree.leaves((args, kwargs))]
+    for sharding in (*given, *jit_shardings(fn)):
+        if isinstance(sharding, NamedSharding):
+            yield sharding.mesh
+
+
+def _shape_of(x: Any, mesh: Mesh) -> Any:
+    """An array as a shape, sharded as it is; a leaf that is no array as it is."""
+    if not is_array(x):
+        return x
+    shape, dtype, is_weak = array_type(x)
+    sharding = getattr(x, "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    else:
+        sharding = None
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=is_weak, sharding=sharding)
+
+
+def _jitted(parameters: Parameters) -> Any:
+    """A `jax.jit` object with the static and donated arguments of `parameters`."""
+    static_nums, static_names = _numbers_and_names(parameters, parameters.static)
+    donate_nums, donate_names = _numbers_and_names(parameters, parameters.donated)
+    return jax.jit(
+        parameters.fn,
+        static_argnums=static_nums,
+        static_argnames=static_names,
+        donate_argnums=donate_nums,
+        donate_argnames=donate_names,
+    )
+
+
+def _numbers_and_names(
+    parameters: Parameters, keys: frozenset[str | int]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Arguments as `jax.jit` wants them: those with a name by both."""
+    place = {name: i for i, name in enumerate(parameters.positional)}
+    names = sorted(key for key in keys if isinstance(key, str))
+    numbers = {key for key in keys if isinstance(key, int)}
+    numbers |= {place[name] for name in names if name in place}
+    return tuple(sorted(numbers)), tuple(names)
+
+
+def _check_same(other: Mesh | AbstractMesh, mesh: Mesh, name: str, what: str) -> None:
+    if axes_of_mesh(other) == axes_of_mesh(mesh):
+        return
+    raise MeshError(
+        f"{what}: `{name}` is sharded over more than one mesh.",
+        numbers=f"{dict(other.shape)} and {dict(mesh.shape)}",
+        fix="shard all arguments over one mesh, and pass no other as mesh=.",
+    )
+
+
+def _no_mesh(name: str, what: str, abstract: Any) -> MeshError:
+    if abstract is None:
+        return MeshError(
+            f"{what}: there is no mesh to audit `{name}` on.",
+            where="no argument has a NamedSharding, jax.jit has no in_shardings, and"
+            " there is no mesh= and none in context",
+            fix="pass arrays or jax.ShapeDtypeStructs with a NamedSharding; for"
+            " hardware that is not here, over rhino.compile_target('v5e:4x4').",
+        )
+    axes = ", ".join(f"{n}={s}" for n, s in axes_of_mesh(abstract))
+    sizes = dict(axes_of_mesh(abstract))
+    return MeshError(
+        f"{what}: the mesh of `{name}` has no devices to compile for.",
+        numbers=f"an AbstractMesh with {axes}",
+        fix=f"pass mesh=rhino.compile_target('v5e', {sizes}), or a mesh of devices.",
+    )

@@ -1,0 +1,120 @@
+"""What of two lists of collectives has not been matched yet.
+
+A ledger holds collectives as entries by kind, axes and the user's line, and gives
+them out by bytes: what is taken from it is gone. Two ledgers, the plan's and the
+compiled program's, are emptied against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.plan.diff import Traffic
+from rhino_jax.plan.records import Collective
+
+
+Key = tuple[str, tuple[str, ...]]
+"""Kind and axes of a collective."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """Collectives alike in kind, axes, source line and size.
+
+    Attributes:
+      key: kind and axes.
+      source: the user's line, or empty.
+      per_run_bytes: bytes on the wire of one run.
+      trips: runs of one of them per step (of the loop that it is in).
+      traffic: what is left.
+      op, reason: of the first of them.
+    """
+
+    key: Key
+    source: str
+    per_run_bytes: float
+    trips: int
+    traffic: Traffic
+    op: str
+    reason: str
+
+    def cut(self, wanted_bytes: int) -> Entry:
+        """Take this many bytes out, with their share of the runs and the seconds."""
+        have = self.traffic
+        if wanted_bytes >= have.bytes:
+            self.traffic = Traffic()
+            return replace(self, traffic=have)
+        share = wanted_bytes / have.bytes
+        runs = min(have.count, max(1, round(share * have.count)))
+        part = Traffic(runs, wanted_bytes, share * have.seconds)
+        self.traffic = Traffic(
+            have.count - runs, have.bytes - wanted_bytes, have.seconds - part.seconds
+        )
+        return replace(self, traffic=part)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Entries, largest first."""
+
+    entries: list[Entry] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, collectives: Iterable[Collective]) -> Ledger:
+        """The ledger of a plan's or a compiled program's collectives."""
+        found: dict[tuple[Key, str, int, int, str], Entry] = {}
+        for c in collectives:
+            if not c.bytes:
+                continue
+            runs = max(1, c.count)
+            key = (c.kind, c.axes), c.source, round(c.bytes / runs), runs, c.reason
+            entry = found.get(key)
+            if entry is None:
+                entry = found[key] = Entry(
+                    key[0], c.source, c.bytes / runs, runs, Traffic(), c.op, c.reason
+                )
+            entry.traffic = total([entry.traffic, Traffic(runs, c.bytes, c.seconds)])
+        return cls(sorted(found.values(), key=lambda e: -e.traffic.bytes))
+
+    def keys(self) -> tuple[Key, ...]:
+        """Kinds and axes of what is left, in a fixed order."""
+        return tuple(sorted({e.key for e in self.left()}))
+
+    def left(self, key: Key | None = None) -> list[Entry]:
+        """Entries that have something left, of this key or of all."""
+        return [e for e in self.entries if e.traffic.bytes and key in (None, e.key)]
+
+    def bytes_of(self, key: Key, sources: Collection[str] | None = None) -> int:
+        """Bytes left of a key, on some lines or on all."""
+        return sum(
+            e.traffic.bytes
+            for e in self.left(key)
+            if sources is None or e.source in sources
+        )
+
+    def take(
+        self,
+        key: Key,
+        wanted_bytes: int,
+        is_wanted: Callable[[Entry], bool] = lambda entry: True,
+    ) -> list[Entry]:
+        """Take bytes of a key, from the largest entries first."""
+        taken: list[Entry] = []
+        for entry in self.left(key):
+            if wanted_bytes <= 0:
+                break
+            if is_wanted(entry):
+                taken.append(entry.cut(min(wanted_bytes, entry.traffic.bytes)))
+                wanted_bytes -= taken[-1].traffic.bytes
+        return taken
+
+
+def total(parts: Iterable[Traffic]) -> Traffic:
+    """The sum of traffic."""
+    parts = tuple(parts)
+    return Traffic(
+        sum(p.count for p in parts),
+        sum(p.bytes for p in parts),
+        sum(p.seconds for p in parts),
+    )

@@ -1,0 +1,112 @@
+"""Where a plan is compiled: real devices, a compile-only mesh, or emulated ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from rhino_jax.apply.meshes import axes_of_mesh
+from rhino_jax.errors import HardwareError, MeshError
+from rhino_jax.hardware.files import detect_target, load_target
+from rhino_jax.hardware.target import Target
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.trees import check_mesh_axes
+from rhino_jax.verify.compile import compile_lowered
+from rhino_jax.verify.emulate import emulated_mesh
+from rhino_jax.verify.records import Compilation
+from rhino_jax.verify.targets import compile_target
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a program is compiled.
+
+    Attributes:
+      mesh: what to lower for; its devices may be compile-only.
+      target: the hardware that gives compiled work its time.
+    """
+
+    mesh: Mesh
+    target: Target
+
+    def compile(self, lowered: jax.stages.Lowered) -> Compilation:
+        """Compile a program that was lowered for the mesh."""
+        return compile_lowered(lowered, mesh=self.mesh)
+
+
+def place_of(plan: Plan, compile_for: Any, what: str) -> Place:
+    """Where `plan` is compiled.
+
+    Args:
+      plan: the plan.
+      compile_for: None: the plan's mesh, or where it has no devices, its hardware;
+        "cpu"; a name of hardware with or without topology; or a mesh.
+      what: the call that asks, for messages.
+    Raises:
+      MeshError: the mesh has other axes than the plan's.
+      HardwareError: there is no compiler for it, or it is not installed.
+    """
+    if compile_for is None:
+        if isinstance(plan.mesh, Mesh):
+            return place_on(plan.mesh, plan.hardware)
+        compile_for = _hardware_of(plan, what)
+    if isinstance(compile_for, Mesh):
+        check_mesh_axes(what, axes_of_mesh(compile_for), plan.mesh_axes)
+        return place_on(compile_for, plan.hardware)
+    if not isinstance(compile_for, str | Path | Target):
+        raise MeshError(
+            f"{what}: this cannot be compiled for.",
+            where="compile_for=",
+            numbers=f"got {type(compile_for).__name__}",
+            fix="pass 'cpu', hardware as 'v5e:4x4', a jax.sharding.Mesh, or nothing.",
+        )
+    target = load_target(compile_for)
+    axes = dict(plan.mesh_axes)
+    if "cpu" in target.device.kinds:
+        return Place(emulated_mesh(axes), target)
+    if isinstance(compile_for, Target):
+        compile_for = compile_for.name
+    mesh = compile_target(compile_for, axes)
+    return Place(mesh, _target_of(mesh, str(compile_for)))
+
+
+def _hardware_of(plan: Plan, what: str) -> str:
+    """The plan's hardware, where it is one that its name tells."""
+    try:
+        load_target(plan.hardware)
+    except HardwareError:
+        raise HardwareError(
+            f"{what}: the plan's hardware cannot be found by its name.",
+            where=f"`Plan.hardware` is {plan.hardware!r}, and the plan's mesh has no"
+            " devices",
+            fix="say what to compile for: compile_for='v5e:4x4', 'cpu', a mesh, or the"
+            " path of its file.",
+        ) from None
+    return plan.hardware
+
+
+def place_on(mesh: Mesh, hardware: str | None) -> Place:
+    """A mesh of devices, and the hardware that gives its work its time.
+
+    Args:
+      mesh: real or compile-only devices.
+      hardware: preferred, where its devices are the mesh's.
+    """
+    return Place(mesh, _target_of(mesh, hardware))
+
+
+def _target_of(mesh: Mesh, hardware: str | None) -> Target:
+    devices = list(mesh.devices.flat)
+    if hardware is not None:
+        try:
+            target = load_target(hardware)
+        except HardwareError:
+            # The plan's own target, of which only the name is known.
+            return detect_target(devices)
+        if str(devices[0].device_kind) in target.device.kinds:
+            return target
+    return detect_target(devices)

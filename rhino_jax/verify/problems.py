@@ -1,0 +1,82 @@
+"""Why a plan does not hold: what its compiled program does beyond what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Collective, Predicted
+from rhino_jax.units import format_bytes, format_seconds
+from rhino_jax.verify.differences import unexplained_bytes
+from rhino_jax.verify.matching import Difference
+from rhino_jax.verify.records import OutOfMemory
+
+
+WIRE_TOLERANCE = 0.10
+"""Bytes on the wire may differ by this share of the planned for no known reason."""
+
+TIME_TOLERANCE = 0.05
+"""And what differs may take this share of the compiled step."""
+
+PEAK_TOLERANCE = 0.30
+"""Peak memory may exceed the prediction by this share."""
+
+BUDGET_TOLERANCE = 0.10
+"""Or by this share of the memory budget, which no plan is decided by."""
+
+
+def problems_of(
+    plan: Plan,
+    compiled: Predicted | None,
+    differences: Sequence[Difference],
+    *,
+    out_of_memory: OutOfMemory | None,
+    rematerialised: Sequence[str],
+    planned: Iterable[Collective],
+) -> list[str]:
+    """Why a plan does not hold; see `Verification.ok`."""
+    budget = plan.memory_budget_bytes
+    if out_of_memory is not None or compiled is None:
+        needed = None if out_of_memory is None else out_of_memory.needed_bytes
+        size = "" if needed is None else f": it needs {format_bytes(needed)}"
+        return [f"the compiled program does not fit{size}."]
+    problems = []
+    peak, expected = compiled.peak_bytes, plan.predicted.peak_bytes
+    if peak > budget:
+        problems.append(
+            f"peak memory is {format_bytes(peak)}, over the budget of"
+            f" {format_bytes(budget)}."
+        )
+    elif peak - expected > max(PEAK_TOLERANCE * expected, BUDGET_TOLERANCE * budget):
+        problems.append(
+            f"peak memory is {format_bytes(peak)}, predicted {format_bytes(expected)}."
+        )
+    if rematerialised:
+        problems.append(
+            f"XLA rematerialises {len(rematerialised)} values involuntarily."
+        )
+    return problems + _traffic_problems(compiled, differences, planned)
+
+
+def _traffic_problems(
+    compiled: Predicted,
+    differences: Sequence[Difference],
+    planned: Iterable[Collective],
+) -> list[str]:
+    allowed_s = TIME_TOLERANCE * compiled.step_time_s
+    harmful = [d for d in differences if not d.is_harmless]
+    problems = [
+        f"{d.kind} over {' × '.join(d.axes)}: {format_bytes(d.bytes)} more than"
+        f" planned, {format_seconds(d.seconds)} per step."
+        for d in harmful
+        if d.bytes > 0 and d.seconds > allowed_s
+    ]
+    planned_bytes = sum(c.bytes for c in planned)
+    differ_bytes = unexplained_bytes(differences)
+    differ_s = sum(abs(d.seconds) for d in harmful)
+    if differ_bytes > WIRE_TOLERANCE * planned_bytes and differ_s > allowed_s:
+        problems.append(
+            f"{format_bytes(differ_bytes)} on the wire differ from the plan's"
+            f" {format_bytes(planned_bytes)}."
+        )
+    return problems

@@ -1,0 +1,104 @@
+"""Asking the compiler which of several plans is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rhino_jax.apply.bound import Bound
+from rhino_jax.apply.sharded import with_trees
+from rhino_jax.apply.stages import lower
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import CompiledCandidate
+from rhino_jax.search.candidates import Candidate
+from rhino_jax.verify.places import place_of
+from rhino_jax.verify.reading import read_compiled
+from rhino_jax.verify.records import Reading
+
+
+Judge = Callable[[Plan], Reading]
+"""Compiles a plan and reads it back."""
+
+
+def judge_of(traced: Traced, what: str) -> Judge:
+    """Compiles plans of a traced function, each for its own mesh and hardware."""
+
+    def judge(plan: Plan) -> Reading:
+        place = place_of(plan, None, what)
+        bound = Bound(traced, with_trees(plan, traced, place.mesh), place.mesh)
+        compilation = place.compile(lower(bound).lowered)
+        return read_compiled(compilation, plan.mesh_axes, place.target)
+
+    return judge
+
+
+MARGIN = 0.97
+"""A plan made again for less memory aims this far below what would just fit."""
+
+MAX_TIGHTER = 2
+"""How often a plan is made again because nothing fits once compiled."""
+
+
+def refine(
+    candidates: Sequence[Candidate],
+    judge: Judge,
+    budget_bytes: int,
+    plan_within: Callable[[int], Candidate | None],
+) -> Plan:
+    """The candidate that the compiler makes fastest within the budget.
+
+    Where none fits once compiled, plans for a smaller budget are tried: smaller by
+    what the compiler needed beyond the prediction.
+
+    Args:
+      candidates: plans, the most promising first; at least one.
+      judge: compiles and reads a plan.
+      budget_bytes: memory per device.
+      plan_within: makes a plan for a smaller budget; None where there is none.
+    Returns:
+      The plan, with all that were compiled in `refined`; with a note where none
+      fits, and then the one that needs the least.
+    """
+    seen = [(c, _judged(c, judge, budget_bytes)) for c in candidates]
+    for _ in range(MAX_TIGHTER):
+        if any(found.is_fitting for _, found in seen):
+            break
+        excess = min(found.peak_bytes / _predicted_bytes(c) for c, found in seen)
+        tighter = plan_within(int(budget_bytes / max(excess, 1.0) * MARGIN))
+        if tighter is None:
+            break
+        seen.append((tighter, _judged(tighter, judge, budget_bytes)))
+    fitting = [x for x in seen if x[1].is_fitting]
+    if fitting:
+        best, _ = min(fitting, key=lambda x: x[1].compiled_s)
+        notes: tuple[str, ...] = ()
+    else:
+        best, least = min(seen, key=lambda x: x[1].peak_bytes)
+        notes = (
+            f"no plan of {len(seen)} fits once compiled: this one needs the least,"
+            f" {least.peak_bytes / 2**30:.3g} GiB per device.",
+        )
+    return replace(
+        best.plan,
+        memory_budget_bytes=budget_bytes,
+        refined=tuple(found for _, found in seen),
+        notes=(*best.plan.notes, *notes),
+    )
+
+
+def _predicted_bytes(candidate: Candidate) -> int:
+    return max(1, candidate.plan.predicted.peak_bytes)
+
+
+def _judged(candidate: Candidate, judge: Judge, budget_bytes: int) -> CompiledCandidate:
+    plan, reading = candidate.plan, judge(candidate.plan)
+    return CompiledCandidate(
+        name=candidate.name,
+        mesh=tuple(size for _, size in plan.mesh_axes),
+        predicted_s=plan.predicted.step_time_s,
+        compiled_s=reading.compiled.step_time_s,
+        peak_bytes=reading.compiled.peak_bytes,
+        is_fitting=reading.compiled.peak_bytes <= budget_bytes,
+        rematerialised=len(reading.rematerialised),
+    )

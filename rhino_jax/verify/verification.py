@@ -1,0 +1,231 @@
+"""A plan beside what the compiler makes of it.
+
+`Plan.verify` compiles the planned program, reads it back, and says whether the plan
+holds. Nothing is run; the hardware need not be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rhino_jax.apply.sharded import Method, ShardedFunction, sharded_by
+from rhino_jax.apply.stages import Lowered
+from rhino_jax.frontend.parameters import Parameters, read_parameters
+from rhino_jax.ir.program import Program
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Collective, Predicted
+from rhino_jax.verify.causes import evidence_of
+from rhino_jax.verify.differences import differences_of
+from rhino_jax.verify.matching import Difference
+from rhino_jax.verify.places import Place, place_of
+from rhino_jax.verify.pricing import priced
+from rhino_jax.verify.problems import problems_of
+from rhino_jax.verify.records import (
+    Compilation,
+    CompiledCollective,
+    MemoryUse,
+    OutOfMemory,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification:
+    """What the compiler made of a plan.
+
+    Attributes:
+      program_name: the planned function's name.
+      mesh_axes: (name, size) of every mesh axis, major first.
+      platform: what it was compiled for: "cpu", "tpu" or "gpu".
+      hardware: the target that gives compiled work its time.
+      planned_hardware: the target of the plan. Where it is another, the seconds in
+        `planned` and `differences` are of `hardware`, those in `predicted` are not.
+      predicted: the plan's prediction.
+      compiled: the same fields, read from the compiled program; None where it does
+        not fit.
+      planned: the plan's collectives.
+      collectives: the compiled program's collectives, in run order.
+      differences: where they depart from the plan, most seconds first.
+      memory: the compiler's account; None where the program does not fit.
+      memory_budget_bytes: the budget that was planned for, per device.
+      out_of_memory: the compiler's word that the program does not fit, or None.
+      rematerialised: the compiler's lines on values that it replicated in full.
+      problems: why the plan does not hold, in sentences; empty where it does.
+      notes: what could not be read or compared, in sentences.
+      seconds: wall time of compiling.
+    """
+
+    program_name: str
+    mesh_axes: tuple[tuple[str, int], ...]
+    platform: str
+    hardware: str
+    planned_hardware: str
+    predicted: Predicted
+    compiled: Predicted | None
+    planned: tuple[Collective, ...]
+    collectives: tuple[CompiledCollective, ...]
+    differences: tuple[Difference, ...]
+    memory: MemoryUse | None
+    memory_budget_bytes: int
+    out_of_memory: OutOfMemory | None
+    rematerialised: tuple[str, ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the compiled program does what the plan says.
+
+        All of these hold:
+
+        - The compiler accepts it, and its peak memory is within the plan's budget.
+        - Peak memory exceeds the prediction by at most 30 %, or by 10 % of the budget.
+        - No value is rematerialised involuntarily.
+        - Bytes on the wire that differ for no harmless reason, more or fewer, are at
+          most 10 % of the planned, or take at most 5 % of the compiled step.
+        - Nothing of one kind over the same axes that the plan does not have takes
+          more than 5 % of the compiled step.
+
+        Harmless are the same bytes in fewer or more runs or in another order, fewer
+        runs (hoisted out of a loop), what `shard_map` holds, and on CPU an all-reduce
+        for a reduce-scatter, which XLA:CPU does not have.
+        """
+        return not self.problems
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that one device puts on the wire per step, as compiled."""
+        return sum(c.bytes for c in self.collectives)
+
+    @property
+    def planned_wire_bytes(self) -> int:
+        """The same as planned."""
+        return sum(c.bytes for c in self.planned)
+
+    def __repr__(self) -> str:
+        from rhino_jax.report.verification import verification_line
+
+        return verification_line(self)
+
+    def table(self, *, full: bool = False) -> str:
+        """Predicted beside compiled, as text at most 100 columns wide.
+
+        Args:
+          full: show every difference and collective.
+        """
+        from rhino_jax.report.verification import verification_to_text
+
+        return verification_to_text(self, full=full)
+
+    def _repr_html_(self) -> str:
+        from rhino_jax.report.verification import verification_to_html
+
+        return verification_to_html(self)
+
+
+def verify(
+    plan: Plan,
+    fn: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    compile_for: Any = None,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+) -> Verification:
+    """Compile `fn` as planned and read it back; see `Plan.verify`."""
+    what = "`plan.verify`"
+    if isinstance(fn, Method):
+        fn, args = fn.__func__, (fn.__self__, *args)
+    parameters = _parameters(
+        plan, fn, static_argnums=static_argnums, static_argnames=static_argnames
+    )
+    place = place_of(plan, compile_for, what)
+    sharded = sharded_by(parameters, plan.with_mesh(place.mesh), what)
+    lowered = sharded.lower(*args, **kwargs)
+    return verification_of(plan, lowered, place.compile(lowered.lowered), place)
+
+
+def _parameters(
+    plan: Plan, fn: Callable[..., Any], *, static_argnums: Any, static_argnames: Any
+) -> Parameters:
+    """How arguments are read; donated are those that the plan was made to donate."""
+    if isinstance(fn, ShardedFunction):
+        parameters = fn.parameters
+    else:
+        parameters = read_parameters(
+            fn,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            what="`plan.verify`",
+        )
+    donated: set[str | int] = set(parameters.donated)
+    for key in plan.donated_arguments():
+        is_named = isinstance(key, int) and key < len(parameters.positional)
+        donated.add(parameters.positional[int(key)] if is_named else key)
+    return replace(parameters, donated=frozenset(donated))
+
+
+def verification_of(
+    plan: Plan, lowered: Lowered, compilation: Compilation, place: Place
+) -> Verification:
+    """A plan beside a compilation of it.
+
+    Args:
+      plan: the plan.
+      lowered: the program that was compiled.
+      compilation: what became of it.
+      place: where.
+    """
+    from rhino_jax.verify.reading import read_compiled
+
+    reading = read_compiled(compilation, plan.mesh_axes, place.target)
+    is_out = compilation.out_of_memory is not None
+    planned = priced(plan.collectives, plan.mesh_axes, place.target)
+    found: tuple[Difference, ...] = ()
+    if not is_out:
+        program: Program = lowered.bound.traced.program
+        found = differences_of(
+            planned,
+            reading.collectives,
+            plan.mesh_axes,
+            platform=compilation.platform,
+            evidence=evidence_of(reading.rematerialised, program, plan.mesh_axes),
+        )
+    notes = list(reading.notes)
+    if place.target.name != plan.hardware:
+        notes.append(
+            f"compiled for {place.target.name}, planned for {plan.hardware}: bytes and"
+            " memory compare, step times do not."
+        )
+    compiled = None if is_out else reading.compiled
+    return Verification(
+        program_name=plan.program_name,
+        mesh_axes=plan.mesh_axes,
+        platform=compilation.platform,
+        hardware=place.target.name,
+        planned_hardware=plan.hardware,
+        predicted=plan.predicted,
+        compiled=compiled,
+        planned=planned,
+        collectives=reading.collectives,
+        differences=found,
+        memory=compilation.memory,
+        memory_budget_bytes=plan.memory_budget_bytes,
+        out_of_memory=compilation.out_of_memory,
+        rematerialised=reading.rematerialised,
+        problems=tuple(
+            problems_of(
+                plan,
+                compiled,
+                found,
+                out_of_memory=compilation.out_of_memory,
+                rematerialised=reading.rematerialised,
+                planned=planned,
+            )
+        ),
+        notes=tuple(notes),
+        seconds=compilation.seconds,
+    )
