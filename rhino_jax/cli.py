@@ -1,7 +1,7 @@
-"""The command line: `python -m rhino_jax {demo,plan,show,diff}`.
+"""The command line: `python -m rhino_jax {demo,plan,show,diff,bench}`.
 
-Exit codes: 0 done; 1 no plan satisfies pins and memory budget together; 2 bad
-input, told in four parts on standard error.
+Exit codes: 0 done; 1 no plan satisfies pins and memory budget together, or cells of a
+benchmark failed; 2 bad input, told in four parts on standard error.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     args = _parser().parse_args(argv)
     try:
-        run: Callable[[argparse.Namespace], None] = args.run
-        run(args)
+        run: Callable[[argparse.Namespace], int | None] = args.run
+        code = run(args)
         sys.stdout.flush()
     except InfeasiblePlanError as error:
         return _fail(error, 1)
@@ -45,10 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of a pipe (`| head`) has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    return 0
+    return code or 0
 
 
 def _fail(error: RhinoError, code: int) -> int:
@@ -61,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rhino_jax", description="Plans how a JAX program is sharded."
     )
-    commands = parser.add_subparsers(required=True, metavar="{demo,plan,show,diff}")
+    commands = parser.add_subparsers(
+        required=True, metavar="{demo,plan,show,diff,bench}"
+    )
 
     demo = commands.add_parser("demo", help="plan and train a small GPT on 8 devices")
     demo.add_argument("--steps", type=_positive_int, default=30)
@@ -103,6 +106,35 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("a", metavar="A")
     diff.add_argument("b", metavar="B")
     diff.set_defaults(run=_diff)
+
+    bench = commands.add_parser(
+        "bench",
+        help="compile recipes and rhino's plans, and compare",
+        description="Compile recipes and rhino's plans for hardware that is not there,"
+        " and compare what the compiler made of them. Stopped and started again, it"
+        " goes on where it was.",
+    )
+    bench.add_argument("suite", nargs="?", help="as quick, or a TOML file")
+    bench.add_argument("--list", action="store_true", help="suites, or its cells")
+    bench.add_argument("--only", metavar="GLOB", default="", help="workloads to run")
+    bench.add_argument("--methods", metavar="fsdp,best", default="")
+    bench.add_argument("--timeout-s", type=_positive, help="of one plan's compiling")
+    bench.add_argument("--jobs", type=_positive_int, help="rows at a time")
+    bench.add_argument("--out", metavar="FOLDER", default="rhino_bench")
+    bench.add_argument("--fresh", action="store_true", help="forget earlier results")
+    bench.add_argument(
+        "--require-extras",
+        action="store_true",
+        help="fail where what compiles for a target is not installed",
+    )
+    bench.add_argument(
+        "--readme",
+        metavar="FILE",
+        nargs="?",
+        const="README.md",
+        help="write the tables between the suite's marks in this file",
+    )
+    bench.set_defaults(run=_bench)
     return parser
 
 
@@ -184,6 +216,25 @@ def _diff(args: argparse.Namespace) -> None:
     from rhino_jax.plan.store import load_plan
 
     print(diff(load_plan(args.a), load_plan(args.b)))
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from rhino_jax.bench.command import Command, run_command
+
+    return run_command(
+        Command(
+            suite=args.suite,
+            is_list=args.list,
+            only=args.only,
+            methods=tuple(filter(None, args.methods.split(","))),
+            timeout_s=args.timeout_s,
+            jobs=args.jobs,
+            out=args.out,
+            is_fresh=args.fresh,
+            requires_extras=args.require_extras,
+            readme=args.readme,
+        )
+    )
 
 
 def _tell(plan: Plan, args: argparse.Namespace) -> None:

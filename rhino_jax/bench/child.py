@@ -1,0 +1,109 @@
+"""What runs in a process of its own: planning a row, or compiling one cell of it.
+
+    python -m rhino_jax.bench.child JOB.json
+
+A job says what to do and where to write; a crash, a kill or a timeout here is one
+result of the benchmark, and not its end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rhino_jax.bench.clock import clock_row
+from rhino_jax.bench.compiling import Compiler
+from rhino_jax.bench.methods import parse_method
+from rhino_jax.bench.planned import PlanEntry, add_entry
+from rhino_jax.bench.planning import Planner, trace_workload, workload_of
+from rhino_jax.bench.store import write_json
+from rhino_jax.bench.suite import Row, parse_suite
+from rhino_jax.errors import RhinoError
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.files import load_target
+from rhino_jax.plan.records import CompiledCandidate
+from rhino_jax.plan.store import load_plan
+
+
+def main(path: str) -> int:
+    """Do the job that a file describes.
+
+    Returns:
+      2 for an error that rhino knows, told in four parts; else 0.
+    """
+    job = json.loads(Path(path).read_text(encoding="utf-8"))
+    (row,) = parse_suite({"rows": [job["row"]]}, name="job", file=path).rows
+    _emulate(row)
+    try:
+        _TASKS[job["task"]](job, row)
+    except RhinoError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _emulate(row: Row) -> None:
+    """As many CPU devices as the row's target has, before JAX starts them."""
+    target = load_target(row.target)
+    if "cpu" in target.device.kinds:
+        jax.config.update("jax_num_cpu_devices", target.num_devices)
+
+
+def _plan(job: Mapping[str, Any], row: Row) -> None:
+    """Save plans, each as soon as it is there."""
+    for planned in Planner.of(row).plans(row.methods):
+        add_entry(Path(job["folder"]), job["versions"], planned)
+
+
+def _compile(job: Mapping[str, Any], row: Row) -> None:
+    """Compile a plan that was saved."""
+    compiler = _compiler(job, row, trace_workload(workload_of(row)))
+    compiled = compiler.compile(load_plan(job["plan"]))
+    write_json(Path(job["result"]), {"compiled": compiled.to_dict()})
+
+
+def _refine(job: Mapping[str, Any], row: Row) -> None:
+    """Plan, compile the candidates, and keep the one that comes out fastest."""
+    planner = Planner.of(row)
+    compiler = _compiler(job, row, planner.traced)
+    planned = planner.refined(parse_method(job["method"]), compiler.judge)
+    # Programs that other cells compiled before cost nothing here: what they cost
+    # there is what a user would wait for.
+    plan_s = planned.plan_s - compiler.waited_s + compiler.charged_s
+    entry = PlanEntry.of(replace(planned, plan_s=plan_s), "")
+    found: dict[str, Any] = {"planned": entry.to_dict()}
+    if planned.plan is not None:
+        found["compiled"] = compiler.compile(planned.plan).to_dict()
+        found["candidates"] = [_candidate(c) for c in planned.plan.refined]
+    write_json(Path(job["result"]), found)
+
+
+def _candidate(candidate: CompiledCandidate) -> dict[str, Any]:
+    """As JSON, which knows no infinity: of one that is refused, no time."""
+    values = asdict(candidate)
+    if not math.isfinite(candidate.compiled_s):
+        values["compiled_s"] = None
+    return values
+
+
+def _clock(job: Mapping[str, Any], row: Row) -> None:
+    """Run every method's step on emulated devices, and take the time."""
+    write_json(Path(job["result"]), clock_row(row).to_dict())
+
+
+def _compiler(job: Mapping[str, Any], row: Row, traced: Traced) -> Compiler:
+    return Compiler(traced, row.target, Path(job["cache"]), job["versions"])
+
+
+_TASKS = {"plan": _plan, "compile": _compile, "refine": _refine, "clock": _clock}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,171 @@
+"""The real clock: steps that run on emulated CPU devices, rhino's beside recipes'.
+
+Emulated devices share the host's cores, so a step's time is the work and the copying
+of all devices together, not what hardware would take; it shows what a plan really does.
+Samples of all methods are interleaved, so that what else the host does hits all alike.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import rhino_jax as rhino
+from rhino_jax.bench.methods import parse_method
+from rhino_jax.bench.planning import Planner, workload_of
+from rhino_jax.bench.suite import Row
+from rhino_jax.models.workload import Workload
+
+
+ROUNDS = 41
+"""Samples of each method; their median counts."""
+
+SAMPLE_S = 0.02
+"""A sample is of as many steps as take about this long, so that the clock's own
+resolution and a thread's waking up do not count."""
+
+CALLS = 1000
+"""Calls of each function whose overhead is compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocked:
+    """Wall times of one row.
+
+    Attributes:
+      workload, target, mesh: the row.
+      step_s: method → median seconds of a step.
+      ratio: of rhino's plans → median over samples of its seconds over those of the
+        fastest recipe, taken at the same time.
+      recipe: the fastest recipe; empty where there is none.
+      overhead_s: median seconds that a decorated call of a function with the workload's
+        arguments takes, less those of a `jax.jit` call, on one device.
+      num_arrays: number of these arguments.
+    """
+
+    workload: str
+    target: str
+    mesh: Mapping[str, int]
+    step_s: Mapping[str, float]
+    ratio: Mapping[str, float]
+    recipe: str
+    overhead_s: float
+    num_arrays: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Clocked:
+        return cls(**values)
+
+
+def clock_row(row: Row) -> Clocked:
+    """Run every method's step on CPU devices that are there already."""
+    workload = workload_of(row)
+    state = jax.device_get(workload.make_args(jax.random.key(0)))
+    steps: dict[str, Callable[[], None]] = {}
+    mesh: dict[str, int] = {}
+    for planned in Planner.of(row).plans(row.methods):
+        if planned.plan is not None:
+            mesh = dict(planned.plan.mesh_axes)
+            step, donated = workload.step, workload.donate_argnums
+            run = planned.plan.jit(step, donate_argnums=donated)
+            steps[planned.method.name] = _step(run, workload, state)
+    samples = _interleave(steps)
+    medians = {name: statistics.median(found) for name, found in samples.items()}
+    recipes = [name for name in samples if parse_method(name).is_recipe]
+    best = min(recipes, key=lambda name: medians[name], default="")
+    overhead_s, num_arrays = call_overhead_s(state)
+    return Clocked(
+        workload=row.workload,
+        target=row.target,
+        mesh=mesh,
+        step_s=medians,
+        ratio={
+            name: median_ratio(found, samples[best])
+            for name, found in samples.items()
+            if best and name not in recipes
+        },
+        recipe=best,
+        overhead_s=overhead_s,
+        num_arrays=num_arrays,
+    )
+
+
+def median_ratio(these: Sequence[float], those: Sequence[float]) -> float:
+    """The median of the ratios of samples that were taken together."""
+    return statistics.median(a / b for a, b in zip(these, those, strict=True))
+
+
+def _step(
+    run: Callable[..., Any], workload: Workload, state: Sequence[Any]
+) -> Callable[[], None]:
+    """A function that runs one step, and feeds back what was donated."""
+    args = list(state)
+
+    def step() -> None:
+        result = run(*args)
+        for i in workload.donate_argnums:
+            args[i] = result[i]
+        jax.block_until_ready(result)
+
+    return step
+
+
+def _interleave(steps: Mapping[str, Callable[[], None]]) -> dict[str, list[float]]:
+    """Samples of seconds per step, one of each method a round."""
+    counts: dict[str, int] = {}
+    for name, step in steps.items():
+        step()
+        counts[name] = max(1, math.ceil(SAMPLE_S / _seconds(step, 1)))
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(ROUNDS):
+        for name, step in steps.items():
+            samples[name].append(_seconds(step, counts[name]))
+    return samples
+
+
+def _seconds(step: Callable[[], None], count: int) -> float:
+    started = time.perf_counter()
+    for _ in range(count):
+        step()
+    return (time.perf_counter() - started) / count
+
+
+def call_overhead_s(args: Sequence[Any]) -> tuple[float, int]:
+    """What a decorated call costs over one of `jax.jit`, once planned.
+
+    Of a function that does next to nothing with these arguments, on one device: what
+    is compared is how calls are dispatched, and the devices' work would hide it.
+
+    Returns:
+      Median seconds, and the number of arrays among the arguments.
+    """
+
+    def touch(*args: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.ravel(x)[:1], args)
+
+    sharded = rhino.auto_shard(touch, mesh={"data": 1}, hardware="cpu", progress=False)
+    calls = {"sharded": sharded, "plain": jax.jit(touch)}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    shardings = jax.tree.leaves(sharded.plan(*args).in_shardings)
+    leaves, tree = jax.tree.flatten(tuple(args))
+    given = jax.tree.unflatten(tree, jax.device_put(leaves, shardings))
+    for call in calls.values():
+        jax.block_until_ready(call(*given))
+    for _ in range(CALLS):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            result = call(*given)
+            samples[name].append(time.perf_counter() - started)
+            jax.block_until_ready(result)
+    found = {name: statistics.median(x) for name, x in samples.items()}
+    return found["sharded"] - found["plain"], len(leaves)

@@ -1,0 +1,202 @@
+"""The command `python -m rhino_jax bench`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from rhino_jax.bench.clock_run import clock_report, run_clock
+from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.figures import figures_of
+from rhino_jax.bench.methods import parse_method
+from rhino_jax.bench.progress import title_of
+from rhino_jax.bench.readme import write_section
+from rhino_jax.bench.run import run_suite
+from rhino_jax.bench.store import Store, write_json
+from rhino_jax.bench.suite import Row, Suite, load_suite, suite_names
+from rhino_jax.bench.table import to_markdown
+from rhino_jax.bench.versions import versions
+from rhino_jax.errors import HardwareError
+from rhino_jax.hardware.files import load_target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """The words of the command line.
+
+    Attributes:
+      suite: name or file; None only to list the suites.
+      is_list: show what there is, and run nothing.
+      only: glob that a row's workload, or workload and target, must match; or empty.
+      methods: names that take the place of the suite's, or empty.
+      timeout_s: takes the place of the suite's.
+      jobs: rows that are compiled at a time; None: one per core, at most two, since
+        compilers want memory. What takes the time runs alone.
+      out: folder of the results.
+      is_fresh: forget earlier results.
+      requires_extras: a target that cannot be compiled for is an error.
+      readme: file whose section is written, or None.
+    """
+
+    suite: str | None = None
+    is_list: bool = False
+    only: str = ""
+    methods: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    jobs: int | None = None
+    out: str = "rhino_bench"
+    is_fresh: bool = False
+    requires_extras: bool = False
+    readme: str | None = None
+
+
+def run_command(command: Command) -> int:
+    """Run or list a suite.
+
+    Returns:
+      1 where cells were stopped, died or raised; else 0.
+    Raises:
+      BenchError: there is no such suite, or it cannot run as asked.
+    """
+    if command.suite is None:
+        if not command.is_list:
+            raise BenchError(
+                "`bench`: which suite?",
+                numbers=f"there are: {', '.join(suite_names())}",
+                fix="python -m rhino_jax bench quick",
+            )
+        print("\n".join(suite_names()))
+        return 0
+    suite = narrow(load_suite(command.suite), command.only, command.methods)
+    suite = replace(suite, timeout_s=command.timeout_s or suite.timeout_s)
+    if command.readme is not None and (command.only or command.methods):
+        raise BenchError(
+            f"`bench {suite.name} --readme`: only the results of a whole suite are"
+            " written there.",
+            where="--only" if command.only else "--methods",
+            fix="leave one of them out.",
+        )
+    if command.is_list:
+        for row in suite.rows:
+            print(f"{title_of(row)}: {', '.join(m.name for m in row.methods)}")
+        return 0
+    try:
+        return _run(suite, command)
+    except KeyboardInterrupt:
+        say("\nstopped; the same command goes on from here")
+        raise
+
+
+def _run(suite: Suite, command: Command) -> int:
+    store = Store.open(command.out, suite.name, is_fresh=command.is_fresh)
+    if suite.kind == "clock":
+        clocked = run_clock(suite, store, say)
+        text = clock_report(suite, clocked, _words(command))
+        values: dict[str, Any] = {"results": [r.to_dict() for r in clocked]}
+        failed = sum(r.clocked is None for r in clocked)
+        missing: dict[str, str] = {}
+    else:
+        missing = _missing_extras(suite, command)
+        jobs = command.jobs or min(2, os.cpu_count() or 1)
+        results = run_suite(suite, store, say, missing, jobs=jobs)
+        figures = figures_of(results)
+        text = to_markdown(suite.name, results, figures, _words(command))
+        values = {
+            "figures": figures.to_dict(),
+            "results": [r.to_dict() for r in results],
+        }
+        failed = figures.failed
+    head = {"suite": suite.name, "versions": versions()}
+    write_json(store.folder / f"{suite.name}.json", head | values)
+    (store.folder / f"{suite.name}.md").write_text(text, encoding="utf-8")
+    if command.readme is not None:
+        write_section(command.readme, suite.name, text)
+    print(text)
+    say(f"written to {store.folder}")
+    for target, error in missing.items():
+        say(f"!!! NOT RUN: {target}: {error}")
+    return 1 if failed else 0
+
+
+def say(line: str) -> None:
+    """A line of progress, at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def narrow(suite: Suite, only: str, methods: Sequence[str]) -> Suite:
+    """The part of a suite that is asked for.
+
+    Args:
+      only: see `Command`.
+      methods: see `Command`.
+    Raises:
+      BenchError: nothing is left, or there is no such method.
+    """
+    rows = [row for row in suite.rows if not only or _matches(row, only)]
+    if not rows:
+        workloads = dict.fromkeys(row.workload for row in suite.rows)
+        raise BenchError(
+            f"`bench {suite.name} --only {only!r}`: no workload matches.",
+            numbers=f"workloads: {', '.join(workloads)}",
+            fix="give one of these, or a pattern as 'gpt-*' or '* v5e:4x4'.",
+        )
+    if methods:
+        parsed = tuple(dict.fromkeys(map(parse_method, methods)))
+        rows = [replace(row, methods=parsed) for row in rows]
+    return replace(suite, rows=tuple(rows))
+
+
+def _matches(row: Row, pattern: str) -> bool:
+    names = (row.model, row.workload, f"{row.workload} {row.target}")
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _missing_extras(suite: Suite, command: Command) -> dict[str, str]:
+    """Targets that nothing installed compiles for, and what is missing.
+
+    Raises:
+      BenchError: there are some, and all are required.
+    """
+    found: dict[str, str] = {}
+    for target in dict.fromkeys(row.target for row in suite.rows):
+        error = missing_extra(target)
+        if error is not None:
+            found[target] = error
+            say(f"!!! NOT RUN: {target}: {error}")
+    if found and command.requires_extras:
+        raise BenchError(
+            f"`bench {suite.name} --require-extras`: some targets cannot be compiled"
+            " for.",
+            where=", ".join(found),
+            numbers="; ".join(dict.fromkeys(found.values())),
+            fix="install what is missing.",
+        )
+    return found
+
+
+def missing_extra(target: str) -> str | None:
+    """What is not installed that would compile for a target; None where all is."""
+    from rhino_jax.verify.targets import compile_target
+
+    if "cpu" in load_target(target).device.kinds:
+        return None
+    try:
+        compile_target(target)
+    except HardwareError as error:
+        return f"{error.what} {error.fix}"
+    return None
+
+
+def _words(command: Command) -> str:
+    """The command, to be typed again; without where it writes."""
+    words = ["python -m rhino_jax bench", shlex.quote(str(command.suite))]
+    if command.only:
+        words.append(f"--only {shlex.quote(command.only)}")
+    if command.methods:
+        words.append(f"--methods {shlex.quote(','.join(command.methods))}")
+    return " ".join(words)

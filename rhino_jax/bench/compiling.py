@@ -1,0 +1,148 @@
+"""Compiling the plans of a row, and reading what became of them.
+
+Two plans may be one program: what was read of a program is kept by its hash, and it
+is compiled once, also when a suite is stopped and goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.apply.bound import Bound
+from rhino_jax.apply.sharded import with_trees
+from rhino_jax.apply.stages import lower
+from rhino_jax.bench.records import Measure
+from rhino_jax.bench.store import read_json, write_json
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.files import load_target
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Predicted
+from rhino_jax.units import format_bytes
+from rhino_jax.verify.places import place_of
+from rhino_jax.verify.reading import read_compiled
+from rhino_jax.verify.records import Reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What became of one plan.
+
+    Attributes:
+      program: hash of the program before compiling, and of what it is compiled for.
+      status: "ok" or "out of memory" (see `records.STATUSES`).
+      measure: of the compiled program; of one that the compiler refuses, only the
+        peak, where it says.
+      rematerialised: values that the compiler had to replicate in full.
+      compile_s: seconds of compiling.
+      error: the compiler's word, where the program does not fit.
+      notes: what could not be read.
+    """
+
+    program: str
+    status: str
+    measure: Measure
+    rematerialised: int
+    compile_s: float
+    error: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Compiled:
+        given = dict(values)
+        given["measure"] = Measure.from_dict(given["measure"])
+        given["notes"] = tuple(given["notes"])
+        return cls(**given)
+
+
+@dataclass(slots=True, eq=False)
+class Compiler:
+    """Compiles plans of one traced workload for one target.
+
+    Attributes:
+      traced: the workload's step.
+      target: hardware with its topology, as "v5e:4x4".
+      cache: folder of what was read of programs.
+      versions: that an entry of the cache must be of.
+      waited_s: seconds that compiling took here.
+      charged_s: the same, and those of programs that were compiled before.
+    """
+
+    traced: Traced
+    target: str
+    cache: Path
+    versions: Mapping[str, str]
+    waited_s: float = 0.0
+    charged_s: float = 0.0
+
+    def compile(self, plan: Plan) -> Compiled:
+        """What becomes of a plan."""
+        return self._compile(plan)[0]
+
+    def judge(self, plan: Plan) -> Reading:
+        """The same, as `rhino_jax.verify.refine` wants it."""
+        return self._compile(plan)[1]
+
+    def _compile(self, plan: Plan) -> tuple[Compiled, Reading]:
+        place = place_of(plan, self.target, "`bench`")
+        bound = Bound(
+            self.traced, with_trees(plan, self.traced, place.mesh), place.mesh
+        )
+        lowered = lower(bound).lowered
+        text = f"{self.target}\n{lowered.as_text()}"
+        program = hashlib.sha256(text.encode()).hexdigest()[:16]
+        file = self.cache / f"{program}.json"
+        known = read_json(file)
+        if known is not None and known["versions"] == dict(self.versions):
+            compiled = Compiled.from_dict(known["compiled"])
+            self.charged_s += compiled.compile_s
+            return compiled, _reading(known)
+        compilation = place.compile(lowered)
+        self.waited_s += compilation.seconds
+        self.charged_s += compilation.seconds
+        reading = read_compiled(compilation, plan.mesh_axes, place.target)
+        out = compilation.out_of_memory
+        hbm_bytes = load_target(self.target).hbm_bytes
+        peak_bytes = reading.compiled.peak_bytes
+        if out is not None:
+            measure, error = Measure(peak_bytes=out.needed_bytes), out.message
+        else:
+            measure, error = Measure.of(reading.compiled, reading.collectives), ""
+            if peak_bytes > hbm_bytes:
+                error = (
+                    f"it holds {format_bytes(peak_bytes)}, a device has"
+                    f" {format_bytes(hbm_bytes)}."
+                )
+        compiled = Compiled(
+            program=program,
+            status="out of memory" if error else "ok",
+            measure=measure,
+            rematerialised=len(reading.rematerialised),
+            compile_s=compilation.seconds,
+            error=error,
+            notes=reading.notes,
+        )
+        entry = {
+            "versions": dict(self.versions),
+            "compiled": compiled.to_dict(),
+            "reading": asdict(replace(reading, collectives=())),
+        }
+        write_json(file, entry)
+        return compiled, reading
+
+
+def _reading(entry: Mapping[str, Any]) -> Reading:
+    """What an entry of the cache says; without collectives, which nobody compares."""
+    values = dict(entry["reading"])
+    return Reading(
+        compiled=Predicted(**values["compiled"]),
+        collectives=(),
+        rematerialised=tuple(values["rematerialised"]),
+        notes=tuple(values["notes"]),
+    )

@@ -1,0 +1,249 @@
+"""Figures of a whole suite: is what plans promise true, and are they any good?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rhino_jax.bench.methods import parse_method
+from rhino_jax.bench.records import FINAL, Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Relative errors of a prediction, |predicted - compiled| / compiled.
+
+    Attributes:
+      median, worst: over all programs; None where there are none.
+      worst_cell: which is worst.
+    """
+
+    median: float | None
+    worst: float | None
+    worst_cell: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """Predicted against compiled, rhino's plans and recipes together.
+
+    Attributes:
+      programs: different compiled programs that fit, each counted once.
+      wire, peak, step: errors of bytes on the wire, of peak memory, of step time.
+      rank_correlation: target → Spearman correlation of predicted with compiled step
+        time; None where fewer than three programs say nothing.
+    """
+
+    programs: int
+    wire: Errors
+    peak: Errors
+    step: Errors
+    rank_correlation: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """One of rhino's plans on one row, against the best recipe that fits there.
+
+    Attributes:
+      workload, regime, target, mesh: the row.
+      method: "fast", "best" or "refined".
+      recipe: the fastest compiled recipe that fits; empty where none does.
+      ratio: compiled step time over that recipe's; below 1 is faster. None where
+        either does not fit.
+    """
+
+    workload: str
+    regime: str
+    target: str
+    mesh: dict[str, int]
+    method: str
+    recipe: str
+    ratio: float | None
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """All figures of a suite.
+
+    Attributes:
+      fidelity: are promises true.
+      quality: of every row and each of rhino's plans.
+      worst_ratio, little_geomean: by method: the largest ratio, and the geometric
+        mean over rows with little batch.
+      only_rhino_fits, only_recipes_fit: rows (as text) and method.
+      rematerialised: in rhino's plans; `recipes_rematerialised`: in the recipes.
+      failed: cells that were stopped, died or raised.
+    """
+
+    fidelity: Fidelity
+    quality: tuple[Quality, ...]
+    worst_ratio: dict[str, float]
+    little_geomean: dict[str, float]
+    only_rhino_fits: tuple[str, ...]
+    only_recipes_fit: tuple[str, ...]
+    rematerialised: int
+    recipes_rematerialised: int
+    failed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def figures_of(results: Sequence[Result]) -> Figures:
+    """The figures of a suite's results."""
+    quality = tuple(_quality(results))
+    ratios: dict[str, list[float]] = {}
+    little: dict[str, list[float]] = {}
+    for q in quality:
+        if q.ratio is not None:
+            ratios.setdefault(q.method, []).append(q.ratio)
+            if q.regime == "little":
+                little.setdefault(q.method, []).append(q.ratio)
+    own = [r for r in results if not parse_method(r.method).is_recipe]
+    recipes = [r for r in results if parse_method(r.method).is_recipe]
+    return Figures(
+        fidelity=fidelity_of(results),
+        quality=quality,
+        worst_ratio={m: max(found) for m, found in ratios.items()},
+        little_geomean={m: geometric_mean(found) for m, found in little.items()},
+        only_rhino_fits=tuple(_name(q) for q in quality if q.fits and not q.recipe),
+        only_recipes_fit=tuple(_name(q) for q in quality if q.recipe and not q.fits),
+        rematerialised=_total(own),
+        recipes_rematerialised=_total(recipes),
+        failed=sum(r.status in ("timeout", "died", "error") for r in results),
+    )
+
+
+def fidelity_of(results: Iterable[Result]) -> Fidelity:
+    """Errors over all programs that compiled and fit; a program counts once."""
+    programs: dict[tuple[str, str], Result] = {}
+    for r in results:
+        if r.fits and r.predicted is not None and r.compiled is not None:
+            programs.setdefault((r.target, r.program or r.key), r)
+    kept = list(programs.values())
+    by_target: dict[str, list[Result]] = {}
+    for r in kept:
+        by_target.setdefault(r.target, []).append(r)
+    return Fidelity(
+        programs=len(kept),
+        wire=_errors(kept, "wire_bytes"),
+        peak=_errors(kept, "peak_bytes"),
+        step=_errors(kept, "step_time_s"),
+        rank_correlation={
+            target: spearman(_values(rs, "predicted"), _values(rs, "compiled"))
+            for target, rs in by_target.items()
+        },
+    )
+
+
+def relative_error(predicted: float, compiled: float) -> float:
+    """|predicted - compiled| / compiled; infinite where only `compiled` is zero."""
+    if predicted == compiled:
+        return 0.0
+    return abs(predicted - compiled) / compiled if compiled else math.inf
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Spearman's rank correlation; equal values share their mean rank.
+
+    Returns:
+      In [-1, 1]; None for fewer than three pairs, or where one side is constant.
+    """
+    if len(a) < 3:
+        return None
+    x, y = _ranks(a), _ranks(b)
+    x, y = x - x.mean(), y - y.mean()
+    scale = math.sqrt(float((x * x).sum() * (y * y).sum()))
+    return float((x * y).sum()) / scale if scale else None
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean of logarithms; of at least one positive number."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    array = np.asarray(values, dtype=float)
+    below = (array[None, :] < array[:, None]).sum(1)
+    equal = (array[None, :] == array[:, None]).sum(1)
+    return below + (equal + 1) / 2
+
+
+def _values(results: Sequence[Result], side: str) -> list[float]:
+    return [float(getattr(r, side).step_time_s) for r in results]
+
+
+def _errors(results: Sequence[Result], quantity: str) -> Errors:
+    if not results:
+        return Errors(median=None, worst=None)
+    found = [
+        relative_error(getattr(r.predicted, quantity), getattr(r.compiled, quantity))
+        for r in results
+    ]
+    at = int(np.argmax(found))
+    worst = results[at]
+    return Errors(
+        median=float(np.median(found)),
+        worst=found[at],
+        worst_cell=f"{worst.workload} on {worst.target}, {worst.method}",
+    )
+
+
+def best_recipe(results: Iterable[Result]) -> Result | None:
+    """Of one row's results, that of the fastest compiled recipe that fits."""
+    fitting = [r for r in results if r.fits and parse_method(r.method).is_recipe]
+    return min(fitting, key=_step_s, default=None)
+
+
+def by_row(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Results by the row that they are of."""
+    rows: dict[str, list[Result]] = {}
+    for r in results:
+        rows.setdefault(r.row, []).append(r)
+    return rows
+
+
+def _quality(results: Sequence[Result]) -> Iterable[Quality]:
+    for cells in by_row(results).values():
+        recipes = [r for r in cells if parse_method(r.method).is_recipe]
+        if not recipes or not all(r.status in FINAL for r in recipes):
+            # What was not compiled says nothing about who is faster or fits.
+            continue
+        best = best_recipe(recipes)
+        for r in cells:
+            if parse_method(r.method).is_recipe or r.status not in FINAL:
+                continue
+            ratio = None
+            if best is not None and r.fits:
+                ratio = _step_s(r) / _step_s(best)
+            yield Quality(
+                workload=r.workload,
+                regime=r.regime,
+                target=r.target,
+                mesh=dict(r.mesh),
+                method=r.method,
+                recipe="" if best is None else best.method,
+                ratio=ratio,
+                fits=r.fits,
+            )
+
+
+def _step_s(result: Result) -> float:
+    assert result.compiled is not None and result.compiled.step_time_s is not None
+    return result.compiled.step_time_s
+
+
+def _total(results: Iterable[Result]) -> int:
+    """Rematerialised values over different programs."""
+    programs = {(r.target, r.program): r.rematerialised or 0 for r in results}
+    return sum(programs.values())
+
+
+def _name(q: Quality) -> str:
+    return f"{q.workload} ({q.regime}) on {q.target}: {q.method}"

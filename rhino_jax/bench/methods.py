@@ -1,0 +1,87 @@
+"""Methods: the ways to shard a workload that a benchmark compares, by name.
+
+dp, zero1, fsdp, megatron, megatron+sp, megatron+fsdp, megatron+fsdp+sp
+    a recipe at its best: rhino's cheapest plan within it, every value said
+fsdp@matmul
+    the same plan of a recipe, of which only the inputs and outputs of matmuls
+    are said, and the arguments and results: how the fastest hand-written
+    programs do it
+fast, best
+    rhino's own plans
+refined, refined:5
+    of so many candidates (3) the one that the compiler makes fastest in memory
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax.bench.errors import BenchError
+from rhino_jax.errors import nearest
+
+
+RECIPES = (
+    "dp",
+    "zero1",
+    "fsdp",
+    "megatron",
+    "megatron+sp",
+    "megatron+fsdp",
+    "megatron+fsdp+sp",
+)
+RHINO = ("fast", "best", "refined")
+DENSITIES = ("all", "matmul")
+REFINE = 3
+"""Candidates that `refined` compiles unless it says another number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to shard a workload.
+
+    Attributes:
+      plan: a recipe's name, "fast", "best" or "refined".
+      density: which values the program is told the sharding of: "all", or those at
+        the "matmul"s.
+      refine: how many candidates "refined" compiles; 0 for all other plans.
+    """
+
+    plan: str
+    density: str = "all"
+    refine: int = 0
+
+    @property
+    def is_recipe(self) -> bool:
+        return self.plan in RECIPES
+
+    @property
+    def name(self) -> str:
+        """As suites write it; what `parse_method` reads."""
+        if self.refine:
+            return self.plan if self.refine == REFINE else f"refined:{self.refine}"
+        return self.plan if self.density == "all" else f"{self.plan}@{self.density}"
+
+
+def parse_method(text: Any) -> Method:
+    """The method of that name.
+
+    Raises:
+      BenchError: there is none.
+    """
+    known = (*RECIPES, *(f"{r}@matmul" for r in RECIPES), *RHINO)
+    plan, at, density = str(text).partition("@")
+    plan, colon, number = plan.partition(":")
+    is_known = plan in RECIPES or (plan in RHINO and not at)
+    if at and density not in DENSITIES:
+        is_known = False
+    if colon and not (plan == "refined" and number.isdecimal() and int(number) >= 2):
+        is_known = False
+    if not isinstance(text, str) or not is_known:
+        raise BenchError(
+            f"method {text!r} is not known.{nearest(str(text), known)}",
+            numbers=f"known: {', '.join(known)}, refined:5 (any number from 2)",
+            fix="use one of these.",
+        )
+    refine = int(number or REFINE) if plan == "refined" else 0
+    return Method(plan, density or "all", refine)

@@ -1,0 +1,82 @@
+"""The list of a row's plans, as the process that plans leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.bench.planning import Planned
+from rhino_jax.bench.records import Measure, file_name
+from rhino_jax.bench.store import read_json, write_json
+
+
+LIST = "planned.json"
+"""The file's name, in the folder of the row's plans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEntry:
+    """The plan of one method, or why there is none.
+
+    Attributes:
+      status: "ok", "no plan" or "not allowed".
+      plan_s: seconds of planning, tracing excluded.
+      error: why there is none.
+      file: name of the plan's file.
+      mesh: size by axis, major first.
+      predicted: what the plan promises.
+    """
+
+    status: str
+    plan_s: float = 0.0
+    error: str = ""
+    file: str = ""
+    mesh: Mapping[str, int] | None = None
+    predicted: Measure | None = None
+
+    @classmethod
+    def of(cls, planned: Planned, file: str) -> PlanEntry:
+        plan = planned.plan
+        return cls(
+            status=planned.status,
+            plan_s=planned.plan_s,
+            error=planned.error,
+            file=file,
+            mesh=None if plan is None else dict(plan.mesh_axes),
+            predicted=None
+            if plan is None
+            else Measure.of(plan.predicted, plan.collectives),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PlanEntry:
+        predicted = values["predicted"]
+        return cls(
+            **{**values, "predicted": predicted and Measure.from_dict(predicted)}
+        )
+
+
+def read_entries(folder: Path, versions: Mapping[str, str]) -> dict[str, PlanEntry]:
+    """What is in a folder, by method; nothing where it is of other versions."""
+    listed = read_json(folder / LIST)
+    if listed is None or listed["versions"] != dict(versions):
+        return {}
+    return {
+        name: PlanEntry.from_dict(entry) for name, entry in listed["methods"].items()
+    }
+
+
+def add_entry(folder: Path, versions: Mapping[str, str], planned: Planned) -> None:
+    """Save a plan, and list it beside those of the same versions."""
+    name = planned.method.name
+    file = f"{file_name(name)}.json"
+    if planned.plan is not None:
+        planned.plan.save(folder / file)
+    entries = read_entries(folder, versions) | {name: PlanEntry.of(planned, file)}
+    methods = {name: entry.to_dict() for name, entry in entries.items()}
+    write_json(folder / LIST, {"versions": dict(versions), "methods": methods})

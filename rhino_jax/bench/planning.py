@@ -1,0 +1,186 @@
+"""The plans of one row: every method's, made in one process from one trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rhino_jax.apply.density import only_around_matmuls
+from rhino_jax.apply.sharded import with_trees
+from rhino_jax.bench.methods import Method
+from rhino_jax.bench.suite import Row
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.frontend.parameters import read_parameters
+from rhino_jax.frontend.trace import Traced, split_call, trace_call
+from rhino_jax.hardware.files import load_target
+from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
+from rhino_jax.hardware.target import Target
+from rhino_jax.models import registry
+from rhino_jax.models.workload import Workload
+from rhino_jax.plan.plan import Plan
+from rhino_jax.search.candidates import Candidate
+from rhino_jax.search.driver import choose_plan, make_candidates, make_recipe_plans
+from rhino_jax.search.records import Request
+from rhino_jax.verify.refine import Judge, refine
+
+
+MeshAxes = tuple[tuple[str, int], ...]
+_WHAT = "`bench`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The plan of one method, or why there is none.
+
+    Attributes:
+      method: whose it is.
+      plan: as `rhino.plan` gives it, without a mesh.
+      plan_s: seconds of planning, tracing excluded.
+      status: "ok", "no plan" or "not allowed" (see `records.STATUSES`).
+      error: why there is no plan.
+    """
+
+    method: Method
+    plan: Plan | None = None
+    plan_s: float = 0.0
+    status: str = "ok"
+    error: str = ""
+
+
+def workload_of(row: Row) -> Workload:
+    """The row's model, with what it overrides."""
+    return registry.get(row.model, **dict(row.overrides))
+
+
+def trace_workload(workload: Workload) -> Traced:
+    """The workload's step, traced on shapes."""
+    parameters = read_parameters(
+        workload.step, donate_argnums=workload.donate_argnums, what=_WHAT
+    )
+    call = split_call(parameters, workload.abstract_args(), {}, _WHAT)
+    return trace_call(parameters, call, mesh=None, what=_WHAT)
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans one traced workload on one target.
+
+    Attributes:
+      traced: the workload's step.
+      target: the hardware.
+      meshes: those to choose from; one where the row names it.
+    """
+
+    traced: Traced
+    target: Target
+    meshes: tuple[MeshAxes, ...]
+
+    @classmethod
+    def of(cls, row: Row) -> Planner:
+        target = load_target(row.target)
+        meshes: tuple[MeshAxes, ...] = (row.mesh,)
+        if not row.mesh:
+            assert target.num_devices is not None, "suites name whole topologies"
+            meshes = tuple(
+                tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
+                for shape in mesh_shapes(target, target.num_devices)
+            )
+        return cls(trace_workload(workload_of(row)), target, meshes)
+
+    def plans(self, methods: Sequence[Method]) -> Iterator[Planned]:
+        """The plans of methods that need no compiler; recipes first, all at once.
+
+        Where there are several meshes, rhino's own plans are on the best of them, and
+        recipes on the mesh of rhino's fast plan.
+        """
+        recipes = [m for m in methods if m.is_recipe]
+        if recipes:
+            yield from self._recipes(recipes)
+        for method in methods:
+            if not method.is_recipe:
+                yield self._own(method)
+
+    def refined(self, method: Method, judge: Judge) -> Planned:
+        """The candidate that the judge finds fastest, as `rhino.plan(refine=…)`."""
+        started = time.monotonic()
+
+        def candidates(budget_bytes: float, count: int) -> tuple[Candidate, ...]:
+            request = replace(self._request("best"), memory_budget_bytes=budget_bytes)
+            return make_candidates(
+                self.traced.program, self.meshes, self.target, request, count
+            )
+
+        def within(budget_bytes: int) -> Candidate | None:
+            try:
+                return replace(candidates(budget_bytes, 1)[0], name="less memory")
+            except InfeasiblePlanError:
+                return None
+
+        budget_bytes = self.target.hbm_bytes
+        try:
+            found = candidates(budget_bytes, method.refine)
+            plan = refine(found, judge, budget_bytes, within)
+        except InfeasiblePlanError as error:
+            return _none(method, started, error)
+        return self._planned(method, plan, started)
+
+    def _recipes(self, methods: Sequence[Method]) -> Iterator[Planned]:
+        started = time.monotonic()
+        mesh, program = self.meshes[0], self.traced.program
+        if len(self.meshes) > 1:
+            try:
+                mesh = self._choose("fast").mesh_axes
+            except InfeasiblePlanError as error:
+                yield from (_none(m, started, error) for m in methods)
+                return
+        plans = make_recipe_plans(program, mesh, self.target, self._request("best"))
+        for method in methods:
+            plan = plans.get(method.plan)
+            if plan is None:
+                yield Planned(
+                    method=method,
+                    plan_s=time.monotonic() - started,
+                    status="not allowed",
+                    error=_why_not(method, plans),
+                )
+                continue
+            if method.density == "matmul":
+                said = only_around_matmuls(program, plan.decisions)
+                plan = replace(plan, decisions=said)
+            yield self._planned(method, plan, started)
+
+    def _own(self, method: Method) -> Planned:
+        started = time.monotonic()
+        try:
+            return self._planned(method, self._choose(method.plan), started)
+        except InfeasiblePlanError as error:
+            return _none(method, started, error)
+
+    def _choose(self, level: str) -> Plan:
+        program, request = self.traced.program, self._request(level)
+        return choose_plan(program, self.meshes, self.target, request)
+
+    def _request(self, level: str) -> Request:
+        return Request(
+            memory_budget_bytes=self.target.hbm_bytes,
+            pins={},
+            output_pins={},
+            level=level,
+        )
+
+    def _planned(self, method: Method, plan: Plan, started: float) -> Planned:
+        took_s = time.monotonic() - started
+        whole = with_trees(plan, self.traced, None)
+        return Planned(method=method, plan=whole, plan_s=took_s)
+
+
+def _none(method: Method, started: float, error: InfeasiblePlanError) -> Planned:
+    took_s = time.monotonic() - started
+    return Planned(method=method, plan_s=took_s, status="no plan", error=str(error))
+
+
+def _why_not(method: Method, plans: Mapping[str, Plan | None]) -> str:
+    if method.plan in plans:
+        return f"the program has nothing that {method.plan} could cut."
+    return f"{method.plan} needs a mesh of more axes."

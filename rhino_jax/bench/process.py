@@ -1,0 +1,156 @@
+"""A child process that does one job and may die of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rhino_jax
+from rhino_jax.bench.store import write_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a process ended.
+
+    Attributes:
+      status: "ok", "timeout", "died" (by a signal) or "error".
+      error: what it wrote last, or what ended it.
+      seconds: how long it ran.
+    """
+
+    status: str
+    error: str
+    seconds: float
+
+
+class Stopped(Exception):
+    """Someone else's interrupt ended a process."""
+
+
+def run_job(
+    job: Mapping[str, Any],
+    log: Path,
+    timeout_s: float,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Run `rhino_jax.bench.child` on a job.
+
+    Args:
+      job: what it reads.
+      log: where everything that it writes goes; the job itself beside it.
+      timeout_s: it is killed after so many seconds.
+      stop: it is killed once this is set.
+    Raises:
+      Stopped: that was so.
+    """
+    path = log.with_suffix(".job.json")
+    write_json(path, dict(job))
+    command = (sys.executable, "-m", "rhino_jax.bench.child", str(path))
+    return run_process(command, log, timeout_s, stop)
+
+
+def run_process(
+    command: Sequence[str],
+    log: Path,
+    timeout_s: float,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Run a command to its end, or to the end of its time.
+
+    An interrupt, or `stop`, kills it with all that it started.
+
+    Raises:
+      Stopped: `stop` was set.
+    """
+    started = time.monotonic()
+    with log.open("wb") as file:
+        # A session of its own: an interrupt of the terminal is ours alone to handle.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=_environment(),
+            start_new_session=True,
+        )
+        try:
+            code = _wait(process, started + timeout_s, stop)
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    status, error = _verdict(code, log, timeout_s)
+    return Outcome(status=status, error=error, seconds=time.monotonic() - started)
+
+
+_POLL_S = 0.1
+"""How often a process that can be stopped is looked at."""
+
+
+def _wait(
+    process: subprocess.Popen[bytes], deadline_s: float, stop: threading.Event | None
+) -> int | None:
+    """The code that a process ends with; None where its time is over."""
+    while True:
+        left_s = max(0.0, deadline_s - time.monotonic())
+        try:
+            return process.wait(left_s if stop is None else min(left_s, _POLL_S))
+        except subprocess.TimeoutExpired:
+            if stop is not None and stop.is_set():
+                raise Stopped from None
+            if time.monotonic() >= deadline_s:
+                return None
+
+
+def _verdict(code: int | None, log: Path, timeout_s: float) -> tuple[str, str]:
+    if code is None:
+        return "timeout", f"stopped after {timeout_s:.0f} s; what it wrote: {log}"
+    if code < 0:
+        reason = signal.Signals(-code).name
+        if -code == signal.SIGKILL:
+            reason += ", perhaps because the host's memory was full"
+        return "died", f"killed by {reason}; what it wrote: {log}"
+    if code:
+        return "error", _last_error(log.read_text(encoding="utf-8", errors="replace"))
+    return "ok", ""
+
+
+_ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b", re.MULTILINE)
+_MOST_LINES = 12
+
+
+def _last_error(text: str) -> str:
+    """What an error says, without its traceback: from its name on, a few lines."""
+    starts = [m.start() for m in _ERROR.finditer(text)]
+    lines = text[starts[-1] if starts else 0 :].strip().splitlines()
+    kept = lines[:_MOST_LINES] if starts else lines[-_MOST_LINES:]
+    return "\n".join(line[:300] for line in kept)
+
+
+def _environment() -> dict[str, str]:
+    """This process's, such that the child finds this package, and starts on CPU.
+
+    Targets are compiled for, not run on. The number of emulated devices is the
+    child's to set.
+    """
+    found = dict(os.environ)
+    home = str(Path(rhino_jax.__file__).resolve().parents[1])
+    paths = [home, *filter(None, [found.get("PYTHONPATH")])]
+    found["PYTHONPATH"] = os.pathsep.join(paths)
+    found["JAX_PLATFORMS"] = "cpu"
+    flags = found.get("XLA_FLAGS", "").split()
+    kept = [f for f in flags if "xla_force_host_platform_device_count" not in f]
+    found["XLA_FLAGS"] = " ".join(kept)
+    return found

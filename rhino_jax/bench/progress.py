@@ -1,0 +1,80 @@
+"""What the runners tell while they run: how far they are, and what came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rhino_jax.bench.records import Measure, Result
+from rhino_jax.bench.suite import Row
+from rhino_jax.report.line import format_mesh
+from rhino_jax.units import format_bytes, format_seconds
+
+
+Report = Callable[[str], None]
+"""Where lines of progress go."""
+
+
+class Clock:
+    """Counts cells, and guesses when the last will be done.
+
+    Args:
+      total: number of cells.
+      done: of these, how many were there before.
+      clock: seconds, increasing.
+    """
+
+    def __init__(
+        self, *, total: int, done: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._total, self._done, self._before = total, done, done
+        self._clock, self._started_s = clock, clock()
+
+    def tick(self) -> str:
+        """`[12/96, 1 h 02 min left]`, once another cell is done."""
+        self._done += 1
+        left = self._total - self._done
+        if not left:
+            return f"[{self._done}/{self._total}]"
+        each_s = (self._clock() - self._started_s) / (self._done - self._before)
+        return f"[{self._done}/{self._total}, {format_duration(each_s * left)} left]"
+
+
+def format_duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `1 h 02 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
+
+
+def title_of(row: Row) -> str:
+    """A row in a few words."""
+    mesh = format_mesh(row.mesh) if row.mesh else "mesh left to rhino"
+    return f"{row.workload} ({row.regime}), {row.target}, {mesh}"
+
+
+def line_of(result: Result) -> str:
+    """A result in a line: as compiled, in brackets as predicted."""
+    said, made = result.predicted, result.compiled
+    if not result.fits or said is None or made is None:
+        first = result.error.splitlines()[0] if result.error else ""
+        return f"{result.status}. {first}"
+    parts = [
+        f"{_seconds(made)} ({_seconds(said)})",
+        f"{_bytes(made.wire_bytes)} ({_bytes(said.wire_bytes)}) sent",
+        f"{_bytes(made.peak_bytes)} ({_bytes(said.peak_bytes)}) held",
+        f"planned in {format_seconds(result.plan_s or 0)}",
+        f"compiled in {format_seconds(result.compile_s or 0)}",
+    ]
+    if result.rematerialised:
+        parts.append(f"{result.rematerialised} rematerialised in full")
+    return ", ".join(parts)
+
+
+def _seconds(measure: Measure) -> str:
+    return "?" if measure.step_time_s is None else format_seconds(measure.step_time_s)
+
+
+def _bytes(count: int | None) -> str:
+    return "?" if count is None else format_bytes(count)

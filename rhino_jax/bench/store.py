@@ -1,0 +1,142 @@
+"""The folder of a benchmark: what survives when it is stopped.
+
+SUITE.jsonl        one result per line, as soon as it is there
+SUITE.json         all results of a suite, and its figures, when it is done
+SUITE.md           the same to read
+plans/ROW/         the plans of a row
+compiled/          what was read of each compiled program, by the program's hash
+logs/              what each child process wrote
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rhino_jax
+from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.records import FINAL, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A folder for one suite.
+
+    Attributes:
+      folder: where everything is written.
+      suite: the suite's name.
+    """
+
+    folder: Path
+    suite: str
+
+    @classmethod
+    def open(cls, folder: str | Path, suite: str, *, is_fresh: bool = False) -> Store:
+        """Make the folder, if it is not there.
+
+        Args:
+          is_fresh: forget the suite's results.
+        Raises:
+          BenchError: it cannot be written, or is inside of the package.
+        """
+        path = Path(folder).expanduser().resolve()
+        package = Path(rhino_jax.__file__).resolve().parent
+        if path == package or package in path.parents:
+            raise BenchError(
+                "`bench`: results are not written into the package.",
+                where=str(path),
+                fix="give another folder: --out rhino_bench.",
+            )
+        store = cls(path, suite)
+        try:
+            for name in ("plans", "compiled", "logs"):
+                (path / name).mkdir(parents=True, exist_ok=True)
+            if is_fresh:
+                store.lines.unlink(missing_ok=True)
+            _drop_half_line(store.lines)
+        except OSError as error:
+            raise BenchError(
+                f"`bench`: the results cannot be written: {error.strerror}.",
+                where=str(path),
+                fix="give a folder that can be written: --out FOLDER.",
+            ) from None
+        return store
+
+    @property
+    def lines(self) -> Path:
+        return self.folder / f"{self.suite}.jsonl"
+
+    def log(self, key: str) -> Path:
+        return self.folder / "logs" / f"{key}.log"
+
+    def append(self, result: Result) -> None:
+        """Add a result; it is on the disk when this returns."""
+        line = json.dumps(result.to_dict(), ensure_ascii=False)
+        with self.lines.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def results(self) -> dict[str, Result]:
+        """All results by key, the last of each.
+
+        Raises:
+          BenchError: a line is not what `append` wrote.
+        """
+        found: dict[str, Result] = {}
+        lines = self.lines.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                result = Result.from_dict(json.loads(line))
+            except ValueError as error:
+                raise BenchError(
+                    "`bench`: the file of earlier results is damaged.",
+                    where=f"{self.lines}:{number}",
+                    numbers=str(error),
+                    fix="start over with --fresh, or remove that line.",
+                ) from None
+            found[result.key] = result
+        return found
+
+    def finished(self, versions: Mapping[str, str]) -> dict[str, Result]:
+        """Results that need not be found again: of these versions, and final."""
+        return {
+            key: result
+            for key, result in self.results().items()
+            if result.status in FINAL and dict(result.versions) == dict(versions)
+        }
+
+
+def _drop_half_line(path: Path) -> None:
+    """Cut off what a crash left behind the last whole line; make the file."""
+    with path.open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write a file that appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        text = json.dumps(values, indent=1, ensure_ascii=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any | None:
+    """What a file holds, or None where there is none or it is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def in_order(found: Mapping[str, Result], keys: Iterable[str]) -> tuple[Result, ...]:
+    """The results of these cells that are there, in the order of the keys."""
+    return tuple(found[key] for key in keys if key in found)

@@ -1,0 +1,273 @@
+"""Suites: what `configs/bench/*.toml` may say.
+
+    kind = "compile"          # or "clock": run on emulated CPU devices, take the time
+    timeout_s = 900           # of planning a row, and of compiling each plan
+    methods = ["dp", "fsdp@matmul", "fast", "best"]     # of rows that name none
+
+    [[rows]]
+    model = "gpt-1.3b"                        # of configs/models
+    overrides = {num_layers = 4, batch = 64}  # optional: keys of the model's file
+    regime = "plenty"                         # of batch per device, or "little"
+    target = "v5e:4x4"
+    mesh = {data = 4, model = 4}              # optional: rhino chooses
+    methods = ["fsdp", "best"]                # optional
+
+Methods: see `rhino_jax.bench.methods`.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.methods import Method, parse_method
+from rhino_jax.errors import RhinoError, nearest
+from rhino_jax.hardware.files import configs_dir, load_target
+from rhino_jax.models import registry
+
+
+KINDS = ("compile", "clock")
+REGIMES = ("plenty", "little")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One workload on one target; its methods are compared with each other.
+
+    Attributes:
+      model: as in `rhino_jax.models.registry.names`.
+      overrides: (key, value) of the model's config that this row replaces.
+      regime: "plenty" or "little" batch per device.
+      target: hardware with its topology, as "v5e:4x4".
+      mesh: (name, size) of every mesh axis, major first; empty: rhino chooses.
+      methods: what to compare.
+    """
+
+    model: str
+    overrides: tuple[tuple[str, Any], ...]
+    regime: str
+    target: str
+    mesh: tuple[tuple[str, int], ...]
+    methods: tuple[Method, ...]
+
+    @property
+    def workload(self) -> str:
+        """The model with what was overridden, as `gpt-7b num_layers=4`."""
+        return " ".join([self.model, *(f"{k}={_value(v)}" for k, v in self.overrides)])
+
+    def to_table(self) -> dict[str, Any]:
+        """The row as a suite would write it."""
+        return {
+            "model": self.model,
+            "overrides": dict(self.overrides),
+            "regime": self.regime,
+            "target": self.target,
+            "mesh": dict(self.mesh),
+            "methods": [m.name for m in self.methods],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """A named list of rows.
+
+    Attributes:
+      name: the file's stem.
+      kind: "compile" or "clock".
+      timeout_s: seconds after which compiling a plan, or planning a row, is stopped;
+        a refined cell has as many times as it has candidates.
+      rows: in the order of the file.
+    """
+
+    name: str
+    kind: str
+    timeout_s: float
+    rows: tuple[Row, ...]
+
+
+def suites_dir() -> Path:
+    """Where the suites are."""
+    return configs_dir() / "bench"
+
+
+def suite_names() -> tuple[str, ...]:
+    """All suites, sorted."""
+    return tuple(sorted(path.stem for path in suites_dir().glob("*.toml")))
+
+
+def load_suite(name: str) -> Suite:
+    """The suite of that name, or that a file describes.
+
+    Args:
+      name: one of `suite_names()`, or the path of a TOML file.
+    Raises:
+      BenchError: there is no such suite, or the file is malformed: says which key.
+    """
+    path = Path(name)
+    if path.suffix != ".toml" and "/" not in name:
+        known = suite_names()
+        if name not in known:
+            raise BenchError(
+                f"`bench {name}`: no suite has that name.{nearest(name, known)}",
+                where=str(suites_dir()),
+                numbers=f"known: {', '.join(known)}",
+                fix="use one of these, or give the path of a TOML file.",
+            )
+        path = suites_dir() / f"{name}.toml"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BenchError(
+            "the suite cannot be read.",
+            where=str(path),
+            numbers=str(error),
+            fix="give the path of a TOML file, or correct its syntax there.",
+        ) from None
+    return parse_suite(table, name=path.stem, file=str(path))
+
+
+def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
+    """A checked suite from plain values.
+
+    Args:
+      table: the file's content.
+      name: of the suite.
+      file: where it comes from, for errors.
+    Raises:
+      BenchError: a key is unknown, missing, or has a value that cannot be.
+    """
+    at = _Place(file, "the suite")
+    at.check_keys(table, ("kind", "timeout_s", "methods", "rows"), required=("rows",))
+    kind = table.get("kind", "compile")
+    at.check(kind in KINDS, "kind", kind, " or ".join(map(repr, KINDS)))
+    timeout_s = table.get("timeout_s", 900)
+    is_positive = _is_number(timeout_s) and timeout_s > 0
+    at.check(is_positive, "timeout_s", timeout_s, "a number of seconds > 0")
+    rows = table["rows"]
+    is_list = isinstance(rows, list) and all(isinstance(r, dict) for r in rows)
+    at.check(is_list and bool(rows), "rows", rows, "one or more tables [[rows]]")
+    methods = table.get("methods")
+    parsed = tuple(
+        _parse_row(row, methods, _Place(file, f"row {i} of the suite"))
+        for i, row in enumerate(rows, start=1)
+    )
+    seen: dict[str, int] = {}
+    for i, row in enumerate(parsed, start=1):
+        key = json.dumps([row.workload, row.target, row.mesh])
+        if key in seen:
+            raise BenchError(
+                f"rows {seen[key]} and {i} of the suite are the same.",
+                where=file,
+                numbers=f"{row.workload} on {row.target}",
+                fix="remove one; its methods can be added to the other.",
+            )
+        seen[key] = i
+    return Suite(name=name, kind=kind, timeout_s=float(timeout_s), rows=parsed)
+
+
+_ROW_KEYS = ("model", "overrides", "regime", "target", "mesh", "methods")
+
+
+def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
+    at.check_keys(row, _ROW_KEYS, required=("model", "regime", "target"))
+    model, regime, target = row["model"], row["regime"], row["target"]
+    at.check(model in registry.names(), "model", model, "a model", registry.names())
+    at.check(regime in REGIMES, "regime", regime, " or ".join(map(repr, REGIMES)))
+    overrides = row.get("overrides", {})
+    at.check(isinstance(overrides, dict), "overrides", overrides, "a table")
+    mesh = row.get("mesh", {})
+    is_mesh = isinstance(mesh, dict) and all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in mesh.values()
+    )
+    at.check(is_mesh, "mesh", mesh, "a table of axis sizes >= 1")
+    at.check(isinstance(target, str), "target", target, "a name, as 'v5e:4x4'")
+    methods = row.get("methods", default)
+    is_list = isinstance(methods, list) and bool(methods)
+    at.check(is_list, "methods", methods, "a list of methods, here or for all rows")
+    try:
+        count = load_target(target).num_devices
+        parsed = tuple(dict.fromkeys(parse_method(m) for m in methods))
+        registry.get(model, **overrides)
+    except RhinoError as error:
+        raise BenchError(
+            f"{at.what} is malformed: {error.what}",
+            where="; ".join(filter(None, (at.file, error.where))),
+            numbers=error.numbers,
+            fix=error.fix,
+        ) from None
+    expected = "a target with its topology, as 'v5e:4x4'"
+    at.check(count is not None, "target", target, expected)
+    assert count is not None
+    sizes = 1
+    for size in mesh.values():
+        sizes *= size
+    is_whole = not mesh or sizes == count
+    at.check(is_whole, "mesh", mesh, f"axes of {count} devices together, as {target}")
+    return Row(
+        model=model,
+        overrides=tuple(overrides.items()),
+        regime=regime,
+        target=target,
+        mesh=tuple(mesh.items()),
+        methods=parsed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in a file values are checked."""
+
+    file: str
+    what: str
+
+    def check(
+        self,
+        is_good: bool,
+        key: str,
+        value: Any,
+        expected: str,
+        known: Sequence[str] = (),
+    ) -> None:
+        if is_good:
+            return
+        close = nearest(value, known) if isinstance(value, str) else ""
+        raise BenchError(
+            f"{self.what}: `{key}` is not {expected}.{close}",
+            where=f"{self.file}, key `{key}`",
+            numbers=f"got {value!r}"
+            + (f", known: {', '.join(known)}" if known else ""),
+            fix=f"change `{key}`.",
+        )
+
+    def check_keys(
+        self, table: Mapping[str, Any], known: Sequence[str], required: Sequence[str]
+    ) -> None:
+        for key in table:
+            if key not in known:
+                raise BenchError(
+                    f"{self.what} has an unknown key `{key}`.{nearest(key, known)}",
+                    where=self.file,
+                    numbers=f"known: {', '.join(known)}",
+                    fix=f"remove or rename `{key}`.",
+                )
+        for key in required:
+            if key not in table:
+                raise BenchError(
+                    f"{self.what} has no `{key}`.",
+                    where=self.file,
+                    numbers=f"required: {', '.join(required)}",
+                    fix=f"add the key `{key}`.",
+                )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

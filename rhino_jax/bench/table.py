@@ -1,0 +1,204 @@
+"""Results as Markdown: one line per row, every cell, and the figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rhino_jax.bench.figures import Errors, Figures, best_recipe, by_row
+from rhino_jax.bench.methods import parse_method
+from rhino_jax.bench.records import Measure, Result
+from rhino_jax.bench.versions import versions_line
+from rhino_jax.units import format_share
+
+
+def to_markdown(
+    suite: str, results: Sequence[Result], figures: Figures, command: str
+) -> str:
+    """The whole report.
+
+    Args:
+      suite: its name.
+      results: of all its cells.
+      figures: of these.
+      command: that made them, to be repeated.
+    """
+    parts = [
+        f"Suite `{suite}`: `{command}`. {_made_with(results)}",
+        rows_table(results),
+        _figures_list(figures),
+        f"<details><summary>All {len(results)} cells</summary>",
+        cells_table(results),
+        "</details>",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def rows_table(results: Sequence[Result]) -> str:
+    """One line per row: the best recipe, rhino's plans, and how they compare."""
+    own = list(
+        dict.fromkeys(r.method for r in results if not parse_method(r.method).is_recipe)
+    )
+    header = ["workload", "batch", "target", "mesh", "best recipe", "ms"]
+    header += [f"{name} ms" for name in own]
+    header += ["÷ recipe", "sent GB", "held GiB", "plan s"]
+    lines = []
+    for cells in by_row(results).values():
+        recipe, found = best_recipe(cells), {r.method: r for r in cells}
+        last = next((found[m] for m in reversed(own) if m in found), None)
+        line = [
+            cells[0].workload,
+            cells[0].regime,
+            cells[0].target,
+            _mesh(last or cells[0]),
+            "none fits" if recipe is None else recipe.method,
+            "" if recipe is None else _step(recipe),
+        ]
+        line += [_step(found[m]) if m in found else "" for m in own]
+        line += [
+            _ratio(last, recipe),
+            _pair(last, "wire_bytes", 1e9),
+            _pair(last, "peak_bytes", 2**30),
+            "" if last is None or last.plan_s is None else f"{last.plan_s:.1f}",
+        ]
+        lines.append(line)
+    said = (
+        "Step times, bytes on the wire and peak memory are per device, as compiled; in"
+        f" brackets as predicted. The last four columns are of `{own[-1]}`."
+        if own
+        else "Step times are as compiled."
+    )
+    return markdown_table(header, lines, left=5) + "\n\n" + said
+
+
+def cells_table(results: Sequence[Result]) -> str:
+    """One line per cell, predicted beside compiled."""
+    header = ["workload", "batch", "target", "mesh", "method"]
+    header += ["step ms", "compute ms", "sent GB", "held GiB"]
+    header += ["rematerialised", "plan s", "compile s", "fits"]
+    lines = [
+        [
+            r.workload,
+            r.regime,
+            r.target,
+            _mesh(r),
+            r.method,
+            _pair(r, "step_time_s", 1e-3),
+            _pair(r, "compute_s", 1e-3),
+            _pair(r, "wire_bytes", 1e9),
+            _pair(r, "peak_bytes", 2**30),
+            _text(r.rematerialised),
+            "" if r.plan_s is None else f"{r.plan_s:.1f}",
+            "" if r.compile_s is None else f"{r.compile_s:.1f}",
+            "yes" if r.fits else r.status,
+        ]
+        for r in results
+    ]
+    return markdown_table(header, lines, left=5)
+
+
+def _figures_list(figures: Figures) -> str:
+    fidelity = figures.fidelity
+    lines = [f"Predicted against compiled, {fidelity.programs} programs:"]
+    for name, errors in (
+        ("bytes on the wire", fidelity.wire),
+        ("peak memory", fidelity.peak),
+        ("step time", fidelity.step),
+    ):
+        lines.append(f"- error of {name}: {_errors(errors)}")
+    ranks = ", ".join(
+        f"{target} {'too few programs' if rho is None else f'{rho:.3f}'}"
+        for target, rho in fidelity.rank_correlation.items()
+    )
+    lines.append(f"- Spearman correlation of step time: {ranks or 'no programs'}")
+    lines += ["", "rhino's compiled step time over the best fitting recipe's:"]
+    for method, worst in figures.worst_ratio.items():
+        little = figures.little_geomean.get(method)
+        mean = (
+            "" if little is None else f"; geometric mean of little batch {little:.3f}"
+        )
+        lines.append(f"- `{method}`: worst {worst:.3f}{mean}")
+    for text, rows in (
+        ("fits where no recipe does", figures.only_rhino_fits),
+        ("does not fit where a recipe does", figures.only_recipes_fit),
+    ):
+        lines.append(f"- {text}: {'; '.join(rows) or 'nowhere'}")
+    lines.append(
+        f"- values rematerialised in full: {figures.rematerialised} in rhino's plans,"
+        f" {figures.recipes_rematerialised} in the recipes"
+    )
+    if figures.failed:
+        lines.append(f"- cells that failed: {figures.failed}")
+    return "\n".join(lines)
+
+
+def _errors(errors: Errors) -> str:
+    if errors.median is None or errors.worst is None:
+        return "no programs"
+    return (
+        f"median {format_share(errors.median)}, worst {format_share(errors.worst)}"
+        f" ({errors.worst_cell})"
+    )
+
+
+def _made_with(results: Iterable[Result]) -> str:
+    lines = dict.fromkeys(versions_line(r.versions) for r in results)
+    return f"Made with {'; '.join(lines)}."
+
+
+def _mesh(result: Result) -> str:
+    return " × ".join(f"{k}={v}" for k, v in result.mesh.items()) or "rhino's choice"
+
+
+def _step(result: Result) -> str:
+    made = result.compiled
+    if not result.fits or made is None or made.step_time_s is None:
+        return result.status
+    return _number(made.step_time_s * 1e3)
+
+
+def _ratio(result: Result | None, recipe: Result | None) -> str:
+    if result is None or recipe is None or not result.fits:
+        return ""
+    assert result.compiled is not None and recipe.compiled is not None
+    made, best = result.compiled.step_time_s, recipe.compiled.step_time_s
+    assert made is not None and best is not None
+    return f"{made / best:.2f}"
+
+
+def _pair(result: Result | None, quantity: str, unit: float) -> str:
+    """`12.3 (12.1)`: compiled, then predicted."""
+    if result is None:
+        return ""
+
+    def of(side: Measure | None) -> str:
+        value = None if side is None else getattr(side, quantity)
+        return "?" if value is None else _number(value / unit)
+
+    if result.predicted is None and result.compiled is None:
+        return ""
+    return f"{of(result.compiled)} ({of(result.predicted)})"
+
+
+def _number(value: float) -> str:
+    """Three significant digits."""
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{digits}f}" if digits < 6 else f"{value:.1e}"
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def markdown_table(
+    header: Sequence[str], lines: Sequence[Sequence[str]], left: int
+) -> str:
+    """A Markdown table; columns from the `left`th on are aligned to the right."""
+    marks = ["---" if i < left else "--:" for i in range(len(header))]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
+        for line in (header, marks, *lines)
+    )

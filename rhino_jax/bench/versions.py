@@ -1,0 +1,70 @@
+"""What a result depends on: versions, and the planner's own source."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import rhino_jax
+from rhino_jax.hardware.files import configs_dir
+
+
+PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "ortools")
+"""Packages whose version changes what is planned or compiled."""
+
+_TELLS_ONLY = (
+    "__main__.py",
+    "cli.py",
+    "demo.py",
+    "report/",
+    *(f"bench/{n}.py" for n in ("command", "figures", "progress", "readme", "table")),
+)
+"""What only writes about plans, and changes no result."""
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions by name; packages that are not installed are left out.
+
+    "source" is a digest of the planner's source, the hardware files and the models':
+    results of an edited checkout are not taken for those of another.
+    """
+    found = {"rhino_jax": rhino_jax.__version__, "source": source_digest()}
+    found["python"] = platform.python_version()
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def source_digest() -> str:
+    """Eight hex digits of everything that plans and reads."""
+    root = Path(rhino_jax.__file__).resolve().parent
+    sources = [
+        path
+        for path in root.rglob("*.py")
+        if not path.relative_to(root).as_posix().startswith(_TELLS_ONLY)
+    ]
+    sources += [
+        path
+        for folder in ("hardware", "models", "xla_gpu")
+        for path in (configs_dir() / folder).iterdir()
+    ]
+    digest = hashlib.sha256()
+    # A wheel has configs/ inside the package: only the last folder is the same.
+    named = {f"{path.parent.name}/{path.name}": path for path in sources}
+    for name in sorted(named):
+        digest.update(name.encode() + named[name].read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def versions_line(found: Mapping[str, str]) -> str:
+    """`rhino_jax 0.1.0, Python 3.11.7, jax 0.10.2, …`."""
+    named = {k: v for k, v in found.items() if k != "source"}
+    return ", ".join(f"{k.replace('python', 'Python')} {v}" for k, v in named.items())

@@ -1,0 +1,266 @@
+"""The runner, with children that do what the tests say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhino_jax.bench import cell as cell_module, run as run_module
+from rhino_jax.bench.command import Command, narrow, run_command
+from rhino_jax.bench.compiling import Compiled
+from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.methods import parse_method
+from rhino_jax.bench.planned import PlanEntry
+from rhino_jax.bench.process import Outcome, Stopped
+from rhino_jax.bench.progress import Clock, format_duration
+from rhino_jax.bench.records import Result
+from rhino_jax.bench.run import run_suite
+from rhino_jax.bench.store import Store, read_json, write_json
+from rhino_jax.bench.suite import Suite, parse_suite
+from tests.bench.samples import measure
+
+
+SUITE = parse_suite(
+    {
+        "methods": ["dp", "fsdp@matmul", "best", "refined:2"],
+        "rows": [
+            {
+                "model": "mlp-tiny",
+                "regime": "plenty",
+                "target": "cpu:8",
+                "mesh": {"data": 8},
+            },
+            {
+                "model": "gpt-tiny",
+                "regime": "little",
+                "target": "v5e:2x4",
+                "mesh": {"data": 4, "model": 2},
+            },
+        ],
+    },
+    name="mine",
+    file="mine.toml",
+)
+
+OK = Outcome(status="ok", error="", seconds=1.0)
+STEPS_MS = {"dp": 10.0, "fsdp_matmul": 8.0, "best": 7.0, "refined2": 6.0}
+
+
+class Children:
+    """Stands in for child processes: writes what they would, or dies."""
+
+    def __init__(self) -> None:
+        self.jobs: list[str] = []
+        self.ends: dict[str, Outcome | type[BaseException]] = {}
+
+    def run(
+        self, job: Mapping[str, Any], log: Path, timeout_s: float, stop: threading.Event
+    ) -> Outcome:
+        name = log.stem.rpartition("-")[2]
+        self.jobs.append(f"{job['row']['model']} {name}")
+        end = self.ends.get(self.jobs[-1], OK)
+        if isinstance(end, type):
+            raise end()
+        if end is not OK:
+            return end
+        if job["task"] == "plan":
+            self._plan(job)
+        else:
+            self._compile(job, name)
+        return OK
+
+    def _plan(self, job: Mapping[str, Any]) -> None:
+        path = Path(job["folder"]) / "planned.json"
+        before = read_json(path) or {"methods": {}}
+        methods = {
+            m: entry(not_allowed=m == "dp" and job["row"]["model"] == "gpt-tiny")
+            for m in job["row"]["methods"]
+        }
+        listed = {"versions": job["versions"], "methods": before["methods"] | methods}
+        write_json(path, listed)
+
+    def _compile(self, job: Mapping[str, Any], name: str) -> None:
+        compiled = Compiled(
+            program=name,
+            status="ok",
+            measure=measure(STEPS_MS[name]),
+            rematerialised=0,
+            compile_s=3.0,
+        )
+        values: dict[str, Any] = {"compiled": compiled.to_dict()}
+        if job["task"] == "refine":
+            values |= {"planned": entry(), "candidates": [{"name": "best"}]}
+        write_json(Path(job["result"]), values)
+
+
+def entry(not_allowed: bool = False) -> dict[str, Any]:
+    if not_allowed:
+        return PlanEntry(status="not allowed", error="no batch").to_dict()
+    return PlanEntry(
+        status="ok", plan_s=2.0, file="x", mesh={"data": 8}, predicted=measure(9.0)
+    ).to_dict()
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Children:
+    found = Children()
+    monkeypatch.setattr(cell_module, "run_job", found.run)
+    monkeypatch.setattr(run_module, "versions", lambda: {"rhino_jax": "1"})
+    return found
+
+
+def run(folder: Path, suite: Suite = SUITE, **missing: str) -> dict[str, Result]:
+    store = Store.open(folder, suite.name)
+    results = run_suite(suite, store, lambda line: None, missing)
+    return {f"{r.workload} {r.method}": r for r in results}
+
+
+def test_every_cell_has_a_result(tmp_path: Path, children: Children) -> None:
+    found = run(tmp_path)
+    assert len(found) == 8
+    first = found["mlp-tiny fsdp@matmul"]
+    assert first.fits and first.compiled == measure(8.0)
+    assert first.predicted == measure(9.0) and first.plan_s == 2.0
+    assert found["gpt-tiny dp"].status == "not allowed"
+    assert found["gpt-tiny refined:2"].candidates == ({"name": "best"},)
+    # One process plans a row; what has no plan is not compiled.
+    assert len(children.jobs) == 2 + 8 - 1
+
+
+def test_what_is_finished_is_not_run_again(tmp_path: Path, children: Children) -> None:
+    once = run(tmp_path)
+    children.jobs.clear()
+    assert run(tmp_path) == once
+    assert children.jobs == []
+
+
+def test_an_interrupted_suite_goes_on_where_it_was(
+    tmp_path: Path, children: Children
+) -> None:
+    children.ends["gpt-tiny fsdp_matmul"] = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    children.ends.clear()
+    children.jobs.clear()
+    assert len(run(tmp_path)) == 8
+    assert children.jobs == [
+        "gpt-tiny fsdp_matmul",
+        "gpt-tiny best",
+        "gpt-tiny refined2",
+    ]
+
+
+@pytest.mark.parametrize("status", ["died", "timeout", "error"])
+def test_a_cell_that_dies_is_a_result_and_is_tried_again(
+    tmp_path: Path, children: Children, status: str
+) -> None:
+    children.ends["mlp-tiny best"] = Outcome(status=status, error="why", seconds=1.0)
+    found = run(tmp_path)
+    dead = found["mlp-tiny best"]
+    assert (dead.status, dead.error, dead.fits) == (status, "why", False)
+    assert dead.predicted == measure(9.0) and dead.compiled is None
+    assert found["mlp-tiny refined:2"].fits and found["gpt-tiny best"].fits
+    children.ends.clear()
+    children.jobs.clear()
+    assert run(tmp_path)["mlp-tiny best"].fits
+    assert children.jobs == ["mlp-tiny best"]
+
+
+def test_planning_that_dies_fails_the_cells_that_need_it(
+    tmp_path: Path, children: Children
+) -> None:
+    children.ends["mlp-tiny plan"] = Outcome(status="died", error="why", seconds=1.0)
+    found = run(tmp_path)
+    assert [found[f"mlp-tiny {m}"].status for m in ("dp", "best")] == ["died", "died"]
+    assert found["mlp-tiny refined:2"].fits and found["gpt-tiny best"].fits
+
+
+def test_other_versions_run_again(
+    tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path)
+    children.jobs.clear()
+    monkeypatch.setattr(run_module, "versions", lambda: {"rhino_jax": "2"})
+    run(tmp_path)
+    assert len(children.jobs) == 9
+
+
+def test_a_method_that_is_added_later_is_all_that_runs(
+    tmp_path: Path, children: Children
+) -> None:
+    run(tmp_path, narrow(SUITE, "mlp-*", ["dp"]))
+    children.jobs.clear()
+    found = run(tmp_path, narrow(SUITE, "mlp-*", ["dp", "best"]))
+    assert list(found) == ["mlp-tiny dp", "mlp-tiny best"]
+    assert children.jobs == ["mlp-tiny plan", "mlp-tiny best"]
+
+
+def test_rows_that_run_at_a_time_give_the_same(
+    tmp_path: Path, children: Children
+) -> None:
+    one, two = Store.open(tmp_path / "1", "mine"), Store.open(tmp_path / "2", "mine")
+    alone = run_suite(SUITE, one, lambda line: None, {})
+    assert run_suite(SUITE, two, lambda line: None, {}, jobs=2) == alone
+    assert two.results() == {r.key: r for r in alone}
+
+
+def test_an_interrupt_of_one_row_stops_the_others(
+    tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Event()
+
+    def run_job(
+        job: Mapping[str, Any], log: Path, timeout_s: float, stop: threading.Event
+    ) -> Outcome:
+        if job["row"]["model"] == "mlp-tiny":
+            started.wait(30)
+            raise KeyboardInterrupt
+        started.set()
+        assert stop.wait(30), "nobody stopped this"
+        raise Stopped
+
+    monkeypatch.setattr(cell_module, "run_job", run_job)
+    store = Store.open(tmp_path, "mine")
+    with pytest.raises(KeyboardInterrupt):
+        run_suite(SUITE, store, lambda line: None, {}, jobs=2)
+    assert store.results() == {}
+
+
+def test_a_missing_extra_is_a_result_that_is_not_final(
+    tmp_path: Path, children: Children
+) -> None:
+    store = Store.open(tmp_path, SUITE.name)
+    missing = {"v5e:2x4": "libtpu is not installed"}
+    results = run_suite(SUITE, store, lambda line: None, missing)
+    assert [r.status for r in results[4:]] == ["no extra"] * 4
+    assert results[4].error == "libtpu is not installed"
+    assert run(tmp_path)["gpt-tiny best"].fits
+
+
+def test_narrowing() -> None:
+    assert [r.model for r in narrow(SUITE, "gpt*", ()).rows] == ["gpt-tiny"]
+    assert [r.model for r in narrow(SUITE, "* cpu:8", ()).rows] == ["mlp-tiny"]
+    assert narrow(SUITE, "", ["dp"]).rows[0].methods == (parse_method("dp"),)
+    with pytest.raises(BenchError, match="no workload matches") as caught:
+        narrow(SUITE, "llama*", ())
+    assert "mlp-tiny" in caught.value.numbers
+
+
+def test_time_that_is_left() -> None:
+    now = iter([0.0, 60.0, 180.0])
+    clock = Clock(total=12, done=9, clock=lambda: next(now))
+    assert clock.tick() == "[10/12, 2 min left]"
+    assert clock.tick() == "[11/12, 2 min left]"
+    assert clock.tick() == "[12/12]"
+    assert [format_duration(s) for s in (40, 59.6, 3599, 3720)] == [
+        "40 s", "60 s", "1 h 00 min", "1 h 02 min",
+    ]  # fmt: skip
+
+
+def test_a_suite_must_be_named() -> None:
+    with pytest.raises(BenchError, match="which suite"):
+        run_command(Command())
