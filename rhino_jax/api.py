@@ -132,7 +132,7 @@ class Wishes:
         budget_bytes = request.memory_budget_bytes
         return refine(
             candidates(budget_bytes, self.refine),
-            judge_of(traced, self.what),
+            judge_of(traced, self.what, target),
             int(budget_bytes),
             within,
         )

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from jax.sharding import Mesh
+
 from rhino_jax.apply.bound import Bound
 from rhino_jax.apply.sharded import with_trees
 from rhino_jax.apply.stages import lower
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import CompiledCandidate
 from rhino_jax.search.candidates import Candidate
@@ -21,11 +24,18 @@ Judge = Callable[[Plan], Reading]
 """Compiles a plan and reads it back."""
 
 
-def judge_of(traced: Traced, what: str) -> Judge:
-    """Compiles plans of a traced function, each for its own mesh and hardware."""
+def judge_of(traced: Traced, what: str, target: Target) -> Judge:
+    """Compiles plans of a traced function for the hardware that they were made for.
+
+    On the plan's own mesh where its devices are of that kind, else on a compile-only
+    one.
+    """
 
     def judge(plan: Plan) -> Reading:
-        place = place_of(plan, None, what)
+        is_there = isinstance(plan.mesh, Mesh) and (
+            plan.mesh.devices.flat[0].device_kind in target.device.kinds
+        )
+        place = place_of(plan, None if is_there else target, what)
         bound = Bound(traced, with_trees(plan, traced, place.mesh), place.mesh)
         compilation = place.compile(lower(bound).lowered)
         return read_compiled(compilation, plan.mesh_axes, place.target)

@@ -107,3 +107,17 @@ def test_refine_compiles_for_the_devices_at_hand() -> None:
 def test_a_bad_number_is_refused(value) -> None:
     with pytest.raises(rhino.RhinoError, match="refine must be a number"):
         rhino.plan(lambda x: x, jnp.ones(8), mesh={"x": 8}, refine=value)
+
+
+def test_refine_compiles_for_the_hardware_that_is_named() -> None:
+    """Here not for the CPU devices that are present: nobody knows a v9z."""
+    target = rhino.load_target("v5e").replace(name="v9z", kinds=("TPU v9z",))
+    with pytest.raises(rhino.HardwareError, match="v9z"):
+        rhino.plan(
+            lambda x: x @ x,
+            jnp.ones((8, 8)),
+            mesh={"x": 8},
+            hardware=target,
+            refine=2,
+            progress=False,
+        )
