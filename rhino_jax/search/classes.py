@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from rhino_jax.search.disjoint import DisjointSets
 from rhino_jax.search.graph import Graph, Node, NodeKind
 
 
@@ -22,26 +23,18 @@ Element = tuple[int, int]
 class Classes:
     """Attributes:
     graph: the graph.
-    parent: union-find forest over elements.
+    sets: the elements, united into classes.
     """
 
     graph: Graph
-    parent: dict[Element, Element]
+    sets: DisjointSets[Element]
 
     def find(self, element: Element) -> Element:
         """The class of an element, as its representative."""
-        root = element
-        while (up := self.parent.get(root, root)) != root:
-            root = up
-        while element != root:
-            self.parent[element], element = root, self.parent.get(element, element)
-        return root
+        return self.sets.find(element)
 
     def union(self, a: Element, b: Element) -> None:
-        root_a, root_b = self.find(a), self.find(b)
-        if root_a != root_b:
-            low, high = sorted((root_a, root_b))
-            self.parent[high] = low
+        self.sets.union(a, b)
 
     def results(self, node: Node, index: int) -> list[Element | None]:
         """Class of every dim of a result; of a merged dim, of its major factor."""
@@ -64,7 +57,7 @@ class Classes:
 
 def find_classes(graph: Graph) -> Classes:
     """Unite the dims of a graph into classes."""
-    classes = Classes(graph, {})
+    classes = Classes(graph, DisjointSets())
     for edge in graph.edges:
         source = graph.nodes[edge.source.node]
         made = _result_elements(graph, source, edge.source.index)

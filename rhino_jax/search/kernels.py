@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from rhino_jax.search.disjoint import DisjointSets
 from rhino_jax.search.graph import Graph, Node, NodeKind, Port
 
 
@@ -74,7 +75,7 @@ def find_kernels(
       is_stored: port → whether its value touches memory.
       light: ops that fuse their operands.
     """
-    groups = _Groups(len(graph.nodes))
+    groups = DisjointSets[int]()
     readers: dict[Port, list[int]] = defaultdict(list)
     for edge in graph.edges:
         if _is_fused(graph.nodes[edge.target], light):
@@ -84,10 +85,10 @@ def find_kernels(
         first: dict[int, int] = {}
         for node in nodes:
             # What is read in one level is read by one fusion.
-            groups.join(node, first.setdefault(runs[node], node))
+            groups.union(node, first.setdefault(runs[node], node))
         maker = graph.nodes[port.node]
         if _is_fused(maker, frozenset()) and runs[maker.id] in first:
-            groups.join(maker.id, first[runs[maker.id]])
+            groups.union(maker.id, first[runs[maker.id]])
     return _read(graph, groups, is_stored, light)
 
 
@@ -114,7 +115,10 @@ def _is_fused(node: Node, light: frozenset[str]) -> bool:
 
 
 def _read(
-    graph: Graph, groups: _Groups, is_stored: dict[Port, bool], light: frozenset[str]
+    graph: Graph,
+    groups: DisjointSets[int],
+    is_stored: dict[Port, bool],
+    light: frozenset[str],
 ) -> Kernels:
     reads: set[tuple[int, int]] = set()
     launches: set[int] = set()
@@ -123,7 +127,7 @@ def _read(
     for node in sorted(graph.nodes, key=in_run_order):
         if node.kind is not NodeKind.OP or node.op is None:
             continue
-        group = groups.of(node.id) if _is_fused(node, light) else -1 - node.id
+        group = groups.find(node.id) if _is_fused(node, light) else -1 - node.id
         results = [Port(node.id, i) for i in range(len(node.op.results))]
         touches = any(is_stored.get(p, False) for p in results)
         for i, value in enumerate(node.op.operands):
@@ -139,21 +143,3 @@ def _read(
             started.add(group)
             launches.add(node.id)
     return Kernels(frozenset(reads), frozenset(launches))
-
-
-class _Groups:
-    """Disjoint sets of nodes."""
-
-    def __init__(self, count: int) -> None:
-        self._parent = list(range(count))
-
-    def of(self, node: int) -> int:
-        root = node
-        while self._parent[root] != root:
-            root = self._parent[root]
-        while self._parent[node] != root:
-            self._parent[node], node = root, self._parent[node]
-        return root
-
-    def join(self, a: int, b: int) -> None:
-        self._parent[self.of(a)] = self.of(b)
