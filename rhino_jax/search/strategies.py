@@ -116,13 +116,18 @@ def _assignments(
 
 
 def _scatters(
-    made: Spec, shape: tuple[int, ...], partial: tuple[int, ...], sizes: tuple[int, ...]
+    made: Spec,
+    shape: tuple[int, ...],
+    partial: tuple[int, ...],
+    sizes: tuple[int, ...],
+    batch_dims: frozenset[int],
 ) -> Iterator[Spec]:
     """Every way to leave a partial result: axes not placed are all-reduced.
 
-    On meshes of more than two axes all partial axes go the same way.
+    On meshes of more than two axes all partial axes go the same way. A batch dim that
+    is cut already is cut no further: XLA gathers the operands for that.
     """
-    ways = (-1, *range(len(made)))
+    ways = (-1, *(d for d in range(len(made)) if not (d in batch_dims and made[d])))
     together = len(sizes) > 2
     for places in itertools.product(ways, repeat=len(partial)):
         if together and len(set(places)) > 1:
@@ -160,6 +165,7 @@ def strategies(
     """
     factor_sizes = tuple(f.size for f in rule.factors)
     cuttable = tuple(i for i, f in enumerate(rule.factors) if f.is_cuttable)
+    batch_dims = _batch_dims(rule)
     found: list[Strategy] = []
     for cut in _assignments(factor_sizes, cuttable, sizes):
         if not _is_legal_halo(rule, cut, sizes):
@@ -174,9 +180,19 @@ def strategies(
         if not partial or len(outs) != 1 or not can_scatter:
             found.append(Strategy(cut, ins, outs, outs, partial))
             continue
-        for spec in _scatters(outs[0], result_shapes[0], partial, sizes):
+        for spec in _scatters(outs[0], result_shapes[0], partial, sizes, batch_dims):
             found.append(Strategy(cut, ins, outs, (spec,), partial))
     return tuple(found)
+
+
+def _batch_dims(rule: Rule) -> frozenset[int]:
+    """Dims of the first result that all of several operands have too."""
+    if len(rule.operands) < 2 or not rule.results:
+        return frozenset()
+    shared = set.intersection(
+        *({f for dim in operand for f in dim} for operand in rule.operands)
+    )
+    return frozenset(i for i, dim in enumerate(rule.results[0]) if shared & set(dim))
 
 
 def _partial_axes(
