@@ -7,7 +7,7 @@ memory_efficiency = 0.8             # in (0, 1]
 launch_s = 3e-6                     # optional, 0
 clock_hz = 1.5e9                    # optional, none: of the compiler's cycles
 overlap_share = 0.5                 # optional, 0: no collective hides behind compute
-fuses_matmul_operands = false       # optional, false; see `Device`
+fuses_matmuls = false               # optional, false; see `Device`
 recomputes = ["tanh"]               # optional, []; see `Device`
 
 [peak_flops_per_s]                  # by type; at least one; `inf` is allowed
@@ -52,7 +52,7 @@ from rhino_jax.hardware.target import Device, Link, Target, Tier
 
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
-    "overlap_share", "fuses_matmul_operands", "recomputes", "clock_hz",
+    "overlap_share", "fuses_matmuls", "recomputes", "clock_hz",
     "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
@@ -195,9 +195,9 @@ def _parse_device(top: _Table) -> Device:
     peaks.refuse_unknown(_DTYPES)
     if not peaks.entries:
         raise top.fail("peak_flops_per_s", "at least one type, as float32", {})
-    fuses = top.entries.get("fuses_matmul_operands", False)
+    fuses = top.entries.get("fuses_matmuls", False)
     if not isinstance(fuses, bool):
-        raise top.fail("fuses_matmul_operands", "true or false", fuses)
+        raise top.fail("fuses_matmuls", "true or false", fuses)
     share = "a number above 0 and at most 1"
     return Device(
         peak_flops_per_s=tuple(
@@ -216,7 +216,7 @@ def _parse_device(top: _Table) -> Device:
             most=1.0,
             default=0.0,
         ),
-        fuses_matmul_operands=fuses,
+        fuses_matmuls=fuses,
         clock_hz=(
             top.number("clock_hz", "cycles per second, above 0")
             if "clock_hz" in top.entries

@@ -31,8 +31,8 @@ class Device:
       launch_s: fixed seconds that every kernel costs.
       overlap_share: collectives hide behind compute for at most this share of the
         compute's time, all of them together, in [0, 1].
-      fuses_matmul_operands: whether the compiler computes elementwise operands of a
-        matmul on the fly, so that they need no memory.
+      fuses_matmuls: whether the compiler computes elementwise operands of a matmul,
+        and what is elementwise in its result, inside of it, without memory.
       recomputes: names of costly elementwise ops that the compiler computes again in
         the backward pass rather than keep their results.
       clock_hz: cycles per second, for compilers that estimate cycles; None for those
@@ -47,7 +47,7 @@ class Device:
     memory_efficiency: float = 1.0
     launch_s: float = 0.0
     overlap_share: float = 0.0
-    fuses_matmul_operands: bool = False
+    fuses_matmuls: bool = False
     recomputes: tuple[str, ...] = ()
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()

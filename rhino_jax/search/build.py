@@ -13,9 +13,10 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import Spec, shards_per_dim
 from rhino_jax.search.graph import Edge, Graph, NodeKind, Port
-from rhino_jax.search.liveness import Fusing, Liveness, analyse
+from rhino_jax.search.liveness import Liveness, analyse
 from rhino_jax.search.options import OptionBuilder, Options, PortSpecs
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
+from rhino_jax.search.stored import Fusing
 
 
 SMALL_SHARE = 1e-4

@@ -146,3 +146,9 @@ class Graph:
             self.edges.append(
                 Edge(port, target, operand, value.id, count, time, tuple(uses))
             )
+
+
+def in_run_order(node: Node) -> tuple[int, bool, int]:
+    """Sorts nodes so that what is made comes before what reads it."""
+    # A shared copy is read at the time at which it is made.
+    return node.time, node.kind is not NodeKind.COPY, node.id

@@ -15,7 +15,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from rhino_jax.search.disjoint import DisjointSets
-from rhino_jax.search.graph import Graph, Node, NodeKind, Port
+from rhino_jax.search.graph import Graph, Node, NodeKind, Port, in_run_order
+from rhino_jax.search.stored import Stored, is_fusible, is_matmul
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,6 @@ def levels_of(graph: Graph, light: frozenset[str]) -> list[int]:
     return levels
 
 
-def in_run_order(node: Node) -> tuple[int, bool, int]:
-    """Sorts nodes so that what is made comes before what reads it."""
-    # A shared copy is read at the time at which it is made.
-    return node.time, node.kind is not NodeKind.COPY, node.id
-
-
 def is_heavy(node: Node, light: frozenset[str]) -> bool:
     """Whether what reads the node's result is of a deeper level."""
     if node.kind is not NodeKind.OP:
@@ -65,14 +60,14 @@ def is_heavy(node: Node, light: frozenset[str]) -> bool:
 
 
 def find_kernels(
-    graph: Graph, levels: list[int], is_stored: dict[Port, bool], light: frozenset[str]
+    graph: Graph, levels: list[int], stored: Stored, light: frozenset[str]
 ) -> Kernels:
     """Group the ops, and see what each group reads.
 
     Args:
       graph: the program.
       levels: of its nodes.
-      is_stored: port → whether its value touches memory.
+      stored: which values touch memory, and which ops run inside of a matmul.
       light: ops that fuse their operands.
     """
     groups = DisjointSets[int]()
@@ -80,16 +75,18 @@ def find_kernels(
     for edge in graph.edges:
         if _is_fused(graph.nodes[edge.target], light):
             readers[edge.source].append(edge.target)
-    runs = _run_levels(graph, levels, is_stored, readers)
+    runs = _run_levels(graph, levels, stored.ports, readers)
     for port, nodes in readers.items():
-        first: dict[int, int] = {}
+        first: dict[tuple[int, int | None], int] = {}
         for node in nodes:
-            # What is read in one level is read by one fusion.
-            groups.union(node, first.setdefault(runs[node], node))
+            # What is read in one level is read by one fusion, but by a matmul's.
+            run = runs[node], stored.matmul_of.get(node)
+            groups.union(node, first.setdefault(run, node))
         maker = graph.nodes[port.node]
-        if _is_fused(maker, frozenset()) and runs[maker.id] in first:
-            groups.union(maker.id, first[runs[maker.id]])
-    return _read(graph, groups, is_stored, light)
+        run = runs[maker.id], stored.matmul_of.get(maker.id)
+        if _is_fused(maker, frozenset()) and run in first:
+            groups.union(maker.id, first[run])
+    return _read(graph, groups, stored, light)
 
 
 def _run_levels(
@@ -117,7 +114,7 @@ def _is_fused(node: Node, light: frozenset[str]) -> bool:
 def _read(
     graph: Graph,
     groups: DisjointSets[int],
-    is_stored: dict[Port, bool],
+    stored: Stored,
     light: frozenset[str],
 ) -> Kernels:
     reads: set[tuple[int, int]] = set()
@@ -129,10 +126,10 @@ def _read(
             continue
         group = groups.find(node.id) if _is_fused(node, light) else -1 - node.id
         results = [Port(node.id, i) for i in range(len(node.op.results))]
-        touches = any(is_stored.get(p, False) for p in results)
+        touches = any(stored.ports.get(p, False) for p in results)
         for i, value in enumerate(node.op.operands):
             port = graph.held.get(value)
-            if port is None or not is_stored.get(port, True):
+            if port is None or not _is_read(graph, stored, port, node):
                 continue
             if group < 0 or (group, port) not in met:
                 met.add((group, port))
@@ -143,3 +140,12 @@ def _read(
             started.add(group)
             launches.add(node.id)
     return Kernels(frozenset(reads), frozenset(launches))
+
+
+def _is_read(graph: Graph, stored: Stored, port: Port, reader: Node) -> bool:
+    """Whether the reader, or what a matmul computes again for it, reads memory."""
+    if stored.ports.get(port, True):
+        return True
+    if not is_matmul(reader) or not is_fusible(graph.nodes[port.node]):
+        return False
+    return stored.matmul_of.get(port.node) != reader.id

@@ -19,7 +19,8 @@ from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program, item_bytes
 from rhino_jax.ir.spec import Spec, shards_per_dim
 from rhino_jax.search.graph import Graph, Node, NodeKind, Port
-from rhino_jax.search.liveness import Liveness, is_fusible
+from rhino_jax.search.liveness import Liveness
+from rhino_jax.search.stored import is_fusible
 from rhino_jax.search.strategies import Strategy, all_specs, strategies
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from rhino_jax.search.graph import Edge, Graph, Node, NodeKind
-from rhino_jax.search.kernels import in_run_order, is_heavy, levels_of
+from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, in_run_order
+from rhino_jax.search.kernels import is_heavy, levels_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.graph import NodeKind, Port
-from rhino_jax.search.liveness import Fusing, analyse
+from rhino_jax.search.liveness import analyse
+from rhino_jax.search.stored import Fusing
 
 
 PLAIN = Fusing()
@@ -79,3 +80,59 @@ def test_what_softmax_keeps_for_the_backward_pass(
     # Of the forward pass: what comes before its second matmul.
     dots = [i for i, name in enumerate(found) if name == "dot_general"]
     assert [n for n in found[: dots[1]] if n in ("exp", "convert_element_type")] == kept
+
+
+def test_what_follows_a_matmul_is_stored_in_its_place() -> None:
+    def relu_and_square(x: Any, w: Any, b: Any) -> Any:
+        y = jnp.maximum(x @ w + b, 0.0)
+        return y, y * y
+
+    names = ["add", "max", "mul"]
+    assert stored(relu_and_square, X, X, X[0])[0] == "dot_general"
+    found = stored(relu_and_square, X, X, X[0], fusing=TPU)
+    assert "dot_general" not in found
+    assert [n for n in found if n in names] == ["max", "mul"]
+
+
+def test_where_readers_part_a_conversion_is_left_to_each() -> None:
+    def parting(x: Any, w: Any) -> Any:
+        y = (x @ w).astype(jnp.float32)
+        return jnp.sum(y), jnp.exp(y) @ y
+
+    found = stored(parting, X.astype(jnp.bfloat16), X.astype(jnp.bfloat16), fusing=TPU)
+    assert found[0] == "dot_general"
+    assert "convert_element_type" not in found
+
+
+def test_one_of_two_matmuls_is_stored_before_they_meet() -> None:
+    def sums(x: Any, w: Any) -> Any:
+        return x @ w + w @ x
+
+    assert stored(sums, X, X, fusing=TPU) == ["dot_general", "add"]
+    assert stored(sums, X, X) == ["dot_general", "dot_general", "add"]
+
+
+def test_what_a_matmul_and_a_reduction_read_is_stored_where_dear() -> None:
+    def normalised(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.softmax(q @ k, axis=-1) @ v
+
+    found = stored(normalised, X, X, X, fusing=TPU)
+    # The scores in the matmul's place, exp, the last matmul, and what is reduced.
+    assert [n for n in found if "reduce" not in n] == [
+        "dot_general",
+        "exp",
+        "dot_general",
+    ]
+    assert "exp" not in stored(normalised, X, X, X)
+
+
+def test_a_loop_makes_its_broadcasts_itself() -> None:
+    def masked(x: Any) -> Any:
+        zeros = jnp.zeros((64, 64))
+
+        def body(y: Any, _: None) -> Any:
+            return jnp.where(y > 0, y, zeros), None
+
+        return jax.lax.scan(body, x, None, length=4)[0]
+
+    assert "broadcast_in_dim" not in stored(masked, X)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from rhino_jax.frontend.trace import trace
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.graph import Graph, NodeKind
-from rhino_jax.search.liveness import FUSES_OPERANDS
 from rhino_jax.search.slack import Slack, find_slack
+from rhino_jax.search.stored import FUSES_OPERANDS
 
 
 X = jnp.ones((64, 64), jnp.float32)
