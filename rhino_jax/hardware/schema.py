@@ -8,6 +8,7 @@ launch_s = 3e-6                     # optional, 0
 clock_hz = 1.5e9                    # optional, none: of the compiler's cycles
 overlap_share = 0.5                 # optional, 0: no collective hides behind compute
 fuses_matmuls = false               # optional, false; see `Device`
+hoists_conversions = false          # optional, false; see `Device`
 recomputes = ["tanh"]               # optional, []; see `Device`
 
 [peak_flops_per_s]                  # by type; at least one; `inf` is allowed
@@ -52,7 +53,7 @@ from rhino_jax.hardware.target import Device, Link, Target, Tier
 
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
-    "overlap_share", "fuses_matmuls", "recomputes", "clock_hz",
+    "overlap_share", "fuses_matmuls", "hoists_conversions", "recomputes", "clock_hz",
     "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
@@ -156,6 +157,13 @@ class _Table:
             raise self.fail(name, " or ".join(f'"{w}"' for w in words), value)
         return str(value)
 
+    def flag(self, name: str) -> bool:
+        """True or false; absent is false."""
+        value = self.entries.get(name, False)
+        if not isinstance(value, bool):
+            raise self.fail(name, "true or false", value)
+        return value
+
     def table(self, name: str) -> _Table:
         value = self.entries.get(name, _MISSING)
         if not isinstance(value, Mapping):
@@ -195,9 +203,6 @@ def _parse_device(top: _Table) -> Device:
     peaks.refuse_unknown(_DTYPES)
     if not peaks.entries:
         raise top.fail("peak_flops_per_s", "at least one type, as float32", {})
-    fuses = top.entries.get("fuses_matmuls", False)
-    if not isinstance(fuses, bool):
-        raise top.fail("fuses_matmuls", "true or false", fuses)
     share = "a number above 0 and at most 1"
     return Device(
         peak_flops_per_s=tuple(
@@ -216,7 +221,8 @@ def _parse_device(top: _Table) -> Device:
             most=1.0,
             default=0.0,
         ),
-        fuses_matmuls=fuses,
+        fuses_matmuls=top.flag("fuses_matmuls"),
+        hoists_conversions=top.flag("hoists_conversions"),
         clock_hz=(
             top.number("clock_hz", "cycles per second, above 0")
             if "clock_hz" in top.entries

@@ -33,6 +33,8 @@ class Device:
         compute's time, all of them together, in [0, 1].
       fuses_matmuls: whether the compiler computes elementwise operands of a matmul,
         and what is elementwise in its result, inside of it, without memory.
+      hoists_conversions: whether the compiler converts what a loop scans over before
+        the loop, for all slices at once.
       recomputes: names of costly elementwise ops that the compiler computes again in
         the backward pass rather than keep their results.
       clock_hz: cycles per second, for compilers that estimate cycles; None for those
@@ -48,6 +50,7 @@ class Device:
     launch_s: float = 0.0
     overlap_share: float = 0.0
     fuses_matmuls: bool = False
+    hoists_conversions: bool = False
     recomputes: tuple[str, ...] = ()
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()

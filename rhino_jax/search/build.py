@@ -236,6 +236,11 @@ def build_model(
         if liveness.is_stored[port] and _holds_memory(graph, port):
             usage = _local_bytes(builder, options[port.node].outs[port.index], port)
             problem.node_usages.append(NodeUsage(port.node, usage, start, stop + 1))
+    for copy in liveness.hoisted:
+        usage = copy.whole_bytes * builder.shares(options[copy.node].ins[0])
+        problem.node_usages.append(
+            NodeUsage(copy.node, usage, copy.start, copy.stop + 1)
+        )
     return Model(graph, liveness, builder, options, problem)
 
 

@@ -124,6 +124,7 @@ class _Builder:
         body = call.regions[-1]
         num_consts, num_carry = call.num_consts, call.num_carry
         borders: list[Node] = []
+        start = self.time
         if call.kind is RegionKind.WHILE:
             cond = call.regions[0]
             head = op.operands[: call.num_cond_consts]
@@ -171,6 +172,7 @@ class _Builder:
             self.graph.connect(value, border.id, 0, inner_count, self.time, use)
             self.graph.held[outer] = Port(border.id, 1 if i < num_carry else 0)
         for node in borders:
+            self.graph.loop_start[node.id] = start
             self.graph.loop_end[node.id] = self.time
 
     def enter(

@@ -105,7 +105,8 @@ class Graph:
       program: the program.
       nodes, edges: the graph.
       held: value id → port that holds it (absent: scalars, literals).
-      loop_end: node id of a loop's border node → time when the loop ends.
+      loop_start, loop_end: node id of a loop's border node → time when the loop
+        starts and ends.
       end: time after the last op.
       output_ports: for every program output, the port that holds it, or None.
     """
@@ -114,6 +115,7 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     held: dict[int, Port] = field(default_factory=dict)
+    loop_start: dict[int, int] = field(default_factory=dict)
     loop_end: dict[int, int] = field(default_factory=dict)
     end: int = 0
     output_ports: list[Port | None] = field(default_factory=list)

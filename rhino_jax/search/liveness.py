@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from rhino_jax.search.graph import Edge, Graph, NodeKind, Port
+from rhino_jax.search.hoisting import Hoisted, find_hoisted
 from rhino_jax.search.kernels import Kernels, find_kernels, levels_of
 from rhino_jax.search.slack import Slack, find_slack
 from rhino_jax.search.stored import FUSES_OPERANDS, Fusing, find_stored, is_fusible
@@ -17,6 +18,7 @@ class Liveness:
     is_stored: port → whether its value touches memory.
     kernels: what is read and launched once.
     slack: which collectives something waits for.
+    hoisted: converted copies of what loops scan over.
     interval: port → (first, last) time, both included, at which it is live.
     edge_interval: for every edge, when a resharded copy of its value is live.
     """
@@ -24,6 +26,7 @@ class Liveness:
     is_stored: dict[Port, bool]
     kernels: Kernels
     slack: Slack
+    hoisted: tuple[Hoisted, ...]
     interval: dict[Port, tuple[int, int]]
     edge_interval: tuple[tuple[int, int], ...]
 
@@ -50,13 +53,13 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
             default=graph.nodes[port.node].time,
         )
     interval = {
-        port: (graph.nodes[port.node].time, _end(graph, port, last[port]))
-        for port in ports
+        port: (_start(graph, port), _end(graph, port, last[port])) for port in ports
     }
     return Liveness(
         stored,
         find_kernels(graph, levels, found, FUSES_OPERANDS),
         find_slack(graph, FUSES_OPERANDS),
+        find_hoisted(graph, readers) if fusing.hoists_conversions else (),
         interval,
         tuple(_edge_interval(graph, e, last) for e in graph.edges),
     )
@@ -100,6 +103,12 @@ def _read_until(
         is_owned = graph.nodes[edge.source.node].kind is not NodeKind.OP
         return edge.time - 1 if in_place or is_owned else edge.time
     return edge.time
+
+
+def _start(graph: Graph, port: Port) -> int:
+    node = graph.nodes[port.node]
+    # What a loop stacks up is allocated as a whole before the loop.
+    return graph.loop_start[node.id] if node.kind is NodeKind.STACK else node.time
 
 
 def _end(graph: Graph, port: Port, last: int) -> int:

@@ -61,14 +61,20 @@ class Fusing:
       with_matmuls: whether a matmul's fusion computes its elementwise operands, and
         what is elementwise in its result.
       expensive: elementwise ops that are not computed twice.
+      hoists_conversions: see `hoisting`.
     """
 
     with_matmuls: bool = False
     expensive: frozenset[str] = EXPENSIVE
+    hoists_conversions: bool = False
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
-        return cls(device.fuses_matmuls, EXPENSIVE - set(device.recomputes))
+        return cls(
+            device.fuses_matmuls,
+            EXPENSIVE - set(device.recomputes),
+            device.hoists_conversions,
+        )
 
     @property
     def in_place(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -56,9 +58,8 @@ def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Comp
     compiled, out_of_memory = None, None
     with captured_stderr() as written, compiling_anew() as options:
         try:
-            compiled = inner.compile(
-                compiler_options={**options, **compiler_options(mesh)}
-            )
+            options = {**options, **compiler_options(mesh)}
+            compiled = inner.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
             out_of_memory = read_out_of_memory(str(error))
             if out_of_memory is None:
@@ -72,7 +73,7 @@ def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Comp
         lines += [line for line in logged if line not in lines]
     hlo_text, memory = "", None
     if compiled is not None:
-        hlo_text = compiled.as_text() or ""
+        hlo_text = _text_of(compiled, inner, options, platform)
         memory = memory_use(compiled.memory_analysis(), platform)
     return Compilation(
         platform=platform,
@@ -82,6 +83,29 @@ def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Comp
         messages="".join(lines),
         seconds=seconds,
     )
+
+
+def _text_of(
+    compiled: jax.stages.Compiled,
+    lowered: jax.stages.Lowered,
+    options: dict[str, Any],
+    platform: str,
+) -> str:
+    """The compiled program as text.
+
+    JAX 0.10.2 cannot print some programs of libtpu 0.0.51 ("async-update instruction
+    should have 1 operands but sees 3"): libtpu itself then has to, in a second run.
+    """
+    try:
+        return compiled.as_text() or ""
+    except jax.errors.JaxRuntimeError:
+        if platform != "tpu":
+            raise
+    with tempfile.TemporaryDirectory() as folder, captured_stderr(), compiling_anew():
+        dumping: dict[str, Any] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        lowered.compile(compiler_options={**options, **dumping})
+        modules = [p.read_text() for p in Path(folder).glob("*.after_codegen.txt")]
+    return max(modules, key=len, default="")
 
 
 def _platform(mesh: Any) -> str:

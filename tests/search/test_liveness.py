@@ -136,3 +136,52 @@ def test_a_loop_makes_its_broadcasts_itself() -> None:
         return jax.lax.scan(body, x, None, length=4)[0]
 
     assert "broadcast_in_dim" not in stored(masked, X)
+
+
+def scanned(weights: Any, x: Any) -> Any:
+    def body(y: Any, w: Any) -> Any:
+        return y @ w.astype(jnp.bfloat16), y.sum()
+
+    return jax.lax.scan(body, x, weights)
+
+
+STACK = (jnp.ones((4, 64, 64), jnp.float32), jnp.ones((64, 64), jnp.bfloat16))
+
+
+def test_what_a_loop_stacks_up_is_there_from_its_start() -> None:
+    graph = flatten(trace(scanned, STACK, {}).program)
+    live = analyse(graph, PLAIN)
+    (stack,) = [n for n in graph.nodes if n.kind is NodeKind.STACK]
+    (dot,) = [n for n in graph.nodes if n.op and n.op.name == "dot_general"]
+    start, stop = live.interval[Port(stack.id, 0)]
+    assert start < dot.time < stack.time <= stop
+
+
+def test_weights_that_loops_convert_are_converted_once_on_tpu() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        @jax.checkpoint
+        def body(y: Any, w: Any) -> Any:
+            return jnp.sin(y @ w.astype(jnp.bfloat16)), None
+
+        return jax.lax.scan(body, x, weights)[0].astype(jnp.float32).sum()
+
+    graph = flatten(trace(jax.grad(loss), STACK, {}).program)
+    slices = [n for n in graph.nodes if n.kind is NodeKind.SLICE]
+    weights = [n.id for n in slices if graph.program.values[n.value].dtype == "float32"]
+    assert len(weights) == 2  # forward and backward
+    (copy,) = analyse(graph, TPU).hoisted
+    assert copy.whole_bytes == 4 * 64 * 64 * 2
+    assert copy.node == weights[0]
+    assert copy.stop == graph.loop_end[weights[1]]
+    assert analyse(graph, GPU).hoisted == ()
+
+
+def test_weights_that_a_loop_reads_as_they_are_are_not_converted() -> None:
+    def both(weights: Any, x: Any) -> Any:
+        def body(y: Any, w: Any) -> Any:
+            return y @ w.astype(jnp.bfloat16), w.sum()
+
+        return jax.lax.scan(body, x, weights)
+
+    graph = flatten(trace(both, STACK, {}).program)
+    assert analyse(graph, TPU).hoisted == ()
