@@ -1,4 +1,4 @@
-"""The command line: `python -m rhino_jax {demo,plan,show,diff,bench}`.
+"""The command line: `python -m rhino_jax {demo,plan,show,diff,bench,fit}`.
 
 Exit codes: 0 done; 1 no plan satisfies pins and memory budget together, or cells of a
 benchmark failed; 2 bad input, told in four parts on standard error.
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m rhino_jax", description="Plans how a JAX program is sharded."
     )
     commands = parser.add_subparsers(
-        required=True, metavar="{demo,plan,show,diff,bench}"
+        required=True, metavar="{demo,plan,show,diff,bench,fit}"
     )
 
     demo = commands.add_parser("demo", help="plan and train a small GPT on 8 devices")
@@ -135,6 +135,18 @@ def _parser() -> argparse.ArgumentParser:
         help="write the tables between the suite's marks in this file",
     )
     bench.set_defaults(run=_bench)
+
+    fit = commands.add_parser(
+        "fit",
+        help="fit a target's efficiencies to what a benchmark compiled",
+        description="Fit the efficiencies and the overlap of hardware to the compiled"
+        " programs of a benchmark.",
+    )
+    fit.add_argument("results", metavar="rhino_bench/full.json")
+    fit.add_argument(
+        "--write", action="store_true", help="into configs/hardware, with the error"
+    )
+    fit.set_defaults(run=_fit)
     return parser
 
 
@@ -235,6 +247,16 @@ def _bench(args: argparse.Namespace) -> int:
             readme=args.readme,
         )
     )
+
+
+def _fit(args: argparse.Namespace) -> None:
+    from rhino_jax.bench.fit import fit_results, read_results, to_text, write_fit
+
+    fits = fit_results(read_results(args.results))
+    print(to_text(fits) or "No kind of hardware has three programs.")
+    if args.write:
+        for fit in fits:
+            print(f"written to {write_fit(fit)}")
 
 
 def _tell(plan: Plan, args: argparse.Namespace) -> None:

@@ -140,6 +140,7 @@ def _from_compiled(compiled: Compiled) -> dict[str, Any]:
         "compiled": compiled.measure,
         "rematerialised": compiled.rematerialised,
         "compile_s": compiled.compile_s,
+        "rates": compiled.rates,
         "program": compiled.program,
         "error": compiled.error,
         "notes": compiled.notes,

@@ -23,6 +23,7 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Predicted
 from rhino_jax.units import format_bytes
 from rhino_jax.verify.places import place_of
+from rhino_jax.verify.rates import Rates
 from rhino_jax.verify.reading import read_compiled
 from rhino_jax.verify.records import Reading
 
@@ -38,6 +39,7 @@ class Compiled:
         peak, where it says.
       rematerialised: values that the compiler had to replicate in full.
       compile_s: seconds of compiling.
+      rates: of the compiled program; None of one that the compiler refuses.
       error: the compiler's word, where the program does not fit.
       notes: what could not be read.
     """
@@ -47,6 +49,7 @@ class Compiled:
     measure: Measure
     rematerialised: int
     compile_s: float
+    rates: Rates | None = None
     error: str = ""
     notes: tuple[str, ...] = ()
 
@@ -58,6 +61,8 @@ class Compiled:
         given = dict(values)
         given["measure"] = Measure.from_dict(given["measure"])
         given["notes"] = tuple(given["notes"])
+        if given["rates"] is not None:
+            given["rates"] = Rates(**given["rates"])
         return cls(**given)
 
 
@@ -125,6 +130,7 @@ class Compiler:
             measure=measure,
             rematerialised=len(reading.rematerialised),
             compile_s=compilation.seconds,
+            rates=reading.rates,
             error=error,
             notes=reading.notes,
         )

@@ -11,6 +11,7 @@ from typing import Any
 from rhino_jax.bench.methods import Method
 from rhino_jax.bench.suite import Row
 from rhino_jax.plan.records import Collective, Predicted
+from rhino_jax.verify.rates import Rates
 
 
 STATUSES = (
@@ -89,6 +90,7 @@ class Result:
       plan_s: seconds of planning, tracing excluded; of "refined" all in all, its
         compiling included.
       compile_s: seconds of compiling.
+      rates: of the compiled program; None where there is none.
       program: hash of the program before compiling; programs that are the same are
         compiled once.
       candidates: of "refined": what was compiled, the fields of `CompiledCandidate`.
@@ -110,6 +112,7 @@ class Result:
     rematerialised: int | None = None
     plan_s: float | None = None
     compile_s: float | None = None
+    rates: Rates | None = None
     program: str = ""
     candidates: tuple[Mapping[str, Any], ...] = ()
     error: str = ""
@@ -135,6 +138,8 @@ class Result:
             for name in ("predicted", "compiled"):
                 if given[name] is not None:
                     given[name] = Measure.from_dict(given[name])
+            if given["rates"] is not None:
+                given["rates"] = Rates(**given["rates"])
             for name in ("notes", "candidates"):
                 given[name] = tuple(given[name])
             if given["status"] not in STATUSES:

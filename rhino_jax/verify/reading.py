@@ -12,6 +12,7 @@ from rhino_jax.plan.records import Predicted
 from rhino_jax.verify.collectives import read_collectives
 from rhino_jax.verify.hlo import Computation, Instruction, Module, parse_module
 from rhino_jax.verify.pricing import priced
+from rhino_jax.verify.rates import rates_of
 from rhino_jax.verify.records import (
     Compilation,
     CompiledCollective,
@@ -83,6 +84,12 @@ def read_compiled(
         ),
         collectives=collectives,
         rematerialised=rematerialised,
+        rates=rates_of(
+            work.items,
+            target,
+            collectives_s=sum(c.seconds for c in collectives),
+            exposed_s=time.communication_s,
+        ),
         notes=tuple(notes),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rhino_jax.plan.records import Collective, Predicted
+from rhino_jax.verify.rates import Rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +85,12 @@ class Reading:
       collectives: in run order.
       rematerialised: the compiler's lines on values that it had to replicate in
         full to change their sharding ("Involuntary full rematerialization").
+      rates: how near it comes to the hardware's; None of a program that does not fit.
       notes: what could not be read, in sentences.
     """
 
     compiled: Predicted
     collectives: tuple[CompiledCollective, ...]
     rematerialised: tuple[str, ...] = ()
+    rates: Rates | None = None
     notes: tuple[str, ...] = ()

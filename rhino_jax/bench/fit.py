@@ -1,0 +1,205 @@
+"""Efficiencies and overlap of hardware, fitted to what a benchmark compiled.
+
+Of every target: peak seconds over the compiler's estimated seconds, summed over all
+programs, of work that arithmetic bounds and of work that memory bounds (where the
+compiler estimates, that is on TPU); and the share of compute behind which collectives
+hide, the median over programs in which some hide and some do not: there what can hide
+is used up. The error is that of compute with the fitted efficiencies, over programs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.records import Result
+from rhino_jax.bench.store import read_json
+from rhino_jax.hardware.files import configs_dir
+from rhino_jax.verify.rates import Rates
+
+
+LEAST_PROGRAMS = 3
+"""Of fewer programs nothing is fitted."""
+
+PARTLY_HIDDEN = (0.1, 0.9)
+"""Share of the collectives' time that is hidden where compute is the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What was fitted for one kind of hardware; None where programs say nothing.
+
+    Attributes:
+      hardware: its name, as "v5e".
+      programs: different compiled programs.
+      matmul_efficiency, memory_efficiency, overlap_share: as of `Device`.
+      compute_error: median of |fitted - compiled| / compiled seconds of compute.
+      overlap_programs: of how many programs the overlap is the median.
+      overlap_spread: half of the distance between its quartiles.
+    """
+
+    hardware: str
+    programs: int
+    matmul_efficiency: float | None
+    memory_efficiency: float | None
+    compute_error: float | None
+    overlap_share: float | None
+    overlap_programs: int
+    overlap_spread: float | None
+
+
+def read_results(file: str) -> tuple[Result, ...]:
+    """The results that `bench` wrote.
+
+    Raises:
+      BenchError: there are none in the file.
+    """
+    values = read_json(Path(file))
+    try:
+        if values is None:
+            raise ValueError("it is not there, or no JSON")
+        return tuple(Result.from_dict(r) for r in values["results"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BenchError(
+            "`fit`: the file holds no results of a benchmark that compiles.",
+            where=file,
+            numbers=str(error),
+            fix="python -m rhino_jax bench full, then give rhino_bench/full.json.",
+        ) from None
+
+
+def fit_results(results: Iterable[Result]) -> tuple[Fit, ...]:
+    """One fit for each kind of hardware, by name."""
+    programs: dict[str, dict[str, Result]] = {}
+    for r in results:
+        if r.fits and r.rates is not None and r.target.partition(":")[0] != "cpu":
+            name = r.target.partition(":")[0]
+            programs.setdefault(name, {}).setdefault(r.program or r.key, r)
+    return tuple(
+        _fit(name, tuple(found.values()))
+        for name, found in sorted(programs.items())
+        if len(found) >= LEAST_PROGRAMS
+    )
+
+
+def _fit(hardware: str, results: Sequence[Result]) -> Fit:
+    rates = [r.rates for r in results if r.rates is not None]
+    matmul = _ratio([(r.matmul_peak_s, r.matmul_s) for r in rates])
+    memory = _ratio([(r.memory_peak_s, r.memory_s) for r in rates])
+    shares = [s for r in results if (s := _hidden_share(r)) is not None]
+    has_overlap = len(shares) >= LEAST_PROGRAMS
+    low, high = np.quantile(shares, (0.25, 0.75)) if has_overlap else (0.0, 0.0)
+    return Fit(
+        hardware=hardware,
+        programs=len(results),
+        matmul_efficiency=matmul,
+        memory_efficiency=memory,
+        compute_error=_error(rates, matmul, memory),
+        overlap_share=min(1.0, float(np.median(shares))) if has_overlap else None,
+        overlap_programs=len(shares),
+        overlap_spread=float(high - low) / 2 if has_overlap else None,
+    )
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
+    at_peak, taken = (sum(p[i] for p in pairs) for i in (0, 1))
+    return at_peak / taken if at_peak and taken else None
+
+
+def _error(
+    rates: Sequence[Rates], matmul: float | None, memory: float | None
+) -> float | None:
+    if matmul is None or memory is None:
+        return None
+    errors = [
+        abs((r.matmul_peak_s / matmul + r.memory_peak_s / memory) / taken - 1)
+        for r in rates
+        if (taken := r.matmul_s + r.memory_s)
+    ]
+    return float(np.median(errors))
+
+
+def _hidden_share(result: Result) -> float | None:
+    """Hidden seconds over those of compute; None where compute is not the limit."""
+    assert result.rates is not None
+    compiled, hidden_s = result.compiled, result.rates.hidden_s
+    if compiled is None or not compiled.compute_s or compiled.communication_s is None:
+        return None
+    low, high = PARTLY_HIDDEN
+    all_s = hidden_s + compiled.communication_s
+    if not low * all_s < hidden_s < high * all_s:
+        return None
+    return hidden_s / compiled.compute_s
+
+
+def to_text(fits: Iterable[Fit]) -> str:
+    """The fits, a line each."""
+    lines = []
+    for f in fits:
+        said = [f"{f.hardware}: {f.programs} programs"]
+        if f.compute_error is not None:
+            said.append(
+                f"matmul_efficiency {f.matmul_efficiency:.3f}, memory_efficiency"
+                f" {f.memory_efficiency:.3f}, median error of compute"
+                f" {f.compute_error:.1%}"
+            )
+        if f.overlap_spread is not None:
+            said.append(
+                f"overlap_share {f.overlap_share:.2f} ± {f.overlap_spread:.2f}"
+                f" ({f.overlap_programs} programs)"
+            )
+        lines.append("; ".join(said))
+    return "\n".join(lines)
+
+
+def write_fit(fit: Fit, folder: Path | None = None) -> Path:
+    """Write what was fitted into the hardware's file, with its error.
+
+    Args:
+      fit: what to write; what is None stays as it is.
+      folder: of hardware files; by default rhino's own.
+    Raises:
+      BenchError: the file has no such line, or cannot be written.
+    """
+    file = (folder or configs_dir() / "hardware") / f"{fit.hardware}.toml"
+    by = f"fitted: {fit.programs} programs"
+    error = "" if fit.compute_error is None else f", error {fit.compute_error:.0%}"
+    values = {
+        "matmul_efficiency": (fit.matmul_efficiency, f"{by}{error}"),
+        "memory_efficiency": (fit.memory_efficiency, f"{by}{error}"),
+        "overlap_share": (
+            fit.overlap_share,
+            f"fitted: {fit.overlap_programs} programs, ± {fit.overlap_spread or 0:.2f}",
+        ),
+    }
+    try:
+        text = file.read_text(encoding="utf-8")
+        for key, (value, why) in values.items():
+            if value is not None:
+                text = _with_line(text, key, f"{value:.3g}", why, str(file))
+        file.write_text(text, encoding="utf-8")
+    except OSError as failed:
+        raise BenchError(
+            f"`fit --write`: {failed.strerror}.",
+            where=str(file),
+            fix="run it where rhino's configs can be written, or leave out --write.",
+        ) from None
+    return file
+
+
+def _with_line(text: str, key: str, value: str, why: str, file: str) -> str:
+    line = f"{key} = {value}".ljust(40) + f" # {why}"
+    new, count = re.subn(rf"(?m)^{key} = .*$", line, text)
+    if count != 1:
+        raise BenchError(
+            "`fit --write`: the hardware file has no one line to write to.",
+            where=file,
+            numbers=f"{count} lines {key} = …",
+            fix=f"write one line {key} = 1.0",
+        )
+    return new
