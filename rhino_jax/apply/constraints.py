@@ -29,9 +29,12 @@ class Constraints:
 
     Attributes:
       mesh: the mesh.
+      gathers_by_axis, says_stops: as of `Decisions`.
     """
 
     mesh: Any
+    gathers_by_axis: bool = False
+    says_stops: bool = True
     _known: dict[tuple[Spec, tuple[int, ...]], NamedSharding] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -59,9 +62,12 @@ class Constraints:
         """`x`, taken from one spec to another one collective at a time."""
         if wanted is None or held is None or len(held) != len(wanted):
             return self.place(x, wanted)
+        if not self.says_stops:
+            return self.place(x, wanted)
         if not can_constrain(x) or len(wanted) != x.ndim:
             return x
-        for stop in reshard_route(held, wanted, tuple(self.mesh.axis_sizes)):
+        sizes = tuple(self.mesh.axis_sizes)
+        for stop in reshard_route(held, wanted, sizes, by_axis=self.gathers_by_axis):
             x = self.place(x, stop)
         return x
 

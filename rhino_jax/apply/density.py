@@ -43,6 +43,7 @@ def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:
         operands=operands,
         region_outputs=decisions.region_outputs,
         outputs=decisions.outputs,
+        says_stops=False,
     )
 
 

@@ -42,7 +42,10 @@ def constrained(
       A function of the program's inputs (arguments, then captured constants), flat,
       to the list of its results.
     """
-    walk = _Walk(program, decisions, Constraints(auto_twin(mesh)))
+    constraints = Constraints(
+        auto_twin(mesh), decisions.gathers_by_axis, decisions.says_stops
+    )
+    walk = _Walk(program, decisions, constraints)
     jaxpr = open_jaxpr(closed_jaxpr)
 
     def run(*arrays: Any) -> list[Any]:
@@ -101,11 +104,18 @@ class _Walk:
             params = with_jaxprs(eqn, self.regions(op, closed_region_jaxprs(eqn)))
         results = bind_eqn(eqn, operands, params)
         return [
-            self.mesh.travel(self.mesh.place(x, whole), whole, held.get(v))
+            self.made(x, v, whole)
             for x, v, whole in zip(
                 results, op.results, self.making_whole(op), strict=True
             )
         ]
+
+    def made(self, x: Any, value: int, whole: Spec | None) -> Any:
+        """A result, taken to the spec in which it is held."""
+        for stop in self.decisions.stops.get(value, ()):
+            x = self.mesh.place(x, stop)
+        held = self.decisions.values.get(value)
+        return self.mesh.travel(self.mesh.place(x, whole), whole, held)
 
     def reading_whole(self, op: Op) -> list[Spec | None]:
         """For operands that come cut along a dim that the op needs whole, the spec

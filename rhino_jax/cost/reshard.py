@@ -15,9 +15,7 @@ from rhino_jax.cost.collectives import (
     ALL_GATHER,
     ALL_TO_ALL,
     PERMUTE,
-    collective_s,
 )
-from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.spec import Spec, axes_of, shards_per_dim
 
 
@@ -31,7 +29,12 @@ class Step:
 
 
 def reshard_steps(
-    src: Spec, dst: Spec, whole_bytes: int, sizes: tuple[int, ...]
+    src: Spec,
+    dst: Spec,
+    whole_bytes: int,
+    sizes: tuple[int, ...],
+    *,
+    by_axis: bool = False,
 ) -> tuple[Step, ...]:
     """The collectives that turn `src` into `dst`.
 
@@ -40,20 +43,25 @@ def reshard_steps(
       dst: spec in which it is wanted.
       whole_bytes: bytes of the whole value.
       sizes: mesh axis sizes.
+      by_axis: gather over one mesh axis at a time, see `Device.gathers_by_axis`.
     Returns:
       Steps in order; empty where the change is local.
     """
-    steps, _ = _reshard(src, dst, whole_bytes, sizes)
+    steps, _ = _reshard(src, dst, whole_bytes, sizes, by_axis)
     return tuple(steps)
 
 
-def reshard_route(src: Spec, dst: Spec, sizes: tuple[int, ...]) -> tuple[Spec, ...]:
+def reshard_route(
+    src: Spec, dst: Spec, sizes: tuple[int, ...], *, by_axis: bool = False
+) -> tuple[Spec, ...]:
     """The specs to pass through on the way from `src` to `dst`, which is the last.
 
     XLA replicates a value where it cannot reach a spec in one collective
-    ("involuntary full rematerialization"); told every stop, it never has to.
+    ("involuntary full rematerialization"); told every stop, it never has to. It
+    gathers the last dim first, whatever links that takes; told every stop, it
+    gathers over slow links while the shard is small.
     """
-    _, route = _reshard(src, dst, 1, sizes)
+    _, route = _reshard(src, dst, 1, sizes, by_axis)
     stops = [*route, dst]
     return tuple(
         s for s, before in zip(stops, [src, *stops], strict=False) if s != before
@@ -61,9 +69,9 @@ def reshard_route(src: Spec, dst: Spec, sizes: tuple[int, ...]) -> tuple[Spec, .
 
 
 def _reshard(
-    src: Spec, dst: Spec, whole_bytes: int, sizes: tuple[int, ...]
+    src: Spec, dst: Spec, whole_bytes: int, sizes: tuple[int, ...], by_axis: bool
 ) -> tuple[list[Step], list[Spec]]:
-    """Steps, and the spec before each all-to-all and before the gathers."""
+    """Steps, and the spec before each all-to-all and each gather."""
     if src == dst:
         return [], []
     if shards_per_dim(src, sizes) == shards_per_dim(dst, sizes):
@@ -105,16 +113,20 @@ def _reshard(
             moved = True
         if moved:
             _cut_free_axes(now, want)
-    stop_here()
-    # Gather the rest, minor axes first, one collective per dim.
-    for i, dim in enumerate(now):
+    # Gather the rest, one collective per dim. Major axes lie on the slower links:
+    # they come first, while the shard is small.
+    extras = {}
+    for i, (dim, goal) in enumerate(zip(now, want, strict=True)):
         keep = 0
-        while keep < len(dim) and dim[keep : keep + 1] == want[i][keep : keep + 1]:
+        while keep < len(dim) and dim[keep : keep + 1] == goal[keep : keep + 1]:
             keep += 1
-        extra = tuple(dim[keep:])
-        if extra:
-            del dim[keep:]
-            steps.append(Step(ALL_GATHER, extra, local_bytes()))
+        if len(dim) > keep:
+            extras[i] = dim[keep:]
+    for i, extra in sorted(extras.items(), key=lambda e: min(e[1])):
+        for group in [[a] for a in reversed(extra)] if by_axis else [extra]:
+            stop_here()
+            del now[i][-len(group) :]
+            steps.append(Step(ALL_GATHER, tuple(group), local_bytes()))
     return steps, route
 
 
@@ -129,11 +141,3 @@ def _cut_free_axes(now: list[list[int]], want: list[list[int]]) -> None:
         ):
             used.add(goal[len(dim)])
             dim.append(goal[len(dim)])
-
-
-def reshard_s(src: Spec, dst: Spec, whole_bytes: int, mesh: LaidMesh) -> float:
-    """Seconds to turn `src` into `dst`; 0 where the change is local."""
-    return sum(
-        collective_s(s.kind, s.local_bytes, [mesh.axes[a] for a in s.axes])
-        for s in reshard_steps(src, dst, whole_bytes, mesh.sizes)
-    )

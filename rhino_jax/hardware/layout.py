@@ -61,14 +61,14 @@ def lay_out(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> LaidMesh:
     """
     _check(target, mesh_axes)
     if target.links:
-        return LaidMesh(tuple(_stated(target, name, n) for name, n in mesh_axes))
-    parts = parts_of_mesh(target, [n for _, n in mesh_axes])
-    return LaidMesh(
-        tuple(
+        axes = tuple(_stated(target, name, n) for name, n in mesh_axes)
+    else:
+        parts = parts_of_mesh(target, [n for _, n in mesh_axes])
+        axes = tuple(
             _join(target, name, n, of_axis)
             for (name, n), of_axis in zip(mesh_axes, parts, strict=True)
         )
-    )
+    return LaidMesh(axes, target.device.gathers_by_axis, target.device.scatters_by_axis)
 
 
 def _check(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> None:

@@ -33,9 +33,16 @@ class Axis:
 
 @dataclass(frozen=True)
 class LaidMesh:
-    """All axes of a mesh, major first."""
+    """A mesh laid over hardware.
+
+    Attributes:
+      axes: major first.
+      gathers_by_axis, scatters_by_axis: as of `Device`.
+    """
 
     axes: tuple[Axis, ...]
+    gathers_by_axis: bool = False
+    scatters_by_axis: bool = False
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ clock_hz = 1.5e9                    # optional, none: of the compiler's cycles
 overlap_share = 0.5                 # optional, 0: no collective hides behind compute
 fuses_matmuls = false               # optional, false; see `Device`
 hoists_conversions = false          # optional, false; see `Device`
+gathers_by_axis = false             # optional, false; see `Device`
+scatters_by_axis = false            # optional, false; see `Device`
 recomputes = ["tanh"]               # optional, []; see `Device`
 
 [peak_flops_per_s]                  # by type; at least one; `inf` is allowed
@@ -53,7 +55,8 @@ from rhino_jax.hardware.target import Device, Link, Target, Tier
 
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
-    "overlap_share", "fuses_matmuls", "hoists_conversions", "recomputes", "clock_hz",
+    "overlap_share", "fuses_matmuls", "hoists_conversions", "gathers_by_axis",
+    "scatters_by_axis", "recomputes", "clock_hz",
     "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
@@ -223,6 +226,8 @@ def _parse_device(top: _Table) -> Device:
         ),
         fuses_matmuls=top.flag("fuses_matmuls"),
         hoists_conversions=top.flag("hoists_conversions"),
+        gathers_by_axis=top.flag("gathers_by_axis"),
+        scatters_by_axis=top.flag("scatters_by_axis"),
         clock_hz=(
             top.number("clock_hz", "cycles per second, above 0")
             if "clock_hz" in top.entries

@@ -35,6 +35,9 @@ class Device:
         and what is elementwise in its result, inside of it, without memory.
       hoists_conversions: whether the compiler converts what a loop scans over before
         the loop, for all slices at once.
+      gathers_by_axis, scatters_by_axis: whether the compiler makes all-gathers, and
+        reduce-scatters, over one mesh axis at a time only; of others it makes
+        all-reduces, for twice the bytes.
       recomputes: names of costly elementwise ops that the compiler computes again in
         the backward pass rather than keep their results.
       clock_hz: cycles per second, for compilers that estimate cycles; None for those
@@ -51,6 +54,8 @@ class Device:
     overlap_share: float = 0.0
     fuses_matmuls: bool = False
     hoists_conversions: bool = False
+    gathers_by_axis: bool = False
+    scatters_by_axis: bool = False
     recomputes: tuple[str, ...] = ()
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ from rhino_jax.plan.records import (
 from rhino_jax.plan.tree_json import tree_from_json, tree_to_json
 
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FORMAT = "rhino_jax plan"
 
 
@@ -76,6 +76,12 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
                 [*key, specs.index(s)] for key, s in decisions.region_outputs.items()
             ],
             "outputs": [specs.index(s) for s in decisions.outputs],
+            "stops": [
+                [v, [specs.index(s) for s in stops]]
+                for v, stops in decisions.stops.items()
+            ],
+            "gathers_by_axis": decisions.gathers_by_axis,
+            "says_stops": decisions.says_stops,
             "specs": specs.specs,
         },
     }
@@ -111,6 +117,11 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
                 (op, r, o): specs[s] for op, r, o, s in decisions["region_outputs"]
             },
             outputs=tuple(specs[s] for s in decisions["outputs"]),
+            stops={
+                v: tuple(specs[s] for s in stops) for v, stops in decisions["stops"]
+            },
+            gathers_by_axis=bool(decisions["gathers_by_axis"]),
+            says_stops=bool(decisions["says_stops"]),
         ),
         predicted=_predicted(data["predicted"]),
         collectives=tuple(_collective(x) for x in data["collectives"]),

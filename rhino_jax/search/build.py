@@ -136,7 +136,9 @@ class _ReshardTables:
         fixed, per_byte = TIE_S, 2 / cut / self.builder.target.hbm_bytes_per_s
         # Steps scale with the bytes: take them for 2^40 bytes and divide.
         whole = 1 << 40
-        for step in reshard_steps(src, dst, whole, mesh.sizes):
+        for step in reshard_steps(
+            src, dst, whole, mesh.sizes, by_axis=mesh.gathers_by_axis
+        ):
             axes = [mesh.axes[i] for i in step.axes]
             alpha = collective_s(step.kind, 0.0, axes)
             fixed += alpha

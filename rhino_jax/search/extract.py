@@ -8,6 +8,7 @@ from collections import defaultdict
 import numpy as np
 
 from rhino_jax.cost.collectives import collective_s, wire_bytes
+from rhino_jax.cost.combine import combine_route
 from rhino_jax.cost.reshard import Step, reshard_steps
 from rhino_jax.hardware.mesh import size_of
 from rhino_jax.ir.program import Op, Program
@@ -45,12 +46,36 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
                 operands[use.key[0], use.key[1]] = wanted
             elif use.kind == "region":
                 region_outputs[use.key[0], use.key[1], use.key[2]] = wanted
-    return Decisions(values, operands, region_outputs, tuple(outputs))
+    return Decisions(
+        values,
+        operands,
+        region_outputs,
+        tuple(outputs),
+        stops=_stops(model, labels),
+        gathers_by_axis=model.mesh.gathers_by_axis,
+    )
+
+
+def _stops(model: Model, labels: Labels) -> dict[int, tuple[Spec, ...]]:
+    """Where partial sums pass through on the way to how they are held."""
+    found: dict[int, tuple[Spec, ...]] = {}
+    for node in model.graph.nodes:
+        strategy = model.options[node.id].strategies[labels[node.id]]
+        if node.op is None or not strategy.partial:
+            continue
+        for value, made, done in zip(
+            node.op.results, strategy.made, strategy.results, strict=True
+        ):
+            route = combine_route(made, done, model.mesh.scatters_by_axis)
+            if route:
+                found[value] = route
+    return found
 
 
 def collectives_of(model: Model, labels: Labels) -> tuple[Collective, ...]:
     """All collectives of a choice, the most expensive first."""
-    graph = model.graph
+    graph, sizes = model.graph, model.mesh.sizes
+    by_axis = model.mesh.gathers_by_axis
     found: list[Collective] = []
     for node in graph.nodes:
         strategy = model.options[node.id].strategies[labels[node.id]]
@@ -62,7 +87,7 @@ def collectives_of(model: Model, labels: Labels) -> tuple[Collective, ...]:
         have = model.spec(edge.source, int(labels[edge.source.node]))
         want = model.wanted(edge, int(labels[edge.target]))
         whole = graph.program.values[edge.value].bytes
-        for step in reshard_steps(have, want, whole, model.mesh.sizes):
+        for step in reshard_steps(have, want, whole, sizes, by_axis=by_axis):
             reader = graph.nodes[edge.target]
             maker = graph.nodes[edge.source.node]
             op = reader.op or maker.op

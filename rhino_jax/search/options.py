@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.cost.collectives import ALL_REDUCE, PERMUTE, REDUCE_SCATTER, collective_s
+from rhino_jax.cost.collectives import PERMUTE, collective_s
+from rhino_jax.cost.combine import combine_steps
 from rhino_jax.cost.compute import op_s
 from rhino_jax.cost.reshard import Step
 from rhino_jax.hardware.mesh import LaidMesh
@@ -287,7 +288,11 @@ def own_steps(
         ):
             if _is_complete(op.rule, strategy, r):
                 continue
-            steps += _combine_steps(program, op.results[r], strategy, made, done, mesh)
+            local = _local_bytes(program, op.results[r], made, mesh)
+            least = item_bytes("bool")
+            steps += combine_steps(
+                made, done, strategy.partial, max(local, least), mesh
+            )
     return tuple(steps)
 
 
@@ -297,27 +302,3 @@ def _is_complete(rule: Rule, strategy: Strategy, result: int) -> bool:
         axes and result in rule.partial_results(f)
         for f, axes in enumerate(strategy.cut)
     )
-
-
-def _combine_steps(
-    program: Program,
-    value: int,
-    strategy: Strategy,
-    made: Spec,
-    done: Spec,
-    mesh: LaidMesh,
-) -> list[Step]:
-    """Reduce-scatters first, so that the all-reduce of the rest is smaller."""
-    steps: list[Step] = []
-    local = max(_local_bytes(program, value, made, mesh), item_bytes("bool"))
-    scattered: set[int] = set()
-    for before, after in zip(made, done, strict=True):
-        axes = after[len(before) :]
-        if axes:
-            steps.append(Step(REDUCE_SCATTER, axes, local))
-            local /= math.prod(mesh.sizes[a] for a in axes)
-            scattered |= set(axes)
-    rest = tuple(a for a in strategy.partial if a not in scattered)
-    if rest:
-        steps.append(Step(ALL_REDUCE, rest, local))
-    return steps

@@ -91,3 +91,20 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
     assert wire_bytes(ALL_REDUCE, 1e6, 32) == pytest.approx(
         wire_bytes(REDUCE_SCATTER, 1e6, 32) + wire_bytes(ALL_GATHER, 1e6, 32)
     )
+
+
+def test_slow_links_gather_first_and_stops_are_said() -> None:
+    src, dst = ((1,), (0,)), ((), ())
+    steps = reshard_steps(src, dst, 4096, SIZES)
+    assert [s.axes for s in steps] == [(0,), (1,)]
+    assert steps[0].local_bytes < steps[1].local_bytes
+    assert reshard_route(src, dst, SIZES) == (((1,), ()), dst)
+
+
+def test_gathers_by_axis_take_the_minor_axis_first() -> None:
+    src, dst = ((0, 1), ()), ((), ())
+    (whole,) = reshard_steps(src, dst, 4096, SIZES)
+    assert whole.axes == (0, 1)
+    steps = reshard_steps(src, dst, 4096, SIZES, by_axis=True)
+    assert [s.axes for s in steps] == [(1,), (0,)]
+    assert reshard_route(src, dst, SIZES, by_axis=True) == (((0,), ()), dst)

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from rhino_jax.errors import PlanFileError
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.schema import current_versions
+from rhino_jax.plan.schema import SCHEMA_VERSION, current_versions
 from rhino_jax.plan.store import checksum, load_plan, plan_from_json, plan_to_json
 from tests.plan.samples import sample_plan
 
@@ -102,7 +102,7 @@ def test_an_edited_plan_is_refused() -> None:
 
 def test_another_schema_version_is_refused_with_both_numbers() -> None:
     text = _edited(lambda d: d.update(schema_version=99))
-    with pytest.raises(PlanFileError, match="got 99, this rhino_jax reads 1"):
+    with pytest.raises(PlanFileError, match=f"got 99, this rhino_jax reads {SCHEMA_VERSION}"):
         plan_from_json(text)
 
 

@@ -1,0 +1,75 @@
+"""Combining partial sums: which collectives, and the specs to pass through.
+
+A value whose partial sums end up cut is reduce-scattered. XLA does so over one dim
+(GPU, CPU) or one mesh axis (TPU) at a time, if told every stop; told only the end, it
+makes an all-reduce of the whole value and cuts that, for twice the bytes (seen with
+jax 0.10.2 and libtpu 0.0.51: matmuls on 2x8 H100, v5e:4x4, v5p:4x4x4, v6e:16x16).
+"""
+
+from __future__ import annotations
+
+import math
+
+from rhino_jax.cost.collectives import ALL_REDUCE, REDUCE_SCATTER
+from rhino_jax.cost.reshard import Step
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.ir.spec import Spec
+
+
+MOST_SCATTERED = 8
+"""XLA:TPU makes an all-reduce of a reduce-scatter over one axis that is the whole
+slice: seen for 16, 64 and 256 chips (v5e, v5p, v6e), not for 8 (v5e:2x4)."""
+
+
+def combine_steps(
+    made: Spec, done: Spec, partial: tuple[int, ...], made_bytes: float, mesh: LaidMesh
+) -> tuple[Step, ...]:
+    """The collectives that make a value of its partial sums.
+
+    Args:
+      made: spec in which it is made.
+      done: spec in which it is held; further cut than `made`, or not.
+      partial: mesh axes over which it is partial.
+      made_bytes: bytes of a device's part of the partial sums.
+      mesh: the mesh.
+    Returns:
+      Reduce-scatters first, so that the all-reduce of the rest is smaller.
+    """
+    steps: list[Step] = []
+    local, scattered = made_bytes, set[int]()
+    for _, axes in _parts(made, done, mesh.scatters_by_axis):
+        pieces = math.prod(mesh.sizes[a] for a in axes)
+        is_whole = pieces == mesh.num_devices and pieces > MOST_SCATTERED
+        kind = ALL_REDUCE if mesh.scatters_by_axis and is_whole else REDUCE_SCATTER
+        steps.append(Step(kind, axes, local))
+        local /= pieces
+        scattered |= set(axes)
+    rest = tuple(a for a in partial if a not in scattered)
+    if rest:
+        steps.append(Step(ALL_REDUCE, rest, local))
+    return tuple(steps)
+
+
+def combine_route(made: Spec, done: Spec, by_axis: bool) -> tuple[Spec, ...]:
+    """The specs between partial sums made as `made` and the value held as `done`:
+    one after each reduce-scatter but the last."""
+    now = list(made)
+    route: list[Spec] = []
+    for dim, axes in _parts(made, done, by_axis):
+        now[dim] = (*now[dim], *axes)
+        route.append(tuple(now))
+    return tuple(route[:-1])
+
+
+def _parts(made: Spec, done: Spec, by_axis: bool) -> list[tuple[int, tuple[int, ...]]]:
+    """(dim, mesh axes) of each reduce-scatter, in order. Minor axes lie on the faster
+    links: they come first, while the value is large."""
+    added = [
+        (dim, after[len(before) :])
+        for dim, (before, after) in enumerate(zip(made, done, strict=True))
+        if len(after) > len(before)
+    ]
+    added.sort(key=lambda d: -max(d[1]))
+    if not by_axis:
+        return added
+    return [(dim, (axis,)) for dim, axes in added for axis in axes]

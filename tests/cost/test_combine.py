@@ -1,0 +1,50 @@
+"""How partial sums are combined."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhino_jax.cost.collectives import ALL_REDUCE, REDUCE_SCATTER
+from rhino_jax.cost.combine import combine_route, combine_steps
+from rhino_jax.hardware.files import load_target
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.mesh import LaidMesh
+
+
+GPU = lay_out(load_target("h100:2x8"), [("data", 2), ("model", 8)])
+TPU = lay_out(load_target("v5e:4x4"), [("data", 4), ("model", 4)])
+WHOLE = ((), ())
+
+
+@pytest.mark.parametrize(
+    ("done", "mesh", "steps", "route"),
+    [
+        (((), ()), GPU, [(ALL_REDUCE, (0, 1))], ()),
+        (((0, 1), ()), GPU, [(REDUCE_SCATTER, (0, 1))], ()),
+        # Fast links first, while the value is large.
+        (((0,), (1,)), GPU, [(REDUCE_SCATTER, (1,)), (REDUCE_SCATTER, (0,))],
+         (((), (1,)),)),
+        (((0,), ()), GPU, [(REDUCE_SCATTER, (0,)), (ALL_REDUCE, (1,))], ()),
+        (((0, 1), ()), TPU, [(REDUCE_SCATTER, (0,)), (REDUCE_SCATTER, (1,))],
+         (((0,), ()),)),
+    ],
+)  # fmt: skip
+def test_partial_sums_over_two_axes(
+    done: tuple, mesh: LaidMesh, steps: list, route: tuple
+) -> None:
+    found = combine_steps(WHOLE, done, (0, 1), 1024.0, mesh)
+    assert [(s.kind, s.axes) for s in found] == steps
+    assert combine_route(WHOLE, done, mesh.scatters_by_axis) == route
+
+
+def test_every_scatter_leaves_less_to_the_next() -> None:
+    first, second = combine_steps(WHOLE, ((0,), (1,)), (0, 1), 1024.0, GPU)
+    assert (first.local_bytes, second.local_bytes) == (1024.0, 128.0)
+
+
+def test_one_axis_over_a_whole_slice_is_all_reduced_on_tpu() -> None:
+    done = ((0,), ())
+    for topology, size, kind in (("4x4", 16, ALL_REDUCE), ("2x4", 8, REDUCE_SCATTER)):
+        mesh = lay_out(load_target(f"v5e:{topology}"), [("data", size)])
+        (step,) = combine_steps(WHOLE, done, (0,), 1024.0, mesh)
+        assert step.kind == kind
