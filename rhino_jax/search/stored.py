@@ -77,12 +77,6 @@ class Fusing:
         )
 
     @property
-    def in_place(self) -> bool:
-        """Whether a fusion writes over the last use of what it reads. Those that run
-        matmuls read windows ahead and do not: seen on TPU, libtpu 0.0.51."""
-        return not self.with_matmuls
-
-    @property
     def into(self) -> frozenset[str]:
         """Ops that compute elementwise operands on the fly."""
         return FUSES_OPERANDS | (MATMULS if self.with_matmuls else frozenset())

@@ -102,7 +102,9 @@ def test_an_edited_plan_is_refused() -> None:
 
 def test_another_schema_version_is_refused_with_both_numbers() -> None:
     text = _edited(lambda d: d.update(schema_version=99))
-    with pytest.raises(PlanFileError, match=f"got 99, this rhino_jax reads {SCHEMA_VERSION}"):
+    with pytest.raises(
+        PlanFileError, match=f"got 99, this rhino_jax reads {SCHEMA_VERSION}"
+    ):
         plan_from_json(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.search.flatten import flatten
-from rhino_jax.search.graph import NodeKind, Port
-from rhino_jax.search.liveness import analyse
+from rhino_jax.search.graph import Edge, NodeKind, Port
+from rhino_jax.search.liveness import analyse, find_late
 from rhino_jax.search.stored import Fusing
 
 
@@ -185,3 +186,28 @@ def test_weights_that_a_loop_reads_as_they_are_are_not_converted() -> None:
 
     graph = flatten(trace(both, STACK, {}).program)
     assert analyse(graph, TPU).hoisted == ()
+
+
+def test_a_weights_gradient_keeps_what_it_reads_to_the_loops_end() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        @jax.checkpoint
+        def body(y: Any, w: Any) -> Any:
+            return jnp.sin(y @ w) @ w, None
+
+        return jax.lax.scan(body, x, weights)[0].sum()
+
+    graph = flatten(trace(jax.grad(loss), (STACK[0], X), {}).program)
+    dots = [n for n in graph.nodes if n.op is not None and n.op.name == "dot_general"]
+    readers: dict[Port, list[Edge]] = defaultdict(list)
+    for edge in graph.edges:
+        readers[edge.source].append(edge)
+    late = find_late(graph, readers, analyse(graph, PLAIN).slack)
+    # Forward: two. Backward: one again, two gradients of x, two of w, of which the
+    # first could run before the last gradient of x.
+    assert len(dots) == 7
+    (dot,) = late
+    assert late[dot] == max(graph.loop_end.values())
+    live = analyse(graph, PLAIN)
+    for edge in graph.edges:
+        if edge.target == dot:
+            assert live.interval[edge.source][1] == late[dot]
