@@ -25,6 +25,8 @@ class Liveness:
     kernels: what is read and launched once.
     slack: which collectives something waits for.
     hoisted: converted copies of what loops scan over.
+    copied: slice and stack nodes of loops whose values are copied out of and into
+        the stack.
     interval: port → (first, last) time, both included, at which it is live.
     edge_interval: for every edge, when a resharded copy of its value is live.
     """
@@ -33,6 +35,7 @@ class Liveness:
     kernels: Kernels
     slack: Slack
     hoisted: tuple[Hoisted, ...]
+    copied: frozenset[int]
     interval: dict[Port, tuple[int, int]]
     edge_interval: tuple[tuple[int, int], ...]
 
@@ -65,6 +68,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         find_kernels(graph, levels, found, FUSES_OPERANDS),
         slack,
         find_hoisted(graph, readers) if fusing.hoists_conversions else (),
+        _copied(graph, readers),
         interval,
         tuple(_edge_interval(graph, e, last) for e in graph.edges),
     )
@@ -108,6 +112,21 @@ def _read_until(
         is_owned = graph.nodes[edge.source.node].kind is not NodeKind.OP
         return edge.time - 1 if is_owned else edge.time
     return late.get(target.id, edge.time)
+
+
+def _copied(graph: Graph, readers: dict[Port, list[Edge]]) -> frozenset[int]:
+    """A slice with one reader is taken inside of it, and what only goes into a stack
+    is written there; where others read it too, it is a value of its own."""
+    found = {
+        node.id
+        for node in graph.nodes
+        if node.kind is NodeKind.SLICE and len(readers[Port(node.id, 0)]) > 1
+    }
+    for edge in graph.edges:
+        is_stack = graph.nodes[edge.target].kind is NodeKind.STACK
+        if is_stack and len(readers[edge.source]) > 1:
+            found.add(edge.target)
+    return frozenset(found)
 
 
 def find_late(

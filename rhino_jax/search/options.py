@@ -120,19 +120,32 @@ class OptionBuilder:
         if node.kind is NodeKind.STACK:
             shape = shape[1:]
         pin = self.pinned.get(node.id)
-        key = (node.kind, shape, pin)
+        copied = self._copied_bytes(node)
+        key = (node.kind, shape, pin, copied)
         found = self._cache.get(key)
         if found is None:
             specs = list(all_specs(shape, self.mesh.sizes)) if pin is None else [pin]
-            found = self._cache[key] = self._border(node.kind, specs)
+            found = self._cache[key] = self._border(node.kind, specs, copied)
         return found
 
-    def _border(self, kind: NodeKind, specs: list[Spec]) -> Options:
+    def _copied_bytes(self, node: Node) -> int:
+        """Bytes of the whole stack that a loop copies slice by slice, or 0."""
+        if node.id not in self.liveness.copied or node.op is None:
+            return 0
+        stack = (
+            node.value if node.kind is NodeKind.STACK else node.op.operands[node.slot]
+        )
+        return self.graph.program.values[stack].bytes
+
+    def _border(self, kind: NodeKind, specs: list[Spec], copied: int) -> Options:
         stacked: list[Spec] = [((), *spec) for spec in specs]
         ins = stacked if kind is NodeKind.SLICE else specs
         outs = stacked if kind is NodeKind.STACK else specs
         zeros = np.zeros(len(specs))
+        taken = self.table.port(ins)
         made = self.table.port(outs)
+        traffic = 2 * copied * self.shares(taken)
+        copy_s = op_s(self.target, zeros, traffic, "float32")
         # A carry has two results: what the body reads, and what the loop leaves.
         copies = 2 if kind is NodeKind.CARRY else 1
         return Options(
@@ -140,10 +153,10 @@ class OptionBuilder:
                 Strategy((), (i,), (o,) * copies, (o,) * copies)
                 for i, o in zip(ins, outs, strict=True)
             ),
+            copy_s,
+            copy_s,
             zeros,
-            zeros,
-            zeros,
-            (self.table.port(ins),),
+            (taken,),
             (made,) * copies,
         )
 
