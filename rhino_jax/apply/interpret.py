@@ -23,7 +23,7 @@ from rhino_jax.apply.constraints import Constraints, auto_twin
 from rhino_jax.apply.regions import rebuild_jaxpr, with_jaxprs
 from rhino_jax.frontend.regions import closed_region_jaxprs
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
-from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
 
@@ -99,6 +99,10 @@ class _Walk:
             self.mesh.place(x, whole)
             for x, whole in zip(operands, self.reading_whole(op), strict=True)
         ]
+        if op.name == USERS_CONSTRAINT:
+            return [
+                self.made(x, v, None) for x, v in zip(operands, op.results, strict=True)
+            ]
         params = eqn.params
         if op.call is not None:
             params = with_jaxprs(eqn, self.regions(op, closed_region_jaxprs(eqn)))

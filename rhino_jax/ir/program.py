@@ -26,6 +26,10 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
+USERS_CONSTRAINT = "sharding_constraint"
+"""The op that `jax.lax.with_sharding_constraint` makes in a user's program."""
+
+
 def item_bytes(dtype: str) -> int:
     """Bytes of one element; PRNG keys (`key<fry>`) hold two 32-bit words."""
     if dtype.startswith("key<"):

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from rhino_jax.hardware.target import Target
-from rhino_jax.ir.program import Program, item_bytes
+from rhino_jax.ir.program import USERS_CONSTRAINT, Program, item_bytes
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, Plan
@@ -57,6 +57,12 @@ def assemble(
     if unknown:
         listed = ", ".join(f"{n} ({c})" for n, c in unknown.items())
         notes.append(f"replicated for want of a rule: {listed}.")
+    said = sum(op.name == USERS_CONSTRAINT for op in program.ops)
+    if said:
+        notes.append(
+            f"sharding constraints that the program says itself: {said}; the plan takes"
+            " their place. Pin with pins= what must stay."
+        )
     status = "optimal" if solution.gap <= OPTIMAL_GAP else "feasible"
     return Plan(
         program_name=program.name,

@@ -17,10 +17,8 @@ from typing import Any
 
 from rhino_jax._compat import open_jaxpr, user_frames
 from rhino_jax.frontend.regions import region_jaxprs
-from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
 
-
-CONSTRAINT = "sharding_constraint"
 
 _QUOTED = re.compile(r"'([^']+)'")
 _MOST_NAMED = 4
@@ -112,7 +110,7 @@ class _Search:
 
     def asked(self, op: Op) -> Iterator[str]:
         """A constraint in words, if it can be what moves data."""
-        if op.name != CONSTRAINT:
+        if op.name != USERS_CONSTRAINT:
             return
         if self.is_gather and self.axes <= set(_QUOTED.findall(op.label)):
             return
@@ -121,7 +119,7 @@ class _Search:
 
 def _is_passing(op: Op) -> bool:
     """Whether data lies after an op as it did before."""
-    return op.is_fusible and op.name != CONSTRAINT
+    return op.is_fusible and op.name != USERS_CONSTRAINT
 
 
 def culprits_of(
@@ -169,7 +167,7 @@ def _lines(program: Program, region: Region, jaxpr: Any) -> Iterator[tuple[int, 
     walk them, op by equation."""
     for op_id, eqn in zip(region.ops, jaxpr.eqns, strict=True):
         op = program.ops[op_id]
-        if op.name == CONSTRAINT:
+        if op.name == USERS_CONSTRAINT:
             yield op_id, _line(op, eqn)
         if op.call is not None:
             for inner, body in zip(op.call.regions, region_jaxprs(eqn), strict=True):

@@ -24,10 +24,10 @@ from rhino_jax._compat import (
 from rhino_jax.apply.regions import rebuild_jaxpr, with_jaxprs
 from rhino_jax.frontend.leaves import split_result
 from rhino_jax.frontend.regions import body_jaxpr, closed_region_jaxprs
-from rhino_jax.ir.program import Program
+from rhino_jax.ir.program import USERS_CONSTRAINT, Program
 
 
-CONSTRAINTS = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
+CONSTRAINTS = frozenset({USERS_CONSTRAINT, "reshard", "mesh_cast"})
 INLINED = frozenset({"jit", "pjit"})
 
 

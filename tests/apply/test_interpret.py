@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
+import rhino_jax as rhino
 from rhino_jax._compat import is_jaxpr, open_jaxpr
 from rhino_jax.apply.interpret import constrained
 from rhino_jax.frontend.trace import trace
@@ -138,3 +139,20 @@ def test_the_compiled_program_has_the_functions_name() -> None:
         return x @ w
 
     assert "jit_my_step" in shard(my_step).lower(*arguments()).as_text()
+
+
+def test_the_plan_takes_the_place_of_the_users_own_constraints() -> None:
+    mesh = mesh_of()
+    first, second = mesh.axis_names[:2]
+    by_hand = NamedSharding(mesh, P(None, second))
+
+    def fn(x: Any, w: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x @ w, by_hand) + 1.0
+
+    args = (jnp.ones((16, 8)), jnp.ones((8, 16)))
+    plan = rhino.plan(fn, *args, mesh=mesh, pins={"w": P(first)}, progress=False)
+    assert any("says itself: 1" in note for note in plan.notes)
+    step = plan.jit(fn)
+    text = step.lower(*args).as_text()
+    assert f'[{{}}, {{"{second}"}}]' not in text
+    assert_close(step(*args), fn(*args))
