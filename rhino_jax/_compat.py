@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax._src import (
     config,
     hardware_utils,
@@ -214,3 +215,15 @@ def compiling_anew() -> Iterator[dict[str, str | bool]]:
     """
     with config.persistent_cache_min_compile_time_secs(math.inf):
         yield {"xla_debug_buffer_assignment_show_max": str(next(_COMPILATIONS))}
+
+
+def only_nccl() -> dict[str, str]:
+    """Options that leave collectives on GPU to NCCL.
+
+    On 0.12 XLA writes kernels of its own for small all-reduces, and dies of an LLVM
+    error over some whose result is a scalar ("size mismatch when packing elements for
+    LLVM struct"); 0.10 does not know the option.
+    """
+    if jax.__version_info__ < (0, 12):
+        return {}
+    return {"xla_gpu_experimental_use_collective_kernels": ""}

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from rhino_jax.errors import RhinoError
 
@@ -24,7 +25,7 @@ def captured_stderr() -> Iterator[Captured]:
 
     The caller decides what of it the user should see. If the body raises anything
     but a RhinoError, which tells its own story, all is passed on. What is written
-    just before the process is killed is lost.
+    just before the process is killed is lost, unless `keep_captured` says where to.
     """
     captured = Captured()
     try:
@@ -40,7 +41,7 @@ def captured_stderr() -> Iterator[Captured]:
 @contextlib.contextmanager
 def _redirected(captured: Captured) -> Iterator[None]:
     _flush()
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile() if _kept is None else _kept.open("w+b") as file:
         real = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
@@ -51,6 +52,18 @@ def _redirected(captured: Captured) -> Iterator[None]:
             os.close(real)
             file.seek(0)
             captured.text = file.read().decode(errors="replace")
+
+
+_kept: Path | None = None
+
+
+def keep_captured(file: Path) -> None:
+    """Hold back in a file that outlives the process, for those who wait for it.
+
+    A compiler that meets a fatal error ends the process before anything is passed on.
+    """
+    global _kept
+    _kept = file
 
 
 def write_stderr(text: str) -> None:

@@ -30,6 +30,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.records import CompiledCandidate
 from rhino_jax.plan.store import load_plan
+from rhino_jax.streams import keep_captured
 
 
 def main(path: str) -> int:
@@ -39,6 +40,7 @@ def main(path: str) -> int:
       2 for an error that rhino knows, told in four parts; else 0.
     """
     job = json.loads(Path(path).read_text(encoding="utf-8"))
+    keep_captured(Path(path).with_suffix(".stderr"))
     (row,) = parse_suite({"rows": [job["row"]]}, name="job", file=path).rows
     _emulate(row)
     try:

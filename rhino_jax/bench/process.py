@@ -54,7 +54,7 @@ def run_job(
     Raises:
       Stopped: that was so.
     """
-    path = log.with_suffix(".job.json")
+    path = log.with_suffix(".json")
     write_json(path, dict(job))
     command = (sys.executable, "-m", "rhino_jax.bench.child", str(path))
     return run_process(command, log, timeout_s, stop)
@@ -123,7 +123,10 @@ def _verdict(code: int | None, log: Path, timeout_s: float) -> tuple[str, str]:
             reason += ", perhaps because the host's memory was full"
         return "died", f"killed by {reason}; what it wrote: {log}"
     if code:
-        return "error", _last_error(log.read_text(encoding="utf-8", errors="replace"))
+        # What a compiler wrote before it ended the process is held back in its own.
+        files = [log, log.with_suffix(".stderr")]
+        texts = [f.read_text("utf-8", "replace") for f in files if f.exists()]
+        return "error", next(filter(None, map(_last_error, texts)), "")
     return "ok", ""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from rhino_jax._compat import is_compile_only, num_tpu_chips
+from rhino_jax._compat import is_compile_only, num_tpu_chips, only_nccl
 from rhino_jax.errors import HardwareError
 from rhino_jax.streams import captured_stderr
 
@@ -179,6 +179,7 @@ def compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, str]:
     return {
         "xla_gpu_cuda_data_dir": str(cuda_dir()),
         "xla_gpu_autotune_level": "0",
+        **only_nccl(),
     }
 
 

@@ -99,3 +99,18 @@ def _wait_until_gone(pid: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"process {pid} is still there")
+
+
+def test_what_a_compiler_said_before_it_ended_the_process_is_told(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import os, pathlib\n"
+        "from rhino_jax.streams import captured_stderr, keep_captured\n"
+        f"keep_captured(pathlib.Path({str(tmp_path / 'log.stderr')!r}))\n"
+        "with captured_stderr():\n"
+        "    os.write(2, b'F0101 fatal: no such kernel')\n"
+        "    os._exit(1)"
+    )
+    outcome = run(code, tmp_path)
+    assert (outcome.status, outcome.error) == ("error", "F0101 fatal: no such kernel")
