@@ -48,3 +48,9 @@ def test_one_axis_over_a_whole_slice_is_all_reduced_on_tpu() -> None:
         mesh = lay_out(load_target(f"v5e:{topology}"), [("data", size)])
         (step,) = combine_steps(WHOLE, done, (0,), 1024.0, mesh)
         assert step.kind == kind
+
+
+def test_vectors_are_all_reduced_on_tpu() -> None:
+    for mesh, kind in ((TPU, ALL_REDUCE), (GPU, REDUCE_SCATTER)):
+        (step,) = combine_steps(((),), ((1,),), (1,), 1024.0, mesh)
+        assert step.kind == kind
