@@ -112,6 +112,20 @@ def test_operands_are_resharded_only_for_the_op_that_says_so() -> None:
     assert add_eqn.invars[0] is open_jaxpr(jaxpr).invars[0]
 
 
+def test_partial_sums_pass_through_every_stop() -> None:
+    def product(x: Any, w: Any) -> Any:
+        return x @ w
+
+    traced = trace(product, arguments(), {})
+    (value,) = traced.program.ops[0].results
+    decisions = Decisions(values={value: ((0,), (1,))}, stops={value: (((), (1,)),)})
+    jaxpr, _ = _applied(product, decisions)
+    first, last = _eqns(jaxpr, "sharding_constraint")
+    assert first.params["sharding"].spec == P(None, "y")
+    assert last.params["sharding"].spec == P("x", "y")
+    assert last.invars[0] is first.outvars[0]
+
+
 def test_a_spec_that_does_not_divide_is_left_open() -> None:
     def small(x: Any, w: Any) -> Any:
         return x[:3] * 2.0

@@ -28,6 +28,18 @@ def test_a_saved_plan_comes_back_equal(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "plan.json"]
 
 
+def test_stops_come_back() -> None:
+    plan = sample_plan()
+    decisions = dataclasses.replace(
+        plan.decisions,
+        stops={3: (((), (1,)), ((0,), (1,)))},
+        gathers_by_axis=True,
+        says_stops=False,
+    )
+    text = plan_to_json(dataclasses.replace(plan, decisions=decisions))
+    assert plan_from_json(text).decisions == decisions
+
+
 def test_saving_a_loaded_plan_changes_nothing(tmp_path: Path) -> None:
     text = plan_to_json(sample_plan())
     assert plan_to_json(plan_from_json(text)) == text

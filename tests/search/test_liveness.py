@@ -136,6 +136,8 @@ def test_a_loop_makes_its_broadcasts_itself() -> None:
 
         return jax.lax.scan(body, x, None, length=4)[0]
 
+    program = trace(masked, (X,), {}).program
+    assert "broadcast_in_dim" in [op.name for op in program.ops]
     assert "broadcast_in_dim" not in stored(masked, X)
 
 
@@ -211,3 +213,24 @@ def test_a_weights_gradient_keeps_what_it_reads_to_the_loops_end() -> None:
     for edge in graph.edges:
         if edge.target == dot:
             assert live.interval[edge.source][1] == late[dot]
+
+
+def test_slices_that_several_read_and_values_stacked_beside_other_use_are_copied() -> (
+    None
+):
+    def copied(fn: Callable[..., Any]) -> set[NodeKind]:
+        graph = flatten(trace(fn, (STACK[0], X), {}).program)
+        return {graph.nodes[n].kind for n in analyse(graph, PLAIN).copied}
+
+    def alone(weights: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda y, w: (y, w + 1.0), x, weights)
+
+    def shared(weights: Any, x: Any) -> Any:
+        def body(y: Any, w: Any) -> Any:
+            z = jnp.sin(w)
+            return y @ w + z, z
+
+        return jax.lax.scan(body, x, weights)
+
+    assert copied(alone) == set()
+    assert copied(shared) == {NodeKind.SLICE, NodeKind.STACK}
