@@ -23,6 +23,7 @@ from rhino_jax.bench.compiling import Compiler
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planned import PlanEntry, add_entry
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
+from rhino_jax.bench.programs import Programs
 from rhino_jax.bench.store import write_json
 from rhino_jax.bench.suite import Row, parse_suite
 from rhino_jax.errors import RhinoError
@@ -101,7 +102,7 @@ def _clock(job: Mapping[str, Any], row: Row) -> None:
 
 
 def _compiler(job: Mapping[str, Any], row: Row, traced: Traced) -> Compiler:
-    return Compiler(traced, row.target, Path(job["cache"]), job["versions"])
+    return Compiler(traced, row.target, Programs(Path(job["cache"])))
 
 
 _TASKS = {"plan": _plan, "compile": _compile, "refine": _refine, "clock": _clock}

@@ -1,26 +1,23 @@
 """Compiling the plans of a row, and reading what became of them.
 
-Two plans may be one program: what was read of a program is kept by its hash, and it
-is compiled once, also when a suite is stopped and goes on.
+Two plans may be one program: it is compiled once (see `rhino_jax.bench.programs`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rhino_jax.apply.bound import Bound
 from rhino_jax.apply.sharded import with_trees
 from rhino_jax.apply.stages import lower
+from rhino_jax.bench.programs import Programs
 from rhino_jax.bench.records import Measure
-from rhino_jax.bench.store import read_json, write_json
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.records import Predicted
 from rhino_jax.units import format_bytes
 from rhino_jax.verify.places import place_of
 from rhino_jax.verify.rates import Rates
@@ -73,16 +70,14 @@ class Compiler:
     Attributes:
       traced: the workload's step.
       target: hardware with its topology, as "v5e:4x4".
-      cache: folder of what was read of programs.
-      versions: that an entry of the cache must be of.
+      programs: those that are compiled already.
       waited_s: seconds that compiling took here.
       charged_s: the same, and those of programs that were compiled before.
     """
 
     traced: Traced
     target: str
-    cache: Path
-    versions: Mapping[str, str]
+    programs: Programs
     waited_s: float = 0.0
     charged_s: float = 0.0
 
@@ -102,14 +97,11 @@ class Compiler:
         lowered = lower(bound).lowered
         text = f"{self.target}\n{lowered.as_text()}"
         program = hashlib.sha256(text.encode()).hexdigest()[:16]
-        file = self.cache / f"{program}.json"
-        known = read_json(file)
-        if known is not None and known["versions"] == dict(self.versions):
-            compiled = Compiled.from_dict(known["compiled"])
-            self.charged_s += compiled.compile_s
-            return compiled, _reading(known)
-        compilation = place.compile(lowered)
-        self.waited_s += compilation.seconds
+        compilation = self.programs.read(program)
+        if compilation is None:
+            compilation = place.compile(lowered)
+            self.waited_s += compilation.seconds
+            self.programs.write(program, compilation)
         self.charged_s += compilation.seconds
         reading = read_compiled(compilation, plan.mesh_axes, place.target)
         out = compilation.out_of_memory
@@ -134,21 +126,4 @@ class Compiler:
             error=error,
             notes=reading.notes,
         )
-        entry = {
-            "versions": dict(self.versions),
-            "compiled": compiled.to_dict(),
-            "reading": asdict(replace(reading, collectives=())),
-        }
-        write_json(file, entry)
         return compiled, reading
-
-
-def _reading(entry: Mapping[str, Any]) -> Reading:
-    """What an entry of the cache says; without collectives, which nobody compares."""
-    values = dict(entry["reading"])
-    return Reading(
-        compiled=Predicted(**values["compiled"]),
-        collectives=(),
-        rematerialised=tuple(values["rematerialised"]),
-        notes=tuple(values["notes"]),
-    )

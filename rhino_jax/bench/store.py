@@ -4,15 +4,16 @@ SUITE.jsonl        one result per line, as soon as it is there
 SUITE.json         all results of a suite, and its figures, when it is done
 SUITE.md           the same to read
 plans/ROW/         the plans of a row
-compiled/          what was read of each compiled program, by the program's hash
+compiled/          each compiled program, by the hash of what it was compiled from
 logs/              what each child process wrote
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,15 +119,22 @@ def _drop_half_line(path: Path) -> None:
         file.truncate(file.read().rfind(b"\n") + 1)
 
 
-def write_json(path: Path, values: Any) -> None:
-    """Write a file that appears whole or not at all."""
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write a file, such that it appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        text = json.dumps(values, indent=1, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write a file that appears whole or not at all."""
+    text = json.dumps(values, indent=1, ensure_ascii=False)
+    with whole_file(path) as file:
+        file.write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any | None:

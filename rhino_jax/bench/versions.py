@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +25,9 @@ _TELLS_ONLY = (
 )
 """What only writes about plans, and changes no result."""
 
+_COMPILES = ("_compat.py", "hardware/compile_only.py", "verify/compile.py")
+"""What says how a program is compiled."""
+
 
 @cache
 def versions() -> dict[str, str]:
@@ -35,6 +38,22 @@ def versions() -> dict[str, str]:
     """
     found = {"rhino_jax": rhino_jax.__version__, "source": source_digest()}
     found["python"] = platform.python_version()
+    return found | _packages()
+
+
+@cache
+def compiler_versions() -> dict[str, str]:
+    """What a compiled program depends on, beside the program: as `versions`.
+
+    "source" is a digest of what says how to compile, and of nothing that plans.
+    """
+    sources = [_root() / name for name in _COMPILES]
+    sources += (configs_dir() / "xla_gpu").iterdir()
+    return {"source": _digest(sources), **_packages()}
+
+
+def _packages() -> dict[str, str]:
+    found = {}
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -45,17 +64,24 @@ def versions() -> dict[str, str]:
 
 def source_digest() -> str:
     """Eight hex digits of everything that plans and reads."""
-    root = Path(rhino_jax.__file__).resolve().parent
     sources = [
         path
-        for path in root.rglob("*.py")
-        if not path.relative_to(root).as_posix().startswith(_TELLS_ONLY)
+        for path in _root().rglob("*.py")
+        if not path.relative_to(_root()).as_posix().startswith(_TELLS_ONLY)
     ]
     sources += [
         path
         for folder in ("hardware", "models", "xla_gpu")
         for path in (configs_dir() / folder).iterdir()
     ]
+    return _digest(sources)
+
+
+def _root() -> Path:
+    return Path(rhino_jax.__file__).resolve().parent
+
+
+def _digest(sources: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     # A wheel has configs/ inside the package: only the last folder is the same.
     named = {f"{path.parent.name}/{path.name}": path for path in sources}

@@ -7,7 +7,12 @@ import pytest
 
 import rhino_jax
 from rhino_jax.bench import versions as versions_module
-from rhino_jax.bench.versions import source_digest, versions, versions_line
+from rhino_jax.bench.versions import (
+    compiler_versions,
+    source_digest,
+    versions,
+    versions_line,
+)
 from rhino_jax.hardware.files import configs_dir
 
 
@@ -49,3 +54,26 @@ def test_an_edited_planner_is_another(copy: Path, file: str, is_another: bool) -
     with (copy / file).open("a") as source:
         source.write("# edited\n")
     assert (source_digest() != before) == is_another
+
+
+@pytest.mark.parametrize(
+    ("file", "is_another"),
+    [
+        ("rhino_jax/verify/compile.py", True),
+        ("rhino_jax/_compat.py", True),
+        ("configs/xla_gpu/h100.txtpb", True),
+        ("rhino_jax/search/driver.py", False),
+        ("rhino_jax/verify/reading.py", False),
+        ("configs/hardware/v5e.toml", False),
+    ],
+)
+def test_an_edited_planner_is_the_same_compiler(
+    copy: Path, file: str, is_another: bool
+) -> None:
+    compiler_versions.cache_clear()
+    before = compiler_versions()
+    with (copy / file).open("a") as source:
+        source.write("# edited\n")
+    compiler_versions.cache_clear()
+    assert (compiler_versions() != before) == is_another
+    compiler_versions.cache_clear()
