@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.apply.density import only_around_matmuls
 from rhino_jax.apply.sharded import with_trees
 from rhino_jax.bench.methods import Method
 from rhino_jax.bench.suite import Row
@@ -134,8 +133,16 @@ class Planner:
             except InfeasiblePlanError as error:
                 yield from (_none(m, started, error) for m in methods)
                 return
-        plans = make_recipe_plans(program, mesh, self.target, self._request("best"))
+        by_density: dict[str, dict[str, Plan | None]] = {}
         for method in methods:
+            if method.density not in by_density:
+                request = replace(
+                    self._request("best"), says_only_matmuls=method.density == "matmul"
+                )
+                by_density[method.density] = make_recipe_plans(
+                    program, mesh, self.target, request
+                )
+            plans = by_density[method.density]
             plan = plans.get(method.plan)
             if plan is None:
                 yield Planned(
@@ -145,9 +152,6 @@ class Planner:
                     error=_why_not(method, plans),
                 )
                 continue
-            if method.density == "matmul":
-                said = only_around_matmuls(program, plan.decisions)
-                plan = replace(plan, decisions=said)
             yield self._planned(method, plan, started)
 
     def _own(self, method: Method) -> Planned:

@@ -18,7 +18,8 @@ from rhino_jax.ir.spec import Spec
 
 MOST_SCATTERED = 8
 """XLA:TPU makes an all-reduce of a reduce-scatter over one axis that is the whole
-slice: seen for 16, 64 and 256 chips (v5e, v5p, v6e), not for 8 (v5e:2x4)."""
+slice: seen for 16, 64 and 256 chips (v5e, v5p, v6e), and for 8 on tori of three dims
+(v4:2x2x2, v5p:2x2x2), not on others (v5e:2x4, v6e:2x4)."""
 
 
 def combine_steps(
@@ -35,11 +36,18 @@ def combine_steps(
     Returns:
       Reduce-scatters first, so that the all-reduce of the rest is smaller.
     """
+    parts = _parts(made, done, mesh.scatters_by_axis)
+    # Large matmuls on tori of two dims are an exception: they become loops that
+    # scatter over all axes at once (GPT 1.3B on v5e:4x4).
+    is_looped = mesh.scatters_by_axis and not mesh.gathers_by_axis
+    if len(parts) > 1 and not mesh.says_stops and not is_looped:
+        return (Step(ALL_REDUCE, partial, made_bytes),)
+    most = MOST_SCATTERED - 1 if mesh.gathers_by_axis else MOST_SCATTERED
     steps: list[Step] = []
     local, scattered = made_bytes, set[int]()
-    for _, axes in _parts(made, done, mesh.scatters_by_axis):
+    for _, axes in parts:
         pieces = math.prod(mesh.sizes[a] for a in axes)
-        is_whole = pieces == mesh.num_devices and pieces > MOST_SCATTERED
+        is_whole = pieces == mesh.num_devices and pieces > most
         # Shards of a vector, as a bias's gradient, are no whole tiles on TPU: seen as
         # all-reduces in GPTs of 256 to 2,048 features.
         is_reduced = mesh.scatters_by_axis and (is_whole or len(made) == 1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rhino_jax.cost.collectives import (
     ALL_GATHER,
+    ALL_REDUCE,
     ALL_TO_ALL,
     PERMUTE,
 )
@@ -35,6 +36,7 @@ def reshard_steps(
     sizes: tuple[int, ...],
     *,
     by_axis: bool = False,
+    says_stops: bool = True,
 ) -> tuple[Step, ...]:
     """The collectives that turn `src` into `dst`.
 
@@ -44,10 +46,11 @@ def reshard_steps(
       whole_bytes: bytes of the whole value.
       sizes: mesh axis sizes.
       by_axis: gather over one mesh axis at a time, see `Device.gathers_by_axis`.
+      says_stops: whether the compiler is told every stop, or only `dst`.
     Returns:
       Steps in order; empty where the change is local.
     """
-    steps, _ = _reshard(src, dst, whole_bytes, sizes, by_axis)
+    steps, _ = _reshard(src, dst, whole_bytes, sizes, by_axis, says_stops)
     return tuple(steps)
 
 
@@ -61,7 +64,7 @@ def reshard_route(
     gathers the last dim first, whatever links that takes; told every stop, it
     gathers over slow links while the shard is small.
     """
-    _, route = _reshard(src, dst, 1, sizes, by_axis)
+    _, route = _reshard(src, dst, 1, sizes, by_axis, says_stops=True)
     stops = [*route, dst]
     return tuple(
         s for s, before in zip(stops, [src, *stops], strict=False) if s != before
@@ -69,7 +72,12 @@ def reshard_route(
 
 
 def _reshard(
-    src: Spec, dst: Spec, whole_bytes: int, sizes: tuple[int, ...], by_axis: bool
+    src: Spec,
+    dst: Spec,
+    whole_bytes: int,
+    sizes: tuple[int, ...],
+    by_axis: bool,
+    says_stops: bool,
 ) -> tuple[list[Step], list[Spec]]:
     """Steps, and the spec before each all-to-all and each gather."""
     if src == dst:
@@ -114,7 +122,8 @@ def _reshard(
         if moved:
             _cut_free_axes(now, want)
     # Gather the rest, one collective per dim. Major axes lie on the slower links:
-    # they come first, while the shard is small.
+    # they come first, while the shard is small. XLA left to itself gathers the last
+    # dim first, and over several axes with an all-reduce where `by_axis` matters.
     extras = {}
     for i, (dim, goal) in enumerate(zip(now, want, strict=True)):
         keep = 0
@@ -122,11 +131,15 @@ def _reshard(
             keep += 1
         if len(dim) > keep:
             extras[i] = dim[keep:]
-    for i, extra in sorted(extras.items(), key=lambda e: min(e[1])):
-        for group in [[a] for a in reversed(extra)] if by_axis else [extra]:
+    for i, extra in sorted(
+        extras.items(), key=lambda e: min(e[1]) if says_stops else -e[0]
+    ):
+        one_by_one = by_axis and says_stops
+        for group in [[a] for a in reversed(extra)] if one_by_one else [extra]:
             stop_here()
             del now[i][-len(group) :]
-            steps.append(Step(ALL_GATHER, tuple(group), local_bytes()))
+            kind = ALL_REDUCE if by_axis and len(group) > 1 else ALL_GATHER
+            steps.append(Step(kind, tuple(group), local_bytes()))
     return steps, route
 
 

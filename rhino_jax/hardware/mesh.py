@@ -38,11 +38,14 @@ class LaidMesh:
     Attributes:
       axes: major first.
       gathers_by_axis, scatters_by_axis: as of `Device`.
+      says_stops: whether programs that run on it say every stop on the way from one
+        spec to another; as of `Decisions`.
     """
 
     axes: tuple[Axis, ...]
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
+    says_stops: bool = True
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:

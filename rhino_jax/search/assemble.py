@@ -9,6 +9,7 @@ from dataclasses import replace
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import USERS_CONSTRAINT, Program, item_bytes
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
+from rhino_jax.plan.density import only_around_matmuls
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Coverage, Predicted, SearchReport
@@ -40,6 +41,8 @@ def assemble(
     labels = solution.labels
     collectives = collectives_of(model, labels)
     decisions = decisions_of(model, labels)
+    if not model.mesh.says_stops:
+        decisions = only_around_matmuls(program, decisions)
     names = model.mesh.names
     notes: list[str] = []
     if found.is_fallback:

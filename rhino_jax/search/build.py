@@ -137,7 +137,12 @@ class _ReshardTables:
         # Steps scale with the bytes: take them for 2^40 bytes and divide.
         whole = 1 << 40
         for step in reshard_steps(
-            src, dst, whole, mesh.sizes, by_axis=mesh.gathers_by_axis
+            src,
+            dst,
+            whole,
+            mesh.sizes,
+            by_axis=mesh.gathers_by_axis,
+            says_stops=mesh.says_stops,
         ):
             axes = [mesh.axes[i] for i in step.axes]
             alpha = collective_s(step.kind, 0.0, axes)

@@ -2,7 +2,8 @@
 
 The model's errors are mostly in what communication costs, so besides the recipes the
 runners-up are the best choices where communication is dearer and cheaper than the
-model says.
+model says. One recipe is said as people say it, around matmuls only: where saying
+everything misleads the compiler, that one shows it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.pool import Effort
 from rhino_jax.search.problem import Labels, PairTable, Problem
-from rhino_jax.search.records import Found
+from rhino_jax.search.records import Drawn, Found
 from rhino_jax.search.solve import solve
 
 
@@ -29,8 +30,9 @@ class Candidate:
     """A plan to compile.
 
     Attributes:
-      name: "best", a recipe, "less communication", "more communication", or one of
-        these on another mesh, as "best on 2x4".
+      name: "best", a recipe, "fsdp@matmul" (a recipe that is said around matmuls
+        only), "less communication", "more communication", or "best on 2x4" (another
+        mesh).
       plan: the plan.
     """
 
@@ -39,33 +41,32 @@ class Candidate:
 
 
 def candidates_of(
-    found: Sequence[Found], effort: Effort, count: int
+    found: Sequence[Found], around_matmuls: Drawn, effort: Effort, count: int
 ) -> list[tuple[str, Found]]:
     """The most promising choices that differ, at most `count`.
 
-    Always first is the best; the best recipe comes along wherever it fits, then the
-    others by their predicted time.
+    Always first is the best; the best recipe said around matmuls comes along wherever
+    it fits, then the others by their predicted time.
 
     Args:
-      found: the searched meshes, best first; where nothing was found on the first,
-        it alone is returned.
+      found: the searched meshes, best first; there is a plan for the first.
+      around_matmuls: the first mesh, priced for programs that are said around
+        matmuls only.
       effort: for runners-up.
-      count: most choices to return; at least 1.
+      count: most choices to return.
     """
     best = found[0]
-    if best.solution.labels is None or count <= 1:
-        return [("best", best)]
-    recipes = sorted(_recipes(best), key=lambda c: c[1].solution.objective)
+    said = [
+        (f"{name}@matmul", one)
+        for name, one in _recipes(replace(best, drawn=around_matmuls))
+    ]
+    said.sort(key=_promised_s)
     others = [
         *_reweighted(best, effort),
         *((f"best on {_shape(f)}", f) for f in found[1:]),
-        *recipes[1:],
+        *_recipes(best),
     ]
-    ranked = [
-        ("best", best),
-        *recipes[:1],
-        *sorted(others, key=lambda c: c[1].solution.objective),
-    ]
+    ranked = [("best", best), *said[:1], *sorted(others, key=_promised_s)]
     kept: list[tuple[str, Found]] = []
     for name, one in ranked:
         if one.solution.labels is not None and not any(
@@ -73,6 +74,10 @@ def candidates_of(
         ):
             kept.append((name, one))
     return kept[:count]
+
+
+def _promised_s(candidate: tuple[str, Found]) -> float:
+    return candidate[1].solution.objective
 
 
 def _is_same(one: Found, other: Found) -> bool:

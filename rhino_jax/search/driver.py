@@ -102,7 +102,12 @@ def make_candidates(
     found, compared, notes = _search(
         program, meshes, target, request, started, progress
     )
-    variants = candidates_of(found, EFFORTS["fast"], count)
+    variants = [("best", found[0])]
+    if count > 1 and found[0].solution.labels is not None:
+        graph, mesh = found[0].drawn.model.graph, found[0].drawn.model.mesh
+        axes = [(a.name, a.size) for a in mesh.axes]
+        said = _draw(graph, axes, target, replace(request, says_only_matmuls=True))
+        variants = candidates_of(found, said, EFFORTS["fast"], count)
     return tuple(
         Candidate(
             name,
@@ -121,7 +126,8 @@ def make_recipe_plans(
 ) -> dict[str, Plan | None]:
     """The experts' recipes at their best, as plans of their own.
 
-    Whether they fit or not; None where the program does not allow a recipe.
+    Whether they fit or not; None where the program does not allow a recipe. At their
+    best as `request` has them said: everywhere, or around matmuls only.
     """
     started = time.monotonic()
     drawn = _draw(flatten(program), mesh_axes, target, request)
@@ -215,7 +221,7 @@ def _draw(
         )
         if n.kind is kind and (spec := pins.get(n.slot)) is not None
     }
-    mesh = lay_out(target, mesh_axes)
+    mesh = replace(lay_out(target, mesh_axes), says_stops=not request.says_only_matmuls)
     model = build_model(graph, mesh, target, pinned, request.memory_budget_bytes)
     return Drawn(model, _solve_recipes(model))
 

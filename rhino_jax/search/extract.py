@@ -74,12 +74,11 @@ def _stops(model: Model, labels: Labels) -> dict[int, tuple[Spec, ...]]:
 
 def collectives_of(model: Model, labels: Labels) -> tuple[Collective, ...]:
     """All collectives of a choice, the most expensive first."""
-    graph, sizes = model.graph, model.mesh.sizes
-    by_axis = model.mesh.gathers_by_axis
+    graph, mesh = model.graph, model.mesh
     found: list[Collective] = []
     for node in graph.nodes:
         strategy = model.options[node.id].strategies[labels[node.id]]
-        for step in own_steps(graph.program, node, strategy, model.mesh):
+        for step in own_steps(graph.program, node, strategy, mesh):
             found.append(
                 _record(model, step, node.count, node.op, _why_own(model, node, step))
             )
@@ -87,7 +86,14 @@ def collectives_of(model: Model, labels: Labels) -> tuple[Collective, ...]:
         have = model.spec(edge.source, int(labels[edge.source.node]))
         want = model.wanted(edge, int(labels[edge.target]))
         whole = graph.program.values[edge.value].bytes
-        for step in reshard_steps(have, want, whole, sizes, by_axis=by_axis):
+        for step in reshard_steps(
+            have,
+            want,
+            whole,
+            mesh.sizes,
+            by_axis=mesh.gathers_by_axis,
+            says_stops=mesh.says_stops,
+        ):
             reader = graph.nodes[edge.target]
             maker = graph.nodes[edge.source.node]
             op = reader.op or maker.op

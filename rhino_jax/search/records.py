@@ -26,6 +26,8 @@ class Request:
       level: "fast" or "best".
       time_limit_s: wall-clock limit of the search, or None.
       seed: of CP-SAT.
+      says_only_matmuls: plans are said around matmuls only, and priced so, see
+        `rhino_jax.plan.density`.
     """
 
     memory_budget_bytes: float
@@ -34,6 +36,7 @@ class Request:
     level: str = "best"
     time_limit_s: float | None = None
     seed: int = 0
+    says_only_matmuls: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rhino_jax.cost.collectives import ALL_REDUCE, REDUCE_SCATTER
@@ -44,10 +46,32 @@ def test_every_scatter_leaves_less_to_the_next() -> None:
 
 def test_one_axis_over_a_whole_slice_is_all_reduced_on_tpu() -> None:
     done = ((0,), ())
-    for topology, size, kind in (("4x4", 16, ALL_REDUCE), ("2x4", 8, REDUCE_SCATTER)):
-        mesh = lay_out(load_target(f"v5e:{topology}"), [("data", size)])
+    for topology, size, kind in (
+        ("v5e:4x4", 16, ALL_REDUCE),
+        ("v5e:2x4", 8, REDUCE_SCATTER),
+        ("v5p:2x2x2", 8, ALL_REDUCE),
+    ):
+        mesh = lay_out(load_target(topology), [("data", size)])
         (step,) = combine_steps(WHOLE, done, (0,), 1024.0, mesh)
         assert step.kind == kind
+
+
+def test_told_only_the_end_compilers_all_reduce_the_whole() -> None:
+    done = ((0,), (1,))
+    torus = lay_out(load_target("v5p:4x4x4"), [("data", 16), ("model", 4)])
+    for mesh in (GPU, torus):
+        told_less = replace(mesh, says_stops=False)
+        (step,) = combine_steps(WHOLE, done, (0, 1), 1024.0, told_less)
+        assert (step.kind, step.axes, step.local_bytes) == (ALL_REDUCE, (0, 1), 1024.0)
+        (step,) = combine_steps(WHOLE, ((0,), ()), (0,), 1024.0, told_less)
+        assert step.kind == REDUCE_SCATTER
+    kinds = {
+        s.kind
+        for s in combine_steps(
+            WHOLE, done, (0, 1), 1024.0, replace(TPU, says_stops=False)
+        )
+    }
+    assert kinds == {REDUCE_SCATTER}
 
 
 def test_vectors_are_all_reduced_on_tpu() -> None:

@@ -108,3 +108,13 @@ def test_gathers_by_axis_take_the_minor_axis_first() -> None:
     steps = reshard_steps(src, dst, 4096, SIZES, by_axis=True)
     assert [s.axes for s in steps] == [(1,), (0,)]
     assert reshard_route(src, dst, SIZES, by_axis=True) == (((0,), ()), dst)
+    # Told only the end, such compilers make an all-reduce of it.
+    (reduce,) = reshard_steps(src, dst, 4096, SIZES, by_axis=True, says_stops=False)
+    assert (reduce.kind, reduce.local_bytes) == (ALL_REDUCE, whole.local_bytes)
+
+
+def test_told_only_the_end_the_last_dim_is_gathered_first() -> None:
+    src, dst = ((0,), (1,)), ((), ())
+    assert [s.axes for s in reshard_steps(src, dst, 4096, SIZES)] == [(0,), (1,)]
+    steps = reshard_steps(src, dst, 4096, SIZES, says_stops=False)
+    assert [s.axes for s in steps] == [(1,), (0,)]

@@ -32,7 +32,9 @@ def test_the_best_comes_first_then_a_recipe_and_all_differ(program: Program) -> 
     assert found[0].name == "best"
     assert found[0].plan.decisions == best.decisions
     assert 2 <= len(found) <= 5
-    assert found[1].name in best.recipes
+    recipe, _, density = found[1].name.partition("@")
+    assert recipe in best.recipes and density == "matmul"
+    assert not found[1].plan.decisions.says_stops
     for i, one in enumerate(found):
         assert one.plan.predicted.step_time_s >= best.predicted.step_time_s * 0.9999
         assert one.plan.predicted.peak_bytes <= TARGET.hbm_bytes
@@ -63,7 +65,7 @@ def test_recipes_that_do_not_fit_are_plans_but_no_candidates(program: Program) -
     tight = request(peaks[-1] - 1)
     largest = {n for n, p in plans.items() if p and p.predicted.peak_bytes == peaks[-1]}
     found = make_candidates(program, [AXES], TARGET, tight, 20)
-    assert not largest & {c.name for c in found}
+    assert not largest & {c.name.partition("@")[0] for c in found}
     assert all(c.plan.predicted.peak_bytes < peaks[-1] for c in found)
     again = make_recipe_plans(program, AXES, TARGET, tight)
     assert {n for n, p in again.items() if p} == {n for n, p in plans.items() if p}

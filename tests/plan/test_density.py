@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rhino_jax.apply.density import only_around_matmuls
 from rhino_jax.apply.sharded import jit_with_plan
 from rhino_jax.frontend.trace import trace
+from rhino_jax.plan.density import only_around_matmuls
 from tests.apply.programs import PROGRAMS, arguments
 from tests.apply.stand_in import assert_close, mesh_of, plan_of, random_decisions
 
