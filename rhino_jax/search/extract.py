@@ -66,7 +66,12 @@ def _stops(model: Model, labels: Labels) -> dict[int, tuple[Spec, ...]]:
         for value, made, done in zip(
             node.op.results, strategy.made, strategy.results, strict=True
         ):
-            route = combine_route(made, done, model.mesh.scatters_by_axis)
+            route = combine_route(
+                made,
+                done,
+                model.mesh.scatters_by_axis,
+                is_conv=node.op.name == "conv_general_dilated",
+            )
             if route:
                 found[value] = route
     return found

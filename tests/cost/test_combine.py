@@ -74,6 +74,15 @@ def test_told_only_the_end_compilers_all_reduce_the_whole() -> None:
     assert kinds == {REDUCE_SCATTER}
 
 
+def test_convolutions_on_tpu_are_told_where_they_are_made() -> None:
+    done = ((0,), ())
+    assert combine_route(WHOLE, done, True, is_conv=True) == (WHOLE,)
+    assert combine_route(WHOLE, done, False, is_conv=True) == ()
+    assert combine_route(WHOLE, WHOLE, True, is_conv=True) == ()
+    both = combine_route(WHOLE, ((0, 1), ()), True, is_conv=True)
+    assert both == (WHOLE, ((0,), ()))
+
+
 def test_vectors_are_all_reduced_on_tpu() -> None:
     for mesh, kind in ((TPU, ALL_REDUCE), (GPU, REDUCE_SCATTER)):
         (step,) = combine_steps(((),), ((1,),), (1,), 1024.0, mesh)

@@ -69,3 +69,29 @@ def test_told_every_stop_partial_sums_are_scattered(
     assert wire_share(hardware, axes, stops) < 1.2
     # If this falls, XLA has learnt it, and the stops are no longer needed.
     assert wire_share(hardware, axes, stops[-1:]) > 1.8
+
+
+def test_told_where_they_are_made_convolutions_are_not_looped() -> None:
+    axes = {"a": 16}
+    mesh = mesh_of_target("v5e:4x4", axes)
+    batch, filters = NamedSharding(mesh, P("a")), P(None, None, "a")
+
+    def loops(stops: list[P]) -> int:
+        def gradient(x: Any, y: Any) -> Any:
+            z = jax.lax.conv_general_dilated(
+                x, y, (1, 1), "VALID", dimension_numbers=("CHWN", "IHWO", "HWNC")
+            )
+            for stop in stops:
+                z = jax.lax.with_sharding_constraint(z, NamedSharding(mesh, stop))
+            return z
+
+        x, y = (
+            jax.ShapeDtypeStruct((1024, 28, 28, n), jnp.bfloat16, sharding=batch)
+            for n in (256, 512)
+        )
+        lowered = jax.jit(gradient).lower(x, y)
+        return compile_lowered(lowered, mesh=mesh).hlo_text.count(" while(")
+
+    assert loops([P(), filters]) == 0
+    # If this is 0, XLA has learnt it, and the first stop is no longer needed.
+    assert loops([filters]) > 0
