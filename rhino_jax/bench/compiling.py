@@ -19,10 +19,10 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.plan import Plan
 from rhino_jax.units import format_bytes
+from rhino_jax.verify.hlo.rates import Rates
+from rhino_jax.verify.hlo.reading import read_compiled
+from rhino_jax.verify.hlo.records import Reading
 from rhino_jax.verify.places import place_of
-from rhino_jax.verify.rates import Rates
-from rhino_jax.verify.reading import read_compiled
-from rhino_jax.verify.records import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

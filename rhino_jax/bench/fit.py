@@ -20,7 +20,7 @@ from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.records import Result
 from rhino_jax.bench.store import read_json
 from rhino_jax.hardware.files import configs_dir
-from rhino_jax.verify.rates import Rates
+from rhino_jax.verify.hlo.rates import Rates
 
 
 LEAST_PROGRAMS = 3

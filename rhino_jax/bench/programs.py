@@ -17,7 +17,7 @@ from typing import Any
 
 from rhino_jax.bench.store import whole_file
 from rhino_jax.bench.versions import compiler_versions
-from rhino_jax.verify.records import Compilation, MemoryUse, OutOfMemory
+from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from rhino_jax.verify.hand_sharded import (
     axes_in,
     read_by_hand,
 )
+from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.places import Place, place_on
-from rhino_jax.verify.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.unpinned import sharded_ops, without_constraints
 from rhino_jax.verify.verification import Verification, verification_of
 
@@ -132,7 +132,7 @@ def audit(
     static_argnames: str | Iterable[str] | None,
 ) -> Audit:
     """Compile a program as it is, read it, and compare; see `rhino.audit`."""
-    from rhino_jax.verify.reading import read_compiled
+    from rhino_jax.verify.hlo.reading import read_compiled
 
     what = "`rhino.audit`"
     if isinstance(fn, ShardedFunction | Method):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rhino_jax.ir.program import Program
+from rhino_jax.verify.hlo.locations import source_of
 from rhino_jax.verify.ledger import Entry
-from rhino_jax.verify.locations import source_of
 
 
 REMATERIALISED = "involuntary rematerialisation"

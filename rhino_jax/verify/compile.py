@@ -14,7 +14,7 @@ from rhino_jax._compat import compiling_anew
 from rhino_jax.apply.stages import Lowered
 from rhino_jax.hardware.compile_only import TpuLog, compiler_options
 from rhino_jax.streams import captured_stderr, write_stderr
-from rhino_jax.verify.records import Compilation, MemoryUse, OutOfMemory
+from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 
 
 # XLA:TPU, whose figure is of all buffers, arguments too, in spite of its name:

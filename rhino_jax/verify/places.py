@@ -17,7 +17,7 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.trees import check_mesh_axes
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.emulate import emulated_mesh
-from rhino_jax.verify.records import Compilation
+from rhino_jax.verify.hlo.records import Compilation
 from rhino_jax.verify.targets import compile_target
 
 

@@ -15,9 +15,9 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import CompiledCandidate
 from rhino_jax.search.candidates import Candidate
+from rhino_jax.verify.hlo.reading import read_compiled
+from rhino_jax.verify.hlo.records import Reading
 from rhino_jax.verify.places import place_of
-from rhino_jax.verify.reading import read_compiled
-from rhino_jax.verify.records import Reading
 
 
 Judge = Callable[[Plan], Reading]

@@ -18,16 +18,16 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.verify.causes import evidence_of
 from rhino_jax.verify.differences import differences_of
-from rhino_jax.verify.matching import Difference
-from rhino_jax.verify.places import Place, place_of
-from rhino_jax.verify.pricing import priced
-from rhino_jax.verify.problems import problems_of
-from rhino_jax.verify.records import (
+from rhino_jax.verify.hlo.pricing import priced
+from rhino_jax.verify.hlo.records import (
     Compilation,
     CompiledCollective,
     MemoryUse,
     OutOfMemory,
 )
+from rhino_jax.verify.matching import Difference
+from rhino_jax.verify.places import Place, place_of
+from rhino_jax.verify.problems import problems_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -179,7 +179,7 @@ def verification_of(
       compilation: what became of it.
       place: where.
     """
-    from rhino_jax.verify.reading import read_compiled
+    from rhino_jax.verify.hlo.reading import read_compiled
 
     reading = read_compiled(compilation, plan.mesh_axes, place.target)
     is_out = compilation.out_of_memory is not None

@@ -13,8 +13,8 @@ from rhino_jax.bench.fit import fit_results, read_results, to_text, write_fit
 from rhino_jax.bench.records import Measure, Result
 from rhino_jax.cli import main
 from rhino_jax.hardware.files import configs_dir, load_target
-from rhino_jax.verify.rates import Rates, rates_of
-from rhino_jax.verify.work import Work
+from rhino_jax.verify.hlo.rates import Rates, rates_of
+from rhino_jax.verify.hlo.work import Work
 from tests.bench.samples import result
 
 

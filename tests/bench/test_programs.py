@@ -6,7 +6,7 @@ import pytest
 
 from rhino_jax.bench import programs as programs_module
 from rhino_jax.bench.programs import Programs
-from rhino_jax.verify.records import Compilation, MemoryUse, OutOfMemory
+from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 
 
 FITS = Compilation(

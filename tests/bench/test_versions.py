@@ -63,7 +63,7 @@ def test_an_edited_planner_is_another(copy: Path, file: str, is_another: bool) -
         ("rhino_jax/_compat.py", True),
         ("configs/xla_gpu/h100.txtpb", True),
         ("rhino_jax/search/driver.py", False),
-        ("rhino_jax/verify/reading.py", False),
+        ("rhino_jax/verify/hlo/reading.py", False),
         ("configs/hardware/v5e.toml", False),
     ],
 )

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 import rhino_jax as rhino
 from rhino_jax.models import registry
 from rhino_jax.verify.audit import Audit
-from rhino_jax.verify.records import OutOfMemory
+from rhino_jax.verify.hlo.records import OutOfMemory
 from tests.verify.extras import skipped_without_extra
 
 

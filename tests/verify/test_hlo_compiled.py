@@ -10,9 +10,9 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from rhino_jax.verify.collectives import count_collectives, read_collectives
-from rhino_jax.verify.hlo import parse_module
-from rhino_jax.verify.records import CompiledCollective
+from rhino_jax.verify.hlo.collectives import count_collectives, read_collectives
+from rhino_jax.verify.hlo.module import parse_module
+from rhino_jax.verify.hlo.records import CompiledCollective
 from tests.verify import hlo_programs as programs
 from tests.verify.hlo_programs import (
     BATCH,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rhino_jax.verify.hlo import parse_module
-from rhino_jax.verify.loops import trip_count
+from rhino_jax.verify.hlo.loops import trip_count
+from rhino_jax.verify.hlo.module import parse_module
 
 
 def count_of(

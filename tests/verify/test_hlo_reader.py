@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rhino_jax.verify.hlo import parse_module, type_bytes
+from rhino_jax.verify.hlo.module import parse_module, type_bytes
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rhino_jax.cost.collectives import collective_s
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
-from rhino_jax.verify.reading import read_compiled
-from rhino_jax.verify.records import Compilation, MemoryUse, OutOfMemory
+from rhino_jax.verify.hlo.reading import read_compiled
+from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 
 
 HLO = Path(__file__).parent / "hlo"

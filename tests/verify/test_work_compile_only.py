@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rhino_jax.hardware.files import load_target
 from rhino_jax.verify.compile import compile_lowered
-from rhino_jax.verify.reading import read_compiled
-from rhino_jax.verify.records import Reading
+from rhino_jax.verify.hlo.reading import read_compiled
+from rhino_jax.verify.hlo.records import Reading
 from rhino_jax.verify.targets import compile_target
 from tests.verify.extras import skipped_without_extra
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rhino_jax.verify.hlo import Computation, Instruction, Module
+from rhino_jax.verify.hlo.module import Computation, Instruction, Module
 
 
 _KNOWN = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from rhino_jax.verify.hlo import type_bytes
+from rhino_jax.verify.hlo.module import type_bytes
 
 
 @dataclass(frozen=True, slots=True)

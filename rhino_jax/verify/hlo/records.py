@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rhino_jax.plan.records import Collective, Predicted
-from rhino_jax.verify.rates import Rates
+from rhino_jax.verify.hlo.rates import Rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

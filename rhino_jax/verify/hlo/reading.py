@@ -9,17 +9,17 @@ from dataclasses import replace
 
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.records import Predicted
-from rhino_jax.verify.collectives import read_collectives
-from rhino_jax.verify.hlo import Computation, Instruction, Module, parse_module
-from rhino_jax.verify.pricing import priced
-from rhino_jax.verify.rates import rates_of
-from rhino_jax.verify.records import (
+from rhino_jax.verify.hlo.collectives import read_collectives
+from rhino_jax.verify.hlo.module import Computation, Instruction, Module, parse_module
+from rhino_jax.verify.hlo.pricing import priced
+from rhino_jax.verify.hlo.rates import rates_of
+from rhino_jax.verify.hlo.records import (
     Compilation,
     CompiledCollective,
     OutOfMemory,
     Reading,
 )
-from rhino_jax.verify.timing import step_time
+from rhino_jax.verify.hlo.timing import step_time
 
 
 def read_compiled(

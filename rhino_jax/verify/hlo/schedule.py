@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rhino_jax.verify.hlo import Computation, Instruction, Module
-from rhino_jax.verify.loops import trip_count
-from rhino_jax.verify.work import WorkReader, branches_of
+from rhino_jax.verify.hlo.loops import trip_count
+from rhino_jax.verify.hlo.module import Computation, Instruction, Module
+from rhino_jax.verify.hlo.work import WorkReader, branches_of
 
 
 CollectiveSeconds = Callable[[Computation, Instruction], float]

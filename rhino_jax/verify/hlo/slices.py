@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 
-from rhino_jax.verify.groups import Groups
-from rhino_jax.verify.hlo import Instruction
+from rhino_jax.verify.hlo.groups import Groups
+from rhino_jax.verify.hlo.module import Instruction
 
 
 _KINDS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from rhino_jax.verify.hlo import Computation, Instruction
+from rhino_jax.verify.hlo.module import Computation, Instruction
 
 
 Users = Mapping[str, Sequence[Instruction]]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rhino_jax.verify.locations import parse_frames, source_of
+from rhino_jax.verify.hlo.locations import parse_frames, source_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Reading compiled HLO: what a program moves, holds, computes and takes."""
