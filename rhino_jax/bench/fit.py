@@ -2,9 +2,10 @@
 
 Of every target: peak seconds over the compiler's estimated seconds, summed over all
 programs, of work that arithmetic bounds and of work that memory bounds (where the
-compiler estimates, that is on TPU); and the share of compute behind which collectives
-hide, the median over programs in which some hide and some do not: there what can hide
-is used up. The error is that of compute with the fitted efficiencies, over programs.
+compiler estimates, that is on TPU); and the share of collectives that hide behind
+compute, of those that the plan says have other work beside them, the median over
+programs in which these are many. The error is that of compute with the fitted
+efficiencies, over programs.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from rhino_jax.verify.hlo.rates import Rates
 LEAST_PROGRAMS = 3
 """Of fewer programs nothing is fitted."""
 
-PARTLY_HIDDEN = (0.1, 0.9)
-"""Share of the collectives' time that is hidden where compute is the limit."""
+MANY = 0.5
+"""Least share of the collectives' time that could hide, where that is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +38,10 @@ class Fit:
     Attributes:
       hardware: its name, as "v5e".
       programs: different compiled programs.
-      matmul_efficiency, memory_efficiency, overlap_share: as of `Device`.
+      matmul_efficiency, memory_efficiency, hidable_share: as of `Device`.
       compute_error: median of |fitted - compiled| / compiled seconds of compute.
-      overlap_programs: of how many programs the overlap is the median.
-      overlap_spread: half of the distance between its quartiles.
+      hidable_programs: of how many programs the share is the median.
+      hidable_spread: half of the distance between its quartiles.
     """
 
     hardware: str
@@ -48,9 +49,9 @@ class Fit:
     matmul_efficiency: float | None
     memory_efficiency: float | None
     compute_error: float | None
-    overlap_share: float | None
-    overlap_programs: int
-    overlap_spread: float | None
+    hidable_share: float | None
+    hidable_programs: int
+    hidable_spread: float | None
 
 
 def read_results(file: str) -> tuple[Result, ...]:
@@ -92,17 +93,17 @@ def _fit(hardware: str, results: Sequence[Result]) -> Fit:
     matmul = _ratio([(r.matmul_peak_s, r.matmul_s) for r in rates])
     memory = _ratio([(r.memory_peak_s, r.memory_s) for r in rates])
     shares = [s for r in results if (s := _hidden_share(r)) is not None]
-    has_overlap = len(shares) >= LEAST_PROGRAMS
-    low, high = np.quantile(shares, (0.25, 0.75)) if has_overlap else (0.0, 0.0)
+    has_shares = len(shares) >= LEAST_PROGRAMS
+    low, high = np.quantile(shares, (0.25, 0.75)) if has_shares else (0.0, 0.0)
     return Fit(
         hardware=hardware,
         programs=len(results),
         matmul_efficiency=matmul,
         memory_efficiency=memory,
         compute_error=_error(rates, matmul, memory),
-        overlap_share=min(1.0, float(np.median(shares))) if has_overlap else None,
-        overlap_programs=len(shares),
-        overlap_spread=float(high - low) / 2 if has_overlap else None,
+        hidable_share=float(np.median(shares)) if has_shares else None,
+        hidable_programs=len(shares),
+        hidable_spread=float(high - low) / 2 if has_shares else None,
     )
 
 
@@ -125,16 +126,14 @@ def _error(
 
 
 def _hidden_share(result: Result) -> float | None:
-    """Hidden seconds over those of compute; None where compute is not the limit."""
+    """Hidden seconds over those that could hide; None where few could."""
     assert result.rates is not None
-    compiled, hidden_s = result.compiled, result.rates.hidden_s
-    if compiled is None or not compiled.compute_s or compiled.communication_s is None:
+    compiled, predicted = result.compiled, result.predicted
+    if compiled is None or compiled.communication_s is None or predicted is None:
         return None
-    low, high = PARTLY_HIDDEN
+    hidden_s, slack_s = result.rates.hidden_s, predicted.slack_s or 0.0
     all_s = hidden_s + compiled.communication_s
-    if not low * all_s < hidden_s < high * all_s:
-        return None
-    return hidden_s / compiled.compute_s
+    return min(1.0, hidden_s / slack_s) if slack_s > MANY * all_s else None
 
 
 def to_text(fits: Iterable[Fit]) -> str:
@@ -148,10 +147,10 @@ def to_text(fits: Iterable[Fit]) -> str:
                 f" {f.memory_efficiency:.3f}, median error of compute"
                 f" {f.compute_error:.1%}"
             )
-        if f.overlap_spread is not None:
+        if f.hidable_spread is not None:
             said.append(
-                f"overlap_share {f.overlap_share:.2f} ± {f.overlap_spread:.2f}"
-                f" ({f.overlap_programs} programs)"
+                f"hidable_share {f.hidable_share:.2f} ± {f.hidable_spread:.2f}"
+                f" ({f.hidable_programs} programs)"
             )
         lines.append("; ".join(said))
     return "\n".join(lines)
@@ -172,9 +171,9 @@ def write_fit(fit: Fit, folder: Path | None = None) -> Path:
     values = {
         "matmul_efficiency": (fit.matmul_efficiency, f"{by}{error}"),
         "memory_efficiency": (fit.memory_efficiency, f"{by}{error}"),
-        "overlap_share": (
-            fit.overlap_share,
-            f"fitted: {fit.overlap_programs} programs, ± {fit.overlap_spread or 0:.2f}",
+        "hidable_share": (
+            fit.hidable_share,
+            f"fitted: {fit.hidable_programs} programs, ± {fit.hidable_spread or 0:.2f}",
         ),
     }
     try:

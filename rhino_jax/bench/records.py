@@ -43,6 +43,7 @@ class Measure:
     Attributes:
       step_time_s, compute_s, communication_s, peak_bytes: as of `Predicted`; None
         where the program does not compile.
+      slack_s: as of `Predicted`; None as compiled.
       wire_bytes: bytes that one device puts on the wire.
       wire: the same by kind and mesh axes, as {"all-gather over data": …}.
     """
@@ -50,6 +51,7 @@ class Measure:
     step_time_s: float | None = None
     compute_s: float | None = None
     communication_s: float | None = None
+    slack_s: float | None = None
     peak_bytes: int | None = None
     wire_bytes: int | None = None
     wire: Mapping[str, int] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class Measure:
             step_time_s=predicted.step_time_s,
             compute_s=predicted.compute_s,
             communication_s=predicted.communication_s,
+            slack_s=predicted.slack_s or None,
             peak_bytes=predicted.peak_bytes,
             wire_bytes=sum(wire.values()),
             wire=dict(sorted(wire.items(), key=lambda w: -w[1])),

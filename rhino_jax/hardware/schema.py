@@ -7,6 +7,7 @@ memory_efficiency = 0.8             # in (0, 1]
 launch_s = 3e-6                     # optional, 0
 clock_hz = 1.5e9                    # optional, none: of the compiler's cycles
 overlap_share = 0.5                 # optional, 0: no collective hides behind compute
+hidable_share = 0.6                 # optional, 1; see `Device`
 fuses_matmuls = false               # optional, false; see `Device`
 hoists_conversions = false          # optional, false; see `Device`
 gathers_by_axis = false             # optional, false; see `Device`
@@ -55,8 +56,8 @@ from rhino_jax.hardware.target import Device, Link, Target, Tier
 
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
-    "overlap_share", "fuses_matmuls", "hoists_conversions", "gathers_by_axis",
-    "scatters_by_axis", "recomputes", "clock_hz",
+    "overlap_share", "hidable_share", "fuses_matmuls", "hoists_conversions",
+    "gathers_by_axis", "scatters_by_axis", "recomputes", "clock_hz",
     "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
@@ -223,6 +224,13 @@ def _parse_device(top: _Table) -> Device:
             may_be_zero=True,
             most=1.0,
             default=0.0,
+        ),
+        hidable_share=top.number(
+            "hidable_share",
+            "a share in [0, 1]",
+            may_be_zero=True,
+            most=1.0,
+            default=1.0,
         ),
         fuses_matmuls=top.flag("fuses_matmuls"),
         hoists_conversions=top.flag("hoists_conversions"),

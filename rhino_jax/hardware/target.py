@@ -31,6 +31,8 @@ class Device:
       launch_s: fixed seconds that every kernel costs.
       overlap_share: collectives hide behind compute for at most this share of the
         compute's time, all of them together, in [0, 1].
+      hidable_share: of a collective beside which there is other work, the share that
+        the compiler lets run beside it, in [0, 1].
       fuses_matmuls: whether the compiler computes elementwise operands of a matmul,
         and what is elementwise in its result, inside of it, without memory.
       hoists_conversions: whether the compiler converts what a loop scans over before
@@ -52,6 +54,7 @@ class Device:
     memory_efficiency: float = 1.0
     launch_s: float = 0.0
     overlap_share: float = 0.0
+    hidable_share: float = 1.0
     fuses_matmuls: bool = False
     hoists_conversions: bool = False
     gathers_by_axis: bool = False
@@ -175,6 +178,11 @@ class Target:
     def overlap_share(self) -> float:
         """Share of compute's time behind which collectives can hide."""
         return self.device.overlap_share
+
+    @property
+    def hidable_share(self) -> float:
+        """Share of a collective that can hide where there is other work."""
+        return self.device.hidable_share
 
     @property
     def clock_hz(self) -> float | None:

@@ -15,6 +15,7 @@ class Predicted:
       communication_s: seconds of collectives that compute does not hide.
       peak_bytes: largest sum of live bytes over the step.
       flops_per_device: floating-point operations of one device per step.
+      slack_s: seconds of collectives beside which there is other work, hidden or not.
     """
 
     step_time_s: float
@@ -22,6 +23,7 @@ class Predicted:
     communication_s: float
     peak_bytes: int
     flops_per_device: float
+    slack_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

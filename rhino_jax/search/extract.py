@@ -157,9 +157,14 @@ def name_of(model: Model, port: Port) -> str:
 
 def overlap_of(model: Model) -> Overlap:
     """What the target can hide of the model's collectives."""
-    share = model.builder.target.overlap_share
-    slack = model.liveness.slack
-    return Overlap.of(model.problem, model.compute_costs(), slack, share)
+    target = model.builder.target
+    return Overlap.of(
+        model.problem,
+        model.compute_costs(),
+        model.liveness.slack,
+        share=target.overlap_share,
+        hidable_share=target.hidable_share,
+    )
 
 
 def predicted_of(
@@ -180,6 +185,7 @@ def predicted_of(
         communication_s=communication_s,
         peak_bytes=math.ceil(model.problem.peak(labels)),
         flops_per_device=flops,
+        slack_s=overlap.slack_s(labels),
     )
 
 

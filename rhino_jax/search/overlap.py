@@ -9,8 +9,8 @@ For a fixed w the right side is an ordinary problem, whose bound is a bound on T
 w = 1 it is T itself where something stays exposed; where all is hidden, smaller
 weights trade collectives for compute.
 
-What can be hidden is most of what has slack (see `slack`): the rest is what it takes
-from the memory and the cores of the compute beside it.
+What can be hidden is a share of what has slack (see `slack`): compilers start only
+some collectives early, and what runs beside compute takes memory and cores from it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ from rhino_jax.search.reduction import adjacency
 from rhino_jax.search.slack import Slack
 from rhino_jax.search.solve import Solution, solve
 
-
-HIDABLE = 0.8
-"""Share of a collective with slack that can be hidden. Compiled, of FSDP's collectives
-stayed exposed 21 % (GPT-2 medium, 4 layers, 8 H100), 5 % (the same, 16 v5e) and 17 %
-(6 layers of feed-forward, 8 v5e)."""
 
 HIDDEN_WEIGHT = 0.1
 """The weight that is tried where all that can be hidden is hidden: the best of several
@@ -50,6 +45,7 @@ class Overlap:
       compute: for every node, the seconds of each option that are compute.
       slack: which of the rest can be hidden.
       share: s above.
+      hidable_share: as of `Device`.
       hidable: the part of the objective that is H.
     """
 
@@ -57,27 +53,52 @@ class Overlap:
     compute: list[np.ndarray]
     slack: Slack
     share: float
+    hidable_share: float
     hidable: Problem
 
     @classmethod
     def of(
-        cls, problem: Problem, compute: list[np.ndarray], slack: Slack, share: float
+        cls,
+        problem: Problem,
+        compute: list[np.ndarray],
+        slack: Slack,
+        *,
+        share: float,
+        hidable_share: float,
     ) -> Overlap:
         own = zip(problem.costs, compute, slack.nodes, strict=True)
         edges = zip(problem.edges, slack.edges, strict=True)
         hidable = Problem(
-            [HIDABLE * has_slack * (total - c) for total, c, has_slack in own],
+            [hidable_share * has_slack * (total - c) for total, c, has_slack in own],
             [
-                PairTable(e.source, e.target, HIDABLE * e.table)
+                PairTable(e.source, e.target, hidable_share * e.table)
                 for e, has_slack in edges
                 if has_slack
             ],
         )
-        return cls(problem, compute, slack, share, hidable)
+        return cls(problem, compute, slack, share, hidable_share, hidable)
+
+    def slack_s(self, labels: Labels) -> float:
+        """Seconds of collectives with slack, of which `hidable_share` can hide."""
+        own = zip(self.problem.costs, self.compute, self.slack.nodes, strict=True)
+        seconds = sum(
+            float(total[label] - compute[label])
+            for (total, compute, has_slack), label in zip(own, labels, strict=True)
+            if has_slack
+        )
+        return seconds + sum(
+            float(e.table[labels[e.source], labels[e.target]])
+            for e, has_slack in zip(self.problem.edges, self.slack.edges, strict=True)
+            if has_slack
+        )
+
+    @property
+    def hides_nothing(self) -> bool:
+        return self.share == 0 or self.hidable_share == 0
 
     def hidden_s(self, labels: Labels) -> float:
         """Seconds of collectives that hide behind compute."""
-        if self.share == 0:
+        if self.hides_nothing:
             return 0.0
         return min(self.hidable.objective(labels), self.share * self._c(labels))
 
@@ -94,7 +115,7 @@ class Overlap:
 
     def weighted(self, weight: float) -> Problem:
         """The problem whose objective is (1 - w·s)·C + A + w·H."""
-        rest = (1 - weight) * HIDABLE
+        rest = (1 - weight) * self.hidable_share
         return replace(
             self.problem,
             costs=[
@@ -117,7 +138,7 @@ def solve_overlapped(
 ) -> Solution:
     """Minimise T. The result is never worse than the best start that fits."""
     problem = overlap.problem
-    if overlap.share == 0:
+    if overlap.hides_nothing:
         return solve(problem, starts, effort, report)
     known = [s for s in starts if problem.peak(s) <= problem.limit]
     best = min(known, key=overlap.step_s, default=None)

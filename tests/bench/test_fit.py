@@ -19,7 +19,11 @@ from tests.bench.samples import result
 
 
 def program(
-    name: str, rates: Rates, target: str = "v5e:4x4", communication_s: float = 0.0
+    name: str,
+    rates: Rates,
+    target: str = "v5e:4x4",
+    communication_s: float = 0.0,
+    slack_s: float | None = None,
 ) -> Result:
     compute_s = rates.matmul_s + rates.memory_s or 1.0
     compiled = Measure(
@@ -29,7 +33,15 @@ def program(
         peak_bytes=1,
         wire_bytes=1,
     )
-    return result("best", 1.0, row=name, compiled=compiled, rates=rates, target=target)
+    return result(
+        "best",
+        1.0,
+        row=name,
+        predicted=Measure(step_time_s=1.0, slack_s=slack_s),
+        compiled=compiled,
+        rates=rates,
+        target=target,
+    )
 
 
 def tpu_rates(scale: float, hidden_s: float = 0.0) -> Rates:
@@ -48,7 +60,7 @@ def test_efficiencies_are_those_that_the_programs_have() -> None:
     assert fit.matmul_efficiency == pytest.approx(0.9)
     assert fit.memory_efficiency == pytest.approx(0.5)
     assert fit.compute_error == pytest.approx(0.0)
-    assert fit.overlap_share is None
+    assert fit.hidable_share is None
 
 
 def test_the_error_is_the_median_over_programs() -> None:
@@ -60,15 +72,24 @@ def test_the_error_is_the_median_over_programs() -> None:
     assert fit.compute_error == pytest.approx(1 / 3)
 
 
-def test_overlap_counts_where_compute_is_the_limit() -> None:
+def test_overlap_counts_where_much_could_hide() -> None:
     half = [
-        program(str(i), tpu_rates(1.0, hidden_s=1.0), communication_s=1.0)
+        program(str(i), tpu_rates(1.0, hidden_s=1.0), communication_s=1.0, slack_s=2.0)
         for i in range(3)
     ]
-    all_hidden = program("all", tpu_rates(1.0, hidden_s=0.1), communication_s=0.0)
-    (fit,) = fit_results([*half, all_hidden])
-    assert fit.overlap_share == pytest.approx(0.5)
-    assert fit.overlap_programs == 3
+    little = program("little", tpu_rates(1.0), communication_s=1.0, slack_s=0.1)
+    (fit,) = fit_results([*half, little])
+    assert fit.hidable_share == pytest.approx(0.5)
+    assert (fit.hidable_programs, fit.hidable_spread) == (3, 0.0)
+
+
+def test_compilers_that_hide_nothing_are_fitted_so() -> None:
+    none = [
+        program(str(i), tpu_rates(1.0), communication_s=2.0, slack_s=2.0)
+        for i in range(3)
+    ]
+    (fit,) = fit_results(none)
+    assert fit.hidable_share == 0.0
 
 
 def test_the_same_program_counts_once_and_few_say_nothing() -> None:
@@ -108,7 +129,7 @@ def test_a_fit_is_written_and_read_again(tmp_path: Path) -> None:
     after = load_target(file)
     assert after.device.matmul_efficiency == 0.9
     assert after.device.memory_efficiency == 0.5
-    assert after.device.overlap_share == before.device.overlap_share
+    assert after.device.hidable_share == before.device.hidable_share
     assert "# fitted: 3 programs, error 0%" in file.read_text()
 
 

@@ -10,7 +10,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
-from rhino_jax.search.overlap import HIDABLE, Overlap, solve_overlapped
+from rhino_jax.search.overlap import Overlap, solve_overlapped
 from rhino_jax.search.pool import Effort
 from rhino_jax.search.slack import Slack
 from tests.search.brute_force import model_of, objectives
@@ -25,27 +25,35 @@ def shapes(batch: int, width: int) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in sizes)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("share", "hidable_share"), [(0.1, 0.8), (0.5, 0.4), (1.0, 0.8)]
+)
 @pytest.mark.parametrize(("batch", "width"), [(4096, 512), (512, 2048), (64, 1024)])
 def test_small_programs_are_bounded_and_near_brute_force(
-    batch: int, width: int, share: float
+    batch: int, width: int, share: float, hidable_share: float
 ) -> None:
-    """Equal in eight of the nine; between two weights a choice may be missed (the
-    worst here is 6.5 % above the optimum), and the bound then leaves a gap."""
+    """Equal in most; between two weights a choice may be missed (the worst here is
+    7.4 % above the optimum), and the bound then leaves a gap."""
     target = load_target("h100")
     model = model_of(two_layers, shapes(batch, width), {"x": 4}, target)
     nodes, edges = len(model.problem.costs), len(model.problem.edges)
     slack = Slack((True,) * nodes, (True,) * edges)
-    overlap = Overlap.of(model.problem, model.compute_costs(), slack, share)
+    overlap = Overlap.of(
+        model.problem,
+        model.compute_costs(),
+        slack,
+        share=share,
+        hidable_share=hidable_share,
+    )
     total = objectives(model.problem.costs, model.problem.edges)
     compute = objectives(overlap.compute, [])
-    hidden = np.minimum(HIDABLE * (total - compute), share * compute)
+    hidden = np.minimum(hidable_share * (total - compute), share * compute)
     best = float((total - hidden).min())
     found = solve_overlapped(overlap, [], Effort(), lambda best, bound: None)
     assert found.labels is not None
     assert found.objective == pytest.approx(overlap.step_s(found.labels))
     assert found.bound <= best * (1 + 1e-9)
-    assert best * (1 - 1e-9) <= found.objective <= 1.07 * best
+    assert best * (1 - 1e-9) <= found.objective <= 1.08 * best
     if found.bound == pytest.approx(found.objective):
         assert found.objective == pytest.approx(best)
 
