@@ -123,7 +123,7 @@ def _reshard(
             _cut_free_axes(now, want)
     # Gather the rest, one collective per dim. Major axes lie on the slower links:
     # they come first, while the shard is small. XLA left to itself gathers the last
-    # dim first, and over several axes with an all-reduce where `by_axis` matters.
+    # dim first; where `by_axis` matters, all at once with an all-reduce.
     extras = {}
     for i, (dim, goal) in enumerate(zip(now, want, strict=True)):
         keep = 0
@@ -131,15 +131,18 @@ def _reshard(
             keep += 1
         if len(dim) > keep:
             extras[i] = dim[keep:]
+    every = tuple(a for extra in extras.values() for a in extra)
+    if by_axis and not says_stops and len(every) > 1:
+        for i, extra in extras.items():
+            del now[i][-len(extra) :]
+        return [*steps, Step(ALL_REDUCE, every, local_bytes())], route
     for i, extra in sorted(
         extras.items(), key=lambda e: min(e[1]) if says_stops else -e[0]
     ):
-        one_by_one = by_axis and says_stops
-        for group in [[a] for a in reversed(extra)] if one_by_one else [extra]:
+        for group in [[a] for a in reversed(extra)] if by_axis else [extra]:
             stop_here()
             del now[i][-len(group) :]
-            kind = ALL_REDUCE if by_axis and len(group) > 1 else ALL_GATHER
-            steps.append(Step(kind, tuple(group), local_bytes()))
+            steps.append(Step(ALL_GATHER, tuple(group), local_bytes()))
     return steps, route
 
 

@@ -118,3 +118,5 @@ def test_told_only_the_end_the_last_dim_is_gathered_first() -> None:
     assert [s.axes for s in reshard_steps(src, dst, 4096, SIZES)] == [(0,), (1,)]
     steps = reshard_steps(src, dst, 4096, SIZES, says_stops=False)
     assert [s.axes for s in steps] == [(1,), (0,)]
+    (step,) = reshard_steps(src, dst, 4096, SIZES, by_axis=True, says_stops=False)
+    assert (step.kind, step.axes, step.local_bytes) == (ALL_REDUCE, (0, 1), 4096)
