@@ -12,6 +12,10 @@ more than it is, and what is dear and read by a matmul's fusion and by others is
 too. What is computed from a matmul's result is stored in its place, up to the value at
 which readers part; a conversion is left to each of them.
 
+Such a fusion holds whole rows of what is reduced over its last dim, as a softmax is.
+Where rows are too long for that, the matmul's own result is stored, and everything
+behind it is computed again by each reader, dear or not.
+
 A constant's broadcast that a loop reads is made inside of it
 (xla/service/while_loop_constant_sinking.cc).
 """
@@ -37,6 +41,8 @@ FUSES_OPERANDS = frozenset(
 """Ops that compute elementwise operands on the fly, as XLA's fusion does for
 reductions, updates and copies (xla/service/instruction_fusion.cc)."""
 
+REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
+
 EXPENSIVE = frozenset(
     {
         "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc",
@@ -48,6 +54,11 @@ EXPENSIVE = frozenset(
 `InstructionFusion::IsExpensive`, but for those that a target says it recomputes."""
 
 MATMULS = frozenset({"dot_general", "conv_general_dilated"})
+
+LONGEST_ROW = 8192
+"""Rows that a matmul's fusion holds: of attention in float32, XLA:TPU stores rows of
+8,192 exponentials; of 12,288 and 16,384, and of 8,192 where there is one head, only the
+matmul's result (v5e:2x2, v6e:2x2, libtpu 0.0.51)."""
 
 RECOMPUTE_SHARE = 1.1
 """A value is computed again only from at most this many times its own elements."""
@@ -175,21 +186,47 @@ class _Finder:
         self.sources[port] = frozenset({port}) if keep else reads
 
     def _is_dear(self, node: Node, feeds: list[Port]) -> bool:
-        if node.op is not None and node.op.name in self.fusing.expensive:
+        if self._is_expensive(node):
             return True
         return any(p in self.dear and not self.stored[p] for p in feeds)
+
+    def _is_expensive(self, node: Node) -> bool:
+        return (
+            node.op is not None
+            and node.op.name in self.fusing.expensive
+            and not self._is_in_long_rows(node)
+        )
+
+    def _is_in_long_rows(self, node: Node) -> bool:
+        """Whether no fusion holds a row of the node's result."""
+        assert node.op is not None
+        shape = self.graph.program.values[node.op.results[0]].shape
+        return self.fusing.with_matmuls and bool(shape) and shape[-1] > LONGEST_ROW
+
+    def _is_reduced(self, port: Port) -> bool:
+        """Whether a reduction reads the value, through fusible nodes only."""
+        seen, todo = {port}, [port]
+        while todo:
+            for edge in self._readers_behind(self.readers[todo.pop()]):
+                node, behind = self.graph.nodes[edge.target], Port(edge.target, 0)
+                if node.op is not None and node.op.name in REDUCTIONS:
+                    return True
+                if is_fusible(node) and behind not in seen:
+                    seen.add(behind)
+                    todo.append(behind)
+        return False
 
     def _is_kept(
         self, port: Port, node: Node, edges: list[Edge], reads: frozenset[Port]
     ) -> bool:
         if not is_fusible(node) or self._must_store(edges, self.fusing.into):
             return True
-        if len(edges) < 2:
+        if len(edges) < 2 or self._is_in_long_rows(node):
             return False
         assert node.op is not None
         read = sum(self._size_of(p) for p in reads)
         reads_more = read > RECOMPUTE_SHARE * self._size_of(port)
-        is_dear = reads_more or node.op.name in self.fusing.expensive
+        is_dear = reads_more or self._is_expensive(node)
         is_far = max(self.levels[e.target] for e in edges) > self.levels[node.id]
         matmuls = sum(is_matmul(self.graph.nodes[e.target]) for e in edges)
         return (is_dear and (is_far or self._parts(edges))) or (
@@ -218,6 +255,8 @@ class _Finder:
             return True
         if any(e.target in self.before for e in edges):
             return True
+        if is_matmul(node) and self._is_in_long_rows(node):
+            return self._is_reduced(Port(node.id, 0))
         is_conversion = node.op is not None and node.op.name == "convert_element_type"
         return not is_conversion and len(self._parting(edges)) > 1
 

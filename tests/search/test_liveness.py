@@ -15,7 +15,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.graph import Edge, NodeKind, Port
 from rhino_jax.search.liveness import analyse, find_late
-from rhino_jax.search.stored import Fusing
+from rhino_jax.search.stored import LONGEST_ROW, Fusing
 
 
 PLAIN = Fusing()
@@ -125,6 +125,24 @@ def test_what_a_matmul_and_a_reduction_read_is_stored_where_dear() -> None:
         "dot_general",
     ]
     assert "exp" not in stored(normalised, X, X, X)
+
+
+def test_of_rows_that_no_fusion_holds_only_the_scores_are_stored() -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        scores = jnp.where(q[:, :1] > 0, (q @ k).astype(jnp.float32), -1e9)
+        return jax.nn.softmax(scores, axis=-1).astype(q.dtype) @ v
+
+    def shapes(row: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        sizes = ((8, 4), (4, row), (row, 4))
+        return tuple(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in sizes)
+
+    def kept(row: int, fusing: Fusing) -> list[str]:
+        found = stored(attention, *shapes(row), fusing=fusing)
+        return [n for n in found if "reduce" not in n]
+
+    assert kept(LONGEST_ROW, TPU) == ["select_n", "exp", "dot_general"]
+    assert kept(LONGEST_ROW + 1, TPU) == ["dot_general", "dot_general"]
+    assert kept(LONGEST_ROW + 1, GPU) == kept(LONGEST_ROW, GPU)
 
 
 def test_a_loop_makes_its_broadcasts_itself() -> None:
