@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rhino_jax.bench.figures import Errors, Figures, best_recipe, by_row
-from rhino_jax.bench.methods import parse_method
+from rhino_jax.bench.methods import RHINO, parse_method
 from rhino_jax.bench.records import Measure, Result
 from rhino_jax.bench.versions import versions_line
 from rhino_jax.units import format_share
@@ -37,8 +37,9 @@ def to_markdown(
 
 def rows_table(results: Sequence[Result]) -> str:
     """One line per row: the best recipe, rhino's plans, and how they compare."""
-    own = list(
-        dict.fromkeys(r.method for r in results if not parse_method(r.method).is_recipe)
+    own = sorted(
+        {r.method for r in results if not parse_method(r.method).is_recipe},
+        key=lambda name: (RHINO.index(parse_method(name).plan), name),
     )
     header = ["workload", "batch", "target", "mesh", "best recipe", "ms"]
     header += [f"{name} ms" for name in own]

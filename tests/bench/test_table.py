@@ -48,6 +48,15 @@ def test_a_row_in_a_line() -> None:
     }
 
 
+def test_the_last_columns_are_of_the_plan_that_took_most_effort() -> None:
+    refined = result("refined", 9, compiled=measure(9, 1.0, 256.0), plan_s=70.0)
+    table = rows_table([refined, *RESULTS])
+    header, _, line, *_ = table.splitlines()
+    names = [name for name in _cells(header) if name.endswith(" ms")]
+    assert names == ["fast ms", "best ms", "refined ms"]
+    assert _cells(line)[-1] == "70.0" and "are of `refined`" in table
+
+
 def test_a_row_that_no_recipe_fits() -> None:
     results = [RESULTS[0], RESULTS[-1]]
     line = rows_table(results).splitlines()[2]
