@@ -12,9 +12,9 @@ more than it is, and what is dear and read by a matmul's fusion and by others is
 too. What is computed from a matmul's result is stored in its place, up to the value at
 which readers part; a conversion is left to each of them.
 
-Such a fusion holds whole rows of what is reduced over its last dim, as a softmax is.
-Where rows are too long for that, the matmul's own result is stored, and everything
-behind it is computed again by each reader, dear or not.
+Such a fusion holds whole rows of a softmax. Where they are too long for that, the
+matmul's own result is stored, and everything behind it, up to the next matmul, is
+computed again by each reader, dear or not.
 
 A constant's broadcast that a loop reads is made inside of it
 (xla/service/while_loop_constant_sinking.cc).
@@ -40,8 +40,6 @@ FUSES_OPERANDS = frozenset(
 )  # fmt: skip
 """Ops that compute elementwise operands on the fly, as XLA's fusion does for
 reductions, updates and copies (xla/service/instruction_fusion.cc)."""
-
-REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 
 EXPENSIVE = frozenset(
     {
@@ -145,6 +143,7 @@ class _Finder:
     sources: port → the stored values that making it reads.
     dear: ports that are made from their sources by an expensive op, among others.
     unsettled: ports whose value a matmul's fusion makes and has not stored yet.
+    long_rows: nodes of softmaxes whose rows no fusion holds, and the matmuls before.
     """
 
     graph: Graph
@@ -158,12 +157,14 @@ class _Finder:
     sources: dict[Port, frozenset[Port]] = field(default_factory=dict)
     dear: set[Port] = field(default_factory=set)
     unsettled: dict[Port, int] = field(default_factory=dict)
+    long_rows: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.feeds = defaultdict(list)
         for edge in self.graph.edges:
             self.feeds[edge.target].append(edge.source)
         self.before = self._find_before() if self.fusing.with_matmuls else {}
+        self.long_rows = self._find_long_rows() if self.fusing.with_matmuls else set()
 
     def decide(self, port: Port) -> None:
         """Decide for a port; those that are made before have been decided."""
@@ -194,34 +195,48 @@ class _Finder:
         return (
             node.op is not None
             and node.op.name in self.fusing.expensive
-            and not self._is_in_long_rows(node)
+            and node.id not in self.long_rows
         )
 
-    def _is_in_long_rows(self, node: Node) -> bool:
-        """Whether no fusion holds a row of the node's result."""
+    def _find_long_rows(self) -> set[int]:
+        """From every exponential that a sum over its rows reads, through fusible nodes
+        whose rows are as long, both ways, to the matmuls before."""
+        todo = [n.id for n in self.graph.nodes if self._is_long_softmax(n)]
+        found = set(todo)
+        while todo:
+            node = self.graph.nodes[todo.pop()]
+            if is_matmul(node):
+                continue
+            before = [self.graph.nodes[p.node] for p in self.feeds[node.id]]
+            readers = self._readers_behind(self.readers[Port(node.id, 0)])
+            behind = [self.graph.nodes[e.target] for e in readers]
+            for other in [*before, *(n for n in behind if not is_matmul(n))]:
+                is_of_it = is_fusible(other) or is_matmul(other)
+                is_new = is_of_it and other.id not in found
+                if is_new and self._row(other) > LONGEST_ROW:
+                    found.add(other.id)
+                    todo.append(other.id)
+        return found
+
+    def _is_long_softmax(self, node: Node) -> bool:
+        if node.op is None or node.op.name != "exp" or self._row(node) <= LONGEST_ROW:
+            return False
+        readers = self._readers_behind(self.readers[Port(node.id, 0)])
+        ops = [self.graph.nodes[e.target].op for e in readers]
+        return any(op is not None and op.name == "reduce_sum" for op in ops)
+
+    def _row(self, node: Node) -> int:
+        """Size of the last dim of an op's result; 0 of a scalar."""
         assert node.op is not None
         shape = self.graph.program.values[node.op.results[0]].shape
-        return self.fusing.with_matmuls and bool(shape) and shape[-1] > LONGEST_ROW
-
-    def _is_reduced(self, port: Port) -> bool:
-        """Whether a reduction reads the value, through fusible nodes only."""
-        seen, todo = {port}, [port]
-        while todo:
-            for edge in self._readers_behind(self.readers[todo.pop()]):
-                node, behind = self.graph.nodes[edge.target], Port(edge.target, 0)
-                if node.op is not None and node.op.name in REDUCTIONS:
-                    return True
-                if is_fusible(node) and behind not in seen:
-                    seen.add(behind)
-                    todo.append(behind)
-        return False
+        return shape[-1] if shape else 0
 
     def _is_kept(
         self, port: Port, node: Node, edges: list[Edge], reads: frozenset[Port]
     ) -> bool:
         if not is_fusible(node) or self._must_store(edges, self.fusing.into):
             return True
-        if len(edges) < 2 or self._is_in_long_rows(node):
+        if len(edges) < 2 or node.id in self.long_rows:
             return False
         assert node.op is not None
         read = sum(self._size_of(p) for p in reads)
@@ -255,8 +270,8 @@ class _Finder:
             return True
         if any(e.target in self.before for e in edges):
             return True
-        if is_matmul(node) and self._is_in_long_rows(node):
-            return self._is_reduced(Port(node.id, 0))
+        if is_matmul(node) and node.id in self.long_rows:
+            return True
         is_conversion = node.op is not None and node.op.name == "convert_element_type"
         return not is_conversion and len(self._parting(edges)) > 1
 

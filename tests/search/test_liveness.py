@@ -145,6 +145,21 @@ def test_of_rows_that_no_fusion_holds_only_the_scores_are_stored() -> None:
     assert kept(LONGEST_ROW + 1, GPU) == kept(LONGEST_ROW, GPU)
 
 
+def test_long_rows_of_other_than_a_softmax_are_stored_as_short_ones() -> None:
+    def residual_and_norm(x: Any, w: Any, v: Any) -> Any:
+        y = x + x @ w
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+        z = jnp.tanh(y @ w)
+        return y + z @ w, z @ v
+
+    def kept(width: int) -> list[str]:
+        sizes = ((8, width), (width, width), (width, 4))
+        args = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in sizes)
+        return stored(residual_and_norm, *args, fusing=TPU)
+
+    assert kept(2 * LONGEST_ROW) == kept(LONGEST_ROW)
+
+
 def test_a_loop_makes_its_broadcasts_itself() -> None:
     def masked(x: Any) -> Any:
         zeros = jnp.zeros((64, 64))
