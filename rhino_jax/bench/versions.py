@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -15,6 +16,9 @@ from rhino_jax.hardware.files import configs_dir
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "ortools")
 """Packages whose version changes what is planned or compiled."""
+
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+"""Variables of the environment that change what is compiled."""
 
 _TELLS_ONLY = (
     "__main__.py",
@@ -53,13 +57,19 @@ def compiler_versions() -> dict[str, str]:
 
 
 def _packages() -> dict[str, str]:
-    found = {}
+    """Packages, and the flags that a user's environment gives to compilers."""
+    found = {name: flags for name in FLAGS if (flags := _flags(name))}
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _flags(name: str) -> str:
+    flags = os.environ.get(name, "").split()
+    return " ".join(f for f in flags if "host_platform_device_count" not in f)
 
 
 def source_digest() -> str:

@@ -23,6 +23,25 @@ def test_versions_are_of_what_plans_and_compiles() -> None:
     assert f"jax {found['jax']}" in line and found["source"] not in line
 
 
+def test_flags_for_the_compilers_make_other_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def now() -> list[dict[str, str]]:
+        versions.cache_clear()
+        compiler_versions.cache_clear()
+        return [versions(), compiler_versions()]
+
+    plain = now()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    assert now() == plain
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_some_flag=true")
+    flagged = now()
+    assert all(a != b for a, b in zip(plain, flagged, strict=True))
+    assert "--xla_tpu_some_flag=true" in versions_line(flagged[0])
+    monkeypatch.undo()
+    now()
+
+
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the source, in place of the real one."""
