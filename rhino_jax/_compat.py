@@ -179,6 +179,15 @@ def like_jaxpr(old: Any, new: Any, consts: Sequence[Any]) -> Any:
     return new
 
 
+def with_eqns(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """A jaxpr of the same inputs with other equations, closed where it is closed."""
+    changes = {"eqns": list(eqns), "outvars": list(outvars)}
+    inner = getattr(jaxpr, "jaxpr", None)  # on 0.12 itself
+    if inner is None or inner is jaxpr:
+        return jaxpr.replace(**changes)
+    return jaxpr.replace(jaxpr=inner.replace(**changes))
+
+
 def low_jaxpr(jaxpr: Any) -> Any:
     """A jaxpr without high-level primitives, of the same arguments and results.
 

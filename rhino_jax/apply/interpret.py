@@ -20,8 +20,8 @@ from rhino_jax._compat import (
     open_jaxpr,
 )
 from rhino_jax.apply.constraints import Constraints, auto_twin
-from rhino_jax.apply.regions import rebuild_jaxpr, with_jaxprs
-from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.apply.regions import rebuild_jaxpr
+from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
 from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
 from rhino_jax.ir.spec import Spec

@@ -6,7 +6,7 @@ Importer and apply walk a jaxpr by the same two questions, `region_kind` and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rhino_jax._compat import is_jaxpr, open_jaxpr
@@ -70,6 +70,26 @@ def region_jaxprs(eqn: Any) -> tuple[Any, ...]:
       equation has no regions. `closed_region_jaxprs` has the constants' values.
     """
     return tuple(open_jaxpr(j) for j in closed_region_jaxprs(eqn))
+
+
+def with_jaxprs(eqn: Any, jaxprs: Sequence[Any]) -> Mapping[str, Any]:
+    """The parameters of an equation, with these in place of its sub-jaxprs.
+
+    All others (unroll, reverse, policy, the rules of custom derivatives) stay as they
+    are, so whatever JAX later does with the equation it still does.
+
+    Args:
+      eqn: an equation with regions.
+      jaxprs: in the order of `closed_region_jaxprs(eqn)`.
+    """
+    kind = region_kind(eqn)
+    if kind is RegionKind.WHILE:
+        return {**eqn.params, "cond_jaxpr": jaxprs[0], "body_jaxpr": jaxprs[1]}
+    if kind is RegionKind.COND:
+        return {**eqn.params, "branches": tuple(jaxprs)}
+    old = body_jaxpr(eqn.params)
+    key = next(key for key, value in eqn.params.items() if value is old)
+    return {**eqn.params, key: jaxprs[0]}
 
 
 def body_jaxpr(params: Mapping[str, Any]) -> Any | None:

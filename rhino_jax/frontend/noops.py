@@ -1,0 +1,55 @@
+"""Equations that do nothing, taken out before the program is imported.
+
+JAX's rules of derivatives sum over no dims at all where a scalar comes from outside
+the mesh in context and its cotangent from inside. The same function would be another
+program with a mesh than without, and a plan made for one refused by the other.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from rhino_jax._compat import is_literal, open_jaxpr, with_eqns
+from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+
+
+_REDUCTIONS = frozenset({
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
+})  # fmt: skip
+
+
+def without_noops(jaxpr: Any) -> Any:
+    """The jaxpr, those inside it too, without reductions over no dims.
+
+    Args:
+      jaxpr: closed or not.
+    Returns:
+      The same object where there are none.
+    """
+    same: dict[Any, Any] = {}  # result of an equation taken out → its operand
+
+    def read(atom: Any) -> Any:
+        return atom if is_literal(atom) else same.get(atom, atom)
+
+    opened, eqns = open_jaxpr(jaxpr), []
+    for eqn in opened.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        if _is_noop(eqn):
+            same[eqn.outvars[0]] = operands[0]
+            continue
+        changes: dict[str, Any] = {}
+        if any(map(operator.is_not, operands, eqn.invars)):
+            changes["invars"] = operands
+        bodies = closed_region_jaxprs(eqn)
+        cleaned = [without_noops(body) for body in bodies]
+        if any(map(operator.is_not, cleaned, bodies)):
+            changes["params"] = dict(with_jaxprs(eqn, cleaned))
+        eqns.append(eqn.replace(**changes) if changes else eqn)
+    if all(map(operator.is_, eqns, opened.eqns)) and not same:
+        return jaxpr
+    return with_eqns(jaxpr, eqns, [read(atom) for atom in opened.outvars])
+
+
+def _is_noop(eqn: Any) -> bool:
+    return eqn.primitive.name in _REDUCTIONS and not eqn.params["axes"]
