@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,13 @@ from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.trace import Traced, array_type
 from rhino_jax.ir.spec import Spec, format_spec, is_even
 from rhino_jax.plan.plan import Leaf, Plan
+
+
+_IDENTITY: tuple[Callable[[Any], Any], ...] = (
+    type,
+    operator.attrgetter("aval"),
+    operator.attrgetter("sharding"),
+)
 
 
 class Bound:
@@ -37,9 +45,9 @@ class Bound:
         self.in_shardings = everything[:count]
         self.const_shardings = everything[count:]
         self.out_shardings = [self._sharding(leaf) for leaf in plan.outputs]
-        # What each argument was when it last came as it should: class, type,
-        # sharding. Comparing identities is what makes a call cheap.
-        self._seen: list[tuple[Any, Any, Any]] = [(None, None, None)] * count
+        # What each argument was when it last came as it should. Comparing identities,
+        # of all arguments in one go, is what makes a call cheap.
+        self._seen: list[list[Any]] = [[None] * count for _ in _IDENTITY]
         self._only_arrays = not traced.arguments.statics
         self._out_only_arrays = not traced.result.statics
 
@@ -104,9 +112,11 @@ class Bound:
                 if static != Static(leaves[position]):
                     return None
             arrays = [leaves[p] for p in arguments.positions]
+        if _are_same(arrays, self._seen):
+            return Arguments(arrays, [])
         to_move: list[int] = []
-        for i, (x, (kind, aval, sharding)) in enumerate(
-            zip(arrays, self._seen, strict=True)
+        for i, (x, kind, aval, sharding) in enumerate(
+            zip(arrays, *self._seen, strict=True)
         ):
             if type(x) is kind and x.aval is aval and x.sharding is sharding:
                 continue
@@ -124,7 +134,8 @@ class Bound:
                 and x.sharding == self.in_shardings[i]
                 and x.committed
             ):
-                self._seen[i] = (type(x), x.aval, x.sharding)
+                for get, column in zip(_IDENTITY, self._seen, strict=True):
+                    column[i] = get(x)
             else:
                 to_move.append(i)
         return Arguments(arrays, to_move)
@@ -220,6 +231,17 @@ class Bound:
         return not isinstance(self.mesh, AbstractMesh) and not is_compile_only(
             self.mesh.devices.flat[0]
         )
+
+
+def _are_same(arrays: Sequence[Any], seen: Sequence[Sequence[Any]]) -> bool:
+    """Whether every array is of the class, type and sharding that was seen."""
+    try:
+        return all(
+            all(map(operator.is_, map(get, arrays), column))
+            for get, column in zip(_IDENTITY, seen, strict=True)
+        )
+    except AttributeError:  # not an array of JAX
+        return False
 
 
 def explicit_part(sharding: NamedSharding) -> NamedSharding:
