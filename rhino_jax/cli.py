@@ -1,4 +1,4 @@
-"""The command line: `python -m rhino_jax {demo,plan,show,diff,bench,fit}`.
+"""The command line: `python -m rhino_jax {demo,plan,show,diff,bench,fit,measure}`.
 
 Exit codes: 0 done; 1 no plan satisfies pins and memory budget together, or cells of a
 benchmark failed; 2 bad input, told in four parts on standard error.
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m rhino_jax", description="Plans how a JAX program is sharded."
     )
     commands = parser.add_subparsers(
-        required=True, metavar="{demo,plan,show,diff,bench,fit}"
+        required=True, metavar="{demo,plan,show,diff,bench,fit,measure}"
     )
 
     demo = commands.add_parser("demo", help="plan and train a small GPT on 8 devices")
@@ -147,6 +147,17 @@ def _parser() -> argparse.ArgumentParser:
         "--write", action="store_true", help="into configs/hardware, with the error"
     )
     fit.set_defaults(run=_fit)
+
+    measure = commands.add_parser(
+        "measure",
+        help="measure the devices that are here",
+        description="Measure the rates of the devices that are here, as lines of a"
+        " hardware file.",
+    )
+    measure.add_argument(
+        "--emulate", type=_positive_int, metavar="N", help="N devices on the CPU"
+    )
+    measure.set_defaults(run=_measure)
     return parser
 
 
@@ -257,6 +268,17 @@ def _fit(args: argparse.Namespace) -> None:
     if args.write:
         for fit in fits:
             print(f"written to {write_fit(fit)}")
+
+
+def _measure(args: argparse.Namespace) -> None:
+    import jax
+
+    from rhino_jax.bench.measure import measure
+    from rhino_jax.demo import emulate
+
+    if args.emulate is not None:
+        emulate(args.emulate)
+    print(measure(jax.devices()).to_text())
 
 
 def _tell(plan: Plan, args: argparse.Namespace) -> None:

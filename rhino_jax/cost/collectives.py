@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rhino_jax.hardware.mesh import Axis
 
@@ -50,6 +51,11 @@ def collective_s(kind: str, local_bytes: float, axes: Sequence[Axis]) -> float:
     axes = [a for a in axes if a.size > 1]
     if not axes:
         return 0.0
+    if all(a.topology == "barrier" for a in axes):
+        # All threads meet once, whatever they then copy.
+        meeting_s = max(a.alpha_s for a in axes) * math.prod(a.size for a in axes)
+        copying = [replace(a, alpha_s=0.0, topology="switch") for a in axes]
+        return meeting_s + collective_s(kind, local_bytes, copying)
     if kind == PERMUTE:
         slow = min(axes, key=lambda a: a.bytes_per_s)
         return slow.alpha_s + local_bytes / slow.bytes_per_s

@@ -115,7 +115,8 @@ def _join(target: Target, name: str, size: int, parts: Sequence[Part]) -> Axis:
     """The axis that these parts, innermost first, make up."""
     if not parts:
         tier = target.tiers[0]
-        return Axis(name, size, tier.alpha_s, tier.bytes_per_s, "switch", tier.name)
+        topology = "switch" if tier.topology == "torus" else tier.topology
+        return Axis(name, size, tier.alpha_s, tier.bytes_per_s, topology, tier.name)
     joined, bytes_per_s, latency_s = 1.0, math.inf, 0.0
     for part in parts:
         bytes_per_s = min(bytes_per_s, joined * part.bytes_per_s)

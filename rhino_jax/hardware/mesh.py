@@ -19,7 +19,8 @@ class Axis:
         one message through a switch).
       bytes_per_s: bytes per second that one device sends along this axis while
         all devices take part (both directions of a ring with wrap-around).
-      topology: "ring" (wraps around), "line" (does not), or "switch" (any to any).
+      topology: "ring" (wraps around), "line" (does not), "switch" (any to any), or
+        "barrier" (threads of one process, which meet once for any collective).
       tier: name of the link, as "ici", "nvlink", "network".
     """
 

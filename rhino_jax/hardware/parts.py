@@ -20,7 +20,7 @@ class Part:
       bytes_per_s: bytes per second that each device of the axis sends over it.
       hops: steps between neighbours from one end to the other.
       alpha_s: seconds of latency of one step.
-      topology: "ring", "line" or "switch".
+      topology: "ring", "line", "switch" or "barrier".
       tier: name of the link.
       is_split: it takes only part of a torus dim.
     """
@@ -87,7 +87,7 @@ def _inside(size: int, stride: int, domain: int, num_devices: int) -> float:
 
 def _on_switch(tier: Tier, shares: Sequence[float]) -> list[tuple[int, Part]]:
     return [
-        (axis, Part(n, tier.bytes_per_s, n - 1, tier.alpha_s, "switch", tier.name))
+        (axis, Part(n, tier.bytes_per_s, n - 1, tier.alpha_s, tier.topology, tier.name))
         for axis, n in enumerate(shares)
         if n > 1
     ]

@@ -23,7 +23,7 @@ hbm_bytes_per_s = 2e12
 
 [[tiers]]                           # any number, innermost first
 name = "nvlink"
-topology = "switch"
+topology = "switch"                 # or "barrier": threads of one process
 size = 8                            # devices within reach; the last may omit it
 alpha_s = 3e-6
 bytes_per_s = 4.5e11                # of one device, one direction
@@ -40,7 +40,7 @@ bytes_per_s = 4.5e10                # of one link, one direction
 [links.x]                           # optional, instead of tiers: by mesh axis
 alpha_s = 1e-6
 bytes_per_s = 1e9
-topology = "switch"                 # optional: "ring", "line" or "switch"
+topology = "switch"                 # optional: "ring", "line", "switch" or "barrier"
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ _TIER = (
     "alpha_s", "bytes_per_s",
 )  # fmt: skip
 _TORUS_ONLY = ("rank", "dims", "wrap_multiple", "wrap_needs_all")
+_FLAT = ("switch", "barrier")
 _MISSING = object()
 
 
@@ -256,7 +257,7 @@ def _parse_links(links: _Table) -> tuple[tuple[str, Link], ...]:
         found.append((axis, Link(
             alpha_s=link.number("alpha_s", "seconds, at least 0", may_be_zero=True),
             bytes_per_s=link.number("bytes_per_s", "bytes per second, above 0"),
-            topology=link.one_of("topology", ("ring", "line", "switch"), "switch"),
+            topology=link.one_of("topology", ("ring", "line", *_FLAT), "switch"),
         )))  # fmt: skip
     return tuple(found)
 
@@ -278,11 +279,11 @@ def _parse_tiers(top: _Table) -> tuple[Tier, ...]:
 def _parse_tier(table: _Table, within: int | None, *, is_last: bool) -> Tier:
     """One tier around groups of `within` devices."""
     table.refuse_unknown(_TIER)
-    topology = table.one_of("topology", ("switch", "torus"), "switch")
-    if topology == "switch":
+    topology = table.one_of("topology", (*_FLAT, "torus"), "switch")
+    if topology in _FLAT:
         for name in _TORUS_ONLY:
             if name in table.entries:
-                raise table.fail(name, 'nothing, as topology = "switch"',
+                raise table.fail(name, f'nothing, as topology = "{topology}"',
                                  table.entries[name], "remove it.")  # fmt: skip
     size = table.whole("size", least=2)
     dims = table.entries.get("dims", [])

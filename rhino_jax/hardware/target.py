@@ -70,10 +70,11 @@ class Tier:
 
     Attributes:
       name: as "ici", "nvlink", "network".
-      topology: "switch" or "torus".
+      topology: "switch", "torus", or "barrier" (threads of one process).
       alpha_s: seconds of latency of one step between neighbours, or one message.
-      bytes_per_s: SWITCH: bytes per second that one device sends. TORUS: the same,
-        over one link in one direction; a device has two links per torus dim.
+        BARRIER: of each thread that meets the others.
+      bytes_per_s: bytes per second that one device sends. TORUS: the same, over one
+        link in one direction; a device has two links per torus dim.
       size: devices within reach, counted from the innermost tier; None: unlimited.
       rank: TORUS: number of torus dims.
       dims: TORUS: the torus, in groups of the tier within, major first. Empty: as
@@ -111,7 +112,7 @@ class Link:
     Attributes:
       alpha_s: seconds of latency of one step.
       bytes_per_s: bytes per second that one device sends along the axis.
-      topology: "ring", "line" or "switch".
+      topology: "ring", "line", "switch" or "barrier".
     """
 
     alpha_s: float

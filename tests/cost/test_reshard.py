@@ -67,7 +67,7 @@ def test_an_all_to_all_moves_less_than_a_gather() -> None:
     )
 
 
-@pytest.mark.parametrize("topology", ["ring", "line", "switch"])
+@pytest.mark.parametrize("topology", ["ring", "line", "switch", "barrier"])
 @pytest.mark.parametrize(
     "kind", [ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER]
 )

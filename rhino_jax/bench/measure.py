@@ -1,0 +1,231 @@
+"""Rates of the devices that are here, measured: what a hardware file states.
+
+Every figure is the time of a step more of a loop, all devices at work at once, so that
+what a call costs is not in it. Links are measured over all devices and over groups of
+them; latency and bandwidth are those with which the cost model gives these times.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from rhino_jax.cost.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    collective_s,
+)
+from rhino_jax.hardware.files import detect_target
+from rhino_jax.hardware.mesh import Axis
+
+
+SAMPLES = 9
+"""Runs of each loop; their median counts."""
+
+STEPS = (4, 20)
+"""Steps of the shorter and of the longer loop."""
+
+LONG_S = 2e-3
+"""Operands are doubled until a step of the loop takes this long."""
+
+SMALL, LARGE = 1 << 10, 1 << 20
+"""Elements, on each device, of collectives that show latency and bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was measured.
+
+    Attributes:
+      kind: `jax.Device.device_kind`.
+      num_devices: how many were at work.
+      flops_per_s: type → of square matmuls, on each device.
+      hbm_bytes_per_s: read and written by one device.
+      topology, alpha_s, bytes_per_s: of the links, as in a hardware file; None where
+        there is one device.
+      error: median of |fitted - measured| / measured seconds of collectives.
+    """
+
+    kind: str
+    num_devices: int
+    flops_per_s: dict[str, float]
+    hbm_bytes_per_s: float
+    topology: str | None = None
+    alpha_s: float | None = None
+    bytes_per_s: float | None = None
+    error: float | None = None
+
+    def to_text(self) -> str:
+        """The figures as lines of a hardware file."""
+        lines = [f"# {self.num_devices} devices of kind {self.kind!r}, all at work"]
+        lines += ["[peak_flops_per_s]"]
+        lines += [f"{name} = {rate:.3g}" for name, rate in self.flops_per_s.items()]
+        lines += ["[memory]", f"hbm_bytes_per_s = {self.hbm_bytes_per_s:.3g}"]
+        if self.error is not None:
+            lines += [
+                f"[[tiers]]  # median error of collectives {self.error:.0%}",
+                f'topology = "{self.topology}"',
+                f"alpha_s = {self.alpha_s:.3g}",
+                f"bytes_per_s = {self.bytes_per_s:.3g}",
+            ]
+        return "\n".join(lines)
+
+
+def measure(devices: Sequence[Any]) -> Measured:
+    """Measure these devices; takes about a minute on emulated ones."""
+    one = _Devices(devices, (len(devices),))
+    measured = Measured(
+        kind=devices[0].device_kind,
+        num_devices=len(devices),
+        flops_per_s={name: _matmul_rate(one, name) for name in ("float32", "bfloat16")},
+        hbm_bytes_per_s=_memory_rate(one),
+    )
+    if len(devices) == 1:
+        return measured
+    tiers = detect_target(devices).tiers
+    topology = "switch" if tiers[0].topology == "torus" else tiers[0].topology
+    return _with_links(measured, topology, _collectives(devices))
+
+
+@dataclass(frozen=True, slots=True)
+class _Devices:
+    """Devices in groups: a mesh of two axes, of which the last is the group."""
+
+    devices: Sequence[Any]
+    shape: tuple[int, ...]
+
+    def step_s(self, op: Callable[[Any], Any], *shape: int, dtype: str) -> float:
+        """Seconds of `op`, from a block on each device to one of the same shape."""
+        names = ("outer", "inner")[-len(self.shape) :]
+        mesh = jax.sharding.Mesh(
+            np.array(self.devices).reshape(self.shape),
+            names,
+            axis_types=(AxisType.Auto,) * len(names),
+        )
+        spec = PartitionSpec(names)
+        rows = len(self.devices) * shape[0]
+        x = jnp.ones((rows, *shape[1:]), dtype)
+        x = jax.device_put(x, NamedSharding(mesh, spec))
+
+        @jax.jit
+        @partial(
+            jax.shard_map,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), spec),
+            out_specs=spec,
+            check_vma=False,
+        )
+        def loop(steps: Any, x: Any) -> Any:
+            return jax.lax.fori_loop(0, steps, lambda _, x: op(x), x)
+
+        short, long = (
+            statistics.median(_seconds(loop, steps, x) for _ in range(SAMPLES))
+            for steps in STEPS
+        )
+        return (long - short) / (STEPS[1] - STEPS[0])
+
+
+def _seconds(loop: Callable[..., Any], steps: int, x: Any) -> float:
+    started = time.perf_counter()
+    jax.block_until_ready(loop(steps, x))
+    return time.perf_counter() - started
+
+
+def _grow(seconds: Callable[[int], float], size: int) -> tuple[int, float]:
+    """The first size, doubled from `size`, of which a step is long."""
+    while (taken_s := seconds(size)) < LONG_S:
+        size *= 2
+    return size, taken_s
+
+
+def _matmul_rate(devices: _Devices, dtype: str) -> float:
+    def seconds(n: int) -> float:
+        return devices.step_s(lambda x: x @ x, n, n, dtype=dtype)
+
+    size, taken_s = _grow(seconds, 256)
+    return 2 * size**3 / taken_s
+
+
+def _memory_rate(devices: _Devices) -> float:
+    def seconds(n: int) -> float:
+        return devices.step_s(lambda x: x * 0.5, n, dtype="float32")
+
+    size, taken_s = _grow(seconds, 1 << 20)
+    return 2 * 4 * size / taken_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One measured collective; bytes as the cost model counts them."""
+
+    kind: str
+    local_bytes: int
+    size: int
+    is_large: bool
+    taken_s: float
+
+
+def _collectives(devices: Sequence[Any]) -> list[_Sample]:
+    samples = []
+    for group in [n for n in (2, 4, 8) if len(devices) % n == 0]:
+        mesh = _Devices(devices, (len(devices) // group, group))
+        for n in (SMALL, LARGE):
+            for kind, op in _OPS.items():
+                taken_s = mesh.step_s(partial(op, group), n, dtype="float32")
+                held = 4 * n * (group if kind == ALL_GATHER else 1)
+                samples.append(_Sample(kind, held, group, n == LARGE, taken_s))
+    return samples
+
+
+def _all_reduce(size: int, x: Any) -> Any:
+    return jax.lax.psum(x, "inner") / size
+
+
+def _all_gather(size: int, x: Any) -> Any:
+    return jax.lax.all_gather(x, "inner", tiled=True).reshape(size, -1).mean(0)
+
+
+def _all_to_all(size: int, x: Any) -> Any:
+    parts = x.reshape(size, -1)
+    return jax.lax.all_to_all(parts, "inner", 0, 0, tiled=True).reshape(-1)
+
+
+_OPS = {ALL_REDUCE: _all_reduce, ALL_GATHER: _all_gather, ALL_TO_ALL: _all_to_all}
+
+
+def _with_links(
+    measured: Measured, topology: str, samples: Sequence[_Sample]
+) -> Measured:
+    """Latency from the small collectives, then bandwidth from the large ones."""
+    unit = Axis("inner", 1, 1.0, float("inf"), topology)
+    steps = [_priced(s, unit) for s in samples]
+    copied = [_priced(s, replace(unit, alpha_s=0.0, bytes_per_s=1.0)) for s in samples]
+    taken = [s.taken_s for s in samples]
+    large = [i for i, s in enumerate(samples) if s.is_large]
+    small = [i for i, s in enumerate(samples) if not s.is_large]
+    alpha_s = statistics.median(taken[i] / steps[i] for i in small)
+    rate = statistics.median(copied[i] / (taken[i] - alpha_s * steps[i]) for i in large)
+    fitted = [alpha_s * a + b / rate for a, b in zip(steps, copied, strict=True)]
+    errors = [abs(f / t - 1) for f, t in zip(fitted, taken, strict=True)]
+    return replace(
+        measured,
+        topology=topology,
+        alpha_s=alpha_s,
+        bytes_per_s=rate,
+        error=statistics.median(errors),
+    )
+
+
+def _priced(sample: _Sample, axis: Axis) -> float:
+    axis = replace(axis, size=sample.size)
+    return collective_s(sample.kind, sample.local_bytes, [axis])

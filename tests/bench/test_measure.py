@@ -1,0 +1,41 @@
+"""Rates of devices that are here: the fit is exact where the cost model is."""
+
+import tomllib
+
+import jax
+import pytest
+
+from rhino_jax.bench import measure as m
+from rhino_jax.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, collective_s
+from rhino_jax.hardware.mesh import Axis
+
+
+NOTHING = m.Measured(
+    kind="made up", num_devices=8, flops_per_s={"float32": 1e9}, hbm_bytes_per_s=1e9
+)
+
+
+@pytest.mark.parametrize("topology", ["barrier", "switch", "ring"])
+def test_links_are_found_again(topology):
+    axis = Axis("inner", 8, 3e-6, 7e8, topology)
+    samples = [
+        m._Sample(kind, held, 8, held > 4096, collective_s(kind, held, [axis]))
+        for kind in (ALL_REDUCE, ALL_GATHER, ALL_TO_ALL)
+        for held in (0, 4 << 20)
+    ]
+    found = m._with_links(NOTHING, topology, samples)
+    assert found.alpha_s == pytest.approx(3e-6)
+    assert found.bytes_per_s == pytest.approx(7e8)
+    assert found.error == pytest.approx(0, abs=1e-9)
+
+
+def test_emulated_devices_are_measured(monkeypatch):
+    monkeypatch.setattr(m, "SAMPLES", 1)
+    monkeypatch.setattr(m, "_grow", lambda seconds, size: (size, abs(seconds(size))))
+    monkeypatch.setattr(m, "LARGE", 1 << 18)
+    found = m.measure(jax.devices()[:2])
+    assert found.num_devices == 2 and found.topology == "barrier"
+    assert 1e8 < found.flops_per_s["float32"] < 1e13
+    written = tomllib.loads(found.to_text())
+    assert set(written) == {"peak_flops_per_s", "memory", "tiers"}
+    assert written["tiers"][0]["alpha_s"] == pytest.approx(found.alpha_s, rel=1e-2)
