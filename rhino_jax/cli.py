@@ -1,4 +1,4 @@
-"""The command line: `python -m rhino_jax {demo,plan,show,diff,bench,fit,measure}`.
+"""The command line: `python -m rhino_jax COMMAND`; `--help` lists the commands.
 
 Exit codes: 0 done; 1 no plan satisfies pins and memory budget together, or cells of a
 benchmark failed; 2 bad input, told in four parts on standard error.
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m rhino_jax", description="Plans how a JAX program is sharded."
     )
     commands = parser.add_subparsers(
-        required=True, metavar="{demo,plan,show,diff,bench,fit,measure}"
+        required=True, metavar="{demo,plan,show,diff,bench,fit,measure,solve}"
     )
 
     demo = commands.add_parser("demo", help="plan and train a small GPT on 8 devices")
@@ -158,6 +158,21 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate", type=_positive_int, metavar="N", help="N devices on the CPU"
     )
     measure.set_defaults(run=_measure)
+
+    solve = commands.add_parser(
+        "solve",
+        help="solve an instance of the contest on intra-operator parallelism",
+        description="Solve an instance of the ASPLOS/EuroSys 2025 contest on"
+        " intra-operator parallelism: one strategy per node, least cost, memory within"
+        " its limit at every time. An independent checker recomputes what is printed.",
+    )
+    solve.add_argument("file", metavar="FILE.json[.gz]")
+    solve.add_argument("--time-limit-s", type=_positive, default=60.0)
+    solve.add_argument("--output", metavar="FILE", help="write the choices as JSON")
+    solve.add_argument("--workers", type=_positive_int, help="of CP-SAT")
+    solve.add_argument("--seed", type=int, default=0)
+    solve.add_argument("--no-progress", action="store_true")
+    solve.set_defaults(run=_solve)
     return parser
 
 
@@ -279,6 +294,19 @@ def _measure(args: argparse.Namespace) -> None:
     if args.emulate is not None:
         emulate(args.emulate)
     print(measure(jax.devices()).to_text())
+
+
+def _solve(args: argparse.Namespace) -> None:
+    from rhino_jax.solver.command import run_solve
+
+    run_solve(
+        args.file,
+        time_limit_s=args.time_limit_s,
+        output=args.output,
+        workers=args.workers,
+        seed=args.seed,
+        shows_progress=not args.no_progress,
+    )
 
 
 def _tell(plan: Plan, args: argparse.Namespace) -> None:

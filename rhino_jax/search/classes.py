@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from rhino_jax.search.disjoint import DisjointSets
 from rhino_jax.search.graph import Graph, Node, NodeKind
+from rhino_jax.solver.disjoint import DisjointSets
 
 
 Element = tuple[int, int]

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from rhino_jax.search.disjoint import DisjointSets
 from rhino_jax.search.graph import Graph, Node, NodeKind, Port, in_run_order
 from rhino_jax.search.stored import Stored, is_fusible, is_matmul
+from rhino_jax.solver.disjoint import DisjointSets
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The search's core problem on its own: nodes that choose, pairs that cost, memory."""

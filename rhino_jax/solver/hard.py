@@ -1,0 +1,100 @@
+"""Choices under the hard memory limit: taken back into it, and improved within it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rhino_jax.solver.memory import Memory
+from rhino_jax.solver.moves import Moves
+
+
+class Filled:
+    """A choice and the memory it fills, kept up to date.
+
+    Attributes:
+      labels: the choice.
+      over: at every time, memory in use less the room: at most 0 where it fits.
+    """
+
+    def __init__(self, memory: Memory, labels: np.ndarray) -> None:
+        self._memory = memory
+        self.labels = labels.copy()
+        self.over = memory.profile(labels) - memory.room
+
+    def switch(self, node: int, option: int) -> None:
+        """Let a node take another option."""
+        memory, old = self._memory, self.labels[node]
+        for e in memory.of_node[node]:
+            cell = memory.cells[e]
+            added = memory.amounts[cell + option] - memory.amounts[cell + old]
+            if added:
+                self.over[memory.start[e] : memory.stop[e]] += added
+        self.labels[node] = option
+
+    def fits_around(self, node: int) -> bool:
+        """Whether the limit holds while the node uses memory."""
+        memory = self._memory
+        return all(
+            self.over[memory.start[e] : memory.stop[e]].max() <= 0
+            for e in memory.of_node[node]
+        )
+
+
+def repair(
+    moves: Moves, labels: np.ndarray, max_switches: int = 400
+) -> np.ndarray | None:
+    """A choice within the limit, near to `labels`; None where none was found.
+
+    At the fullest time, again and again, the switch that costs least per memory freed.
+    """
+    memory = moves.memory
+    filled = Filled(memory, labels)
+    nodes = np.repeat(np.arange(len(labels)), np.diff(memory.first))
+    for _ in range(max_switches):
+        time = int(filled.over.argmax()) if len(filled.over) else 0
+        if not len(filled.over) or filled.over[time] <= 0:
+            return filled.labels
+        live = (memory.start <= time) & (time < memory.stop)
+        held = np.bincount(
+            memory.columns, memory.amounts * live[memory.entries], memory.first[-1]
+        )
+        current = memory.first[:-1] + filled.labels
+        freed = held[current][nodes] - held
+        totals = moves.totals(moves.costs, filled.labels)
+        more = totals - totals[current][nodes]
+        helps = (freed > 0) & (more < moves.forbidden / 2)
+        if not helps.any():
+            return None
+        useful = np.minimum(freed[helps], filled.over[time])
+        rate = np.where(more[helps] > 0, more[helps] / useful, more[helps] * useful)
+        column = int(np.flatnonzero(helps)[rate.argmin()])
+        node = int(nodes[column])
+        filled.switch(node, column - int(memory.first[node]))
+    return None
+
+
+def improve(moves: Moves, labels: np.ndarray, max_rounds: int = 20) -> np.ndarray:
+    """Switch single nodes of a choice that fits to better options that fit."""
+    memory = moves.memory
+    filled = Filled(memory, labels)
+    nodes = np.repeat(np.arange(len(labels)), np.diff(memory.first))
+    for _ in range(max_rounds):
+        totals = moves.totals(moves.costs, filled.labels)
+        gains = totals[memory.first[:-1] + filled.labels][nodes] - totals
+        better = np.flatnonzero(gains > 0)
+        switched: set[int] = set()
+        for column in better[np.argsort(-gains[better], kind="stable")].tolist():
+            node = int(nodes[column])
+            if node in switched or any(
+                j in switched for j, _ in moves.neighbours[node]
+            ):
+                continue
+            before = int(filled.labels[node])
+            filled.switch(node, column - int(memory.first[node]))
+            if filled.fits_around(node):
+                switched.add(node)
+            else:
+                filled.switch(node, before)
+        if not switched:
+            break
+    return filled.labels

@@ -1,0 +1,97 @@
+"""Large-neighbourhood search: CP-SAT on one part of the network after the other.
+
+Source: Shaw, "Using constraint programming and local search methods to solve vehicle
+routing problems", CP 1998.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from rhino_jax.solver.exact import settle
+from rhino_jax.solver.moves import Moves
+
+
+Offer = Callable[[np.ndarray], object]
+
+FIRST_CELLS, MOST_CELLS = 3_000, 40_000
+"""Edge variables of a neighbourhood: at first, and at most. It grows where CP-SAT
+settles it in time, and shrinks where it does not."""
+
+SETTLE_S = 3.0
+"""Seconds that CP-SAT has for one neighbourhood."""
+
+
+def search_neighbourhoods(
+    moves: Moves,
+    labels: np.ndarray,
+    offer: Offer,
+    *,
+    deadline: float,
+    workers: int,
+    seed: int = 0,
+) -> np.ndarray:
+    """Improve a choice that fits, until the deadline.
+
+    Args:
+      moves: the network.
+      labels: a choice within the memory limit.
+      offer: called with every better choice.
+      deadline: of `time.monotonic()`.
+      workers: of CP-SAT.
+      seed: of everything random.
+    """
+    rng = np.random.default_rng(seed)
+    value = moves.objective(labels)
+    cells = FIRST_CELLS
+    visits = np.zeros(len(labels))
+    while (left := deadline - time.monotonic()) > 0.05 and len(labels):
+        first = moves.memory.first
+        totals = moves.totals(moves.costs, labels)
+        own = totals[first[:-1] + labels]
+        regret = own - np.minimum.reduceat(totals, first[:-1])
+        weight = (regret + own.mean() * 1e-2 + 1e-9) / (1 + visits) ** 2
+        start = int(rng.choice(len(labels), p=weight / weight.sum()))
+        nodes = _around(moves, start, cells, rng)
+        visits[nodes] += 1
+        found = settle(
+            moves,
+            labels,
+            nodes,
+            seconds=min(SETTLE_S, left),
+            workers=workers,
+            seed=int(rng.integers(2**31)),
+        )
+        factor = 1.15 if found.is_optimal else 0.7
+        cells = int(min(max(cells * factor, FIRST_CELLS / 4), MOST_CELLS))
+        if found.labels is not None:
+            better = moves.objective(found.labels)
+            if better < value:
+                labels, value = found.labels, better
+                offer(labels)
+    return labels
+
+
+def _around(
+    moves: Moves, start: int, cells: int, rng: np.random.Generator
+) -> list[int]:
+    """Nodes near to `start`, until their edges have so many cells."""
+    inside = {start}
+    todo = deque([start])
+    while todo and cells > 0:
+        near = moves.neighbours[todo.popleft()]
+        for k in rng.permutation(len(near)):
+            node = near[k][0]
+            if node in inside:
+                continue
+            cost = sum(t.size for j, t in moves.neighbours[node] if j in inside)
+            if cost > cells:
+                continue
+            cells -= cost
+            inside.add(node)
+            todo.append(node)
+    return sorted(inside)

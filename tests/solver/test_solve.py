@@ -1,0 +1,105 @@
+"""The solver against trying every choice, on every path that it takes."""
+
+import time
+
+import numpy as np
+import pytest
+
+from rhino_jax.solver import engine
+from rhino_jax.solver.check import check
+from rhino_jax.solver.engine import solve_instance
+from rhino_jax.solver.errors import InstanceError
+from rhino_jax.solver.instance import parse_instance
+from rhino_jax.solver.memory import build_memory
+from rhino_jax.solver.moves import Moves
+from rhino_jax.solver.network import build_network
+from tests.solver.instances import best_by_trying, random_instance
+
+
+def solve(instance, seconds=20.0):
+    return solve_instance(instance, deadline=time.monotonic() + seconds, workers=1)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("forbidden", [0.0, 0.2])
+def test_small_instances_are_solved_to_the_best(seed, forbidden, monkeypatch):
+    monkeypatch.setitem(engine.PRICING_SHARE, True, 0.001)
+    instance = random_instance(seed, forbidden=forbidden, tightness=0.3)
+    best = best_by_trying(instance)
+    if best is None:
+        with pytest.raises(InstanceError, match="no choice"):
+            solve(instance)
+        return
+    answer = solve(instance)
+    assert answer.checked.fits
+    assert answer.checked.objective == best
+    assert answer.is_optimal and answer.bound == best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_cpsat_on_the_whole_the_same_is_found(seed, monkeypatch):
+    """Prices first, then neighbourhoods, as large networks are solved."""
+    monkeypatch.setattr(engine, "MOST_CELLS", -1)
+    instance = random_instance(seed, forbidden=0.0, tightness=0.4)
+    best = best_by_trying(instance)
+    assert best is not None
+    answer = solve(instance, seconds=1.5)
+    assert answer.checked.objective == best
+    assert answer.bound <= best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_network_keeps_objective_and_memory(seed):
+    """Whatever is left to choose, the checker agrees on what it costs and holds."""
+    instance = random_instance(seed, forbidden=0.15, nodes=9, edges=12)
+    try:
+        network = build_network(instance)
+        memory = build_memory(network)
+    except InstanceError:
+        assert best_by_trying(instance) is None
+        return
+    assert len(network.costs) <= 9
+    moves = Moves.of(network, memory)
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        labels = np.array([rng.integers(len(c)) for c in network.costs.values()])
+        chosen = {n: int(k) for n, k in zip(network.costs, labels, strict=True)}
+        checked = check(instance, network.expand(chosen))
+        if checked.forbidden:
+            assert moves.objective(labels) >= moves.forbidden
+        else:
+            assert moves.objective(labels) == checked.objective
+        is_within = memory.excess(labels) <= 0
+        assert is_within == (checked.peak <= instance.limit)
+
+
+def test_followers_are_merged():
+    """A chain whose strategies follow from each other is one node."""
+    count = 12
+    values = {
+        "problem": {
+            "name": "chain",
+            "nodes": {
+                "intervals": [[i, i + 2] for i in range(count)],
+                "costs": [[3, 1]] * count,
+                "usages": [[1, 2]] * count,
+            },
+            "edges": {
+                "nodes": [[i, i + 1] for i in range(count - 1)],
+                "costs": [[0, 10**18, 10**18, 5]] * (count - 1),
+            },
+            "usage_limit": 4,
+        }
+    }
+    instance = parse_instance(values)
+    assert len(build_network(instance).costs) == 1
+    answer = solve(instance)
+    assert answer.choices == [0] * count
+    assert answer.checked.objective == 3 * count
+
+
+def test_memory_that_nothing_fits_is_said():
+    instance = random_instance(3, forbidden=0.0, tightness=-0.2)
+    with pytest.raises(InstanceError, match="memory limit") as raised:
+        solve(instance)
+    assert "raise usage_limit" in str(raised.value)
