@@ -3,7 +3,7 @@
 1. The network is reduced without loss (`network`).
 2. Memory gets prices, one per interval of a node, that rise where memory overflows and
    fall elsewhere; at given prices, messages and forest moves make a choice, which is
-   taken back into the limit and improved there.
+   taken back into the limit, improved there, and put together with the best so far.
 3. CP-SAT takes the whole of a small network, hinted the best choice, and proves it
    best; of a large one, one neighbourhood after the other.
 
@@ -23,6 +23,7 @@ import numpy as np
 from rhino_jax.solver.check import Checked, check
 from rhino_jax.solver.errors import InstanceError
 from rhino_jax.solver.exact import count_cells, settle
+from rhino_jax.solver.fusion import fuse
 from rhino_jax.solver.hard import improve, repair
 from rhino_jax.solver.instance import Instance
 from rhino_jax.solver.memory import Memory, build_memory
@@ -36,7 +37,7 @@ MOST_CELLS = 150_000
 """Edge variables up to which CP-SAT takes a network whole (about 20 µs and 5 KB
 each)."""
 
-PRICING_SHARE = {True: 0.08, False: 0.6}
+PRICING_SHARE = {True: 0.08, False: 0.75}
 """Share of the time that prices have, where CP-SAT takes the network whole or not."""
 
 FIRST_SWEEPS, SWEEPS, FOREST_MOVES = 10, 2, 4
@@ -46,6 +47,9 @@ RATE, SLOWING = 2.0, 10
 """How strongly prices answer to memory at first, and after how many answers only half
 as strongly."""
 
+ROUNDING = 1e-9
+"""Share of a bound that sums of floating-point numbers may be off by."""
+
 NEARLY = 0.02
 """Share of the limit by which memory may overflow once prices move one by one."""
 
@@ -54,6 +58,10 @@ RAISE = 4.0
 
 REPAIRABLE = 0.3
 """Share of the limit beyond which a choice is not taken back into it."""
+
+NEAR, FUSING_SHARE = 1.3, 0.5
+"""Choices are put together where the worse is at most so many times the better, and
+for at most this share of the time."""
 
 Report = Callable[[float, int, float], None]
 """Called with the seconds so far, the objective and the bound."""
@@ -119,15 +127,16 @@ class _Run:
         self.costs = np.where(
             np.isfinite(self.moves.costs), self.moves.costs, self.moves.forbidden
         )
+        self.fusing_s = 0.0
+        everything = range(len(self.network.costs))
+        self.is_whole = count_cells(self.moves, everything) <= MOST_CELLS
         self.best: np.ndarray | None = None
         self.value, self.bound = math.inf, -math.inf
 
     def run(self) -> Answer:
-        nodes = range(len(self.network.costs))
-        is_whole = count_cells(self.moves, nodes) <= MOST_CELLS
         left = self.deadline - time.monotonic()
-        self.price(time.monotonic() + PRICING_SHARE[is_whole] * left, is_whole)
-        if self.bound < self.value and is_whole:
+        self.price(time.monotonic() + PRICING_SHARE[self.is_whole] * left)
+        if self.bound < self.value and self.is_whole:
             self._settle_whole()
         elif self.bound < self.value and self.best is not None:
             search_neighbourhoods(
@@ -177,16 +186,16 @@ class _Run:
         self.report(time.monotonic() - self.started, round(value), self.bound)
         return True
 
-    def price(self, until: float, may_fail: bool) -> None:
-        """Find choices that fit by pricing memory, until the time given; or where that
-        may not fail, until there is one."""
+    def price(self, until: float) -> None:
+        """Find choices that fit by pricing memory, until the time given; where CP-SAT
+        will not take the network whole, until there is one."""
         limit = max(self.instance.limit, 1)
         messages = Messages(self.moves)
         labels = self._least_memory()
         for _ in range(FIRST_SWEEPS):
             messages.sweep(self.costs, 0)
             labels, bound = messages.sweep(self.costs, 1)
-            self.bound = max(self.bound, bound)
+            self.bound = max(self.bound, bound - ROUNDING * abs(bound))
             if time.monotonic() > until:
                 break
         prices = np.full(len(self.memory.node), max(self.bound, 1.0) / limit / 100)
@@ -205,7 +214,7 @@ class _Run:
             if not len(prices) or self.bound >= self.value:
                 return
             if now > until and (
-                self.best is not None or may_fail or now > self.deadline
+                self.best is not None or self.is_whole or now > self.deadline
             ):
                 return
             has_fitted = has_fitted or excess <= NEARLY
@@ -231,13 +240,33 @@ class _Run:
         return labels
 
     def _take(self, labels: np.ndarray, excess: float) -> None:
-        """Offer a choice made at some prices, taken back into the limit."""
+        """Offer a choice made at some prices, taken back into the limit, and what it
+        gives together with the best so far."""
         if excess > REPAIRABLE:
             return
         fitting = labels if excess <= 0 else repair(self.moves, labels)
-        if fitting is not None:
-            self.offer(fitting)
-            self.offer(improve(self.moves, fitting))
+        if fitting is None:
+            return
+        before = self.best
+        better = improve(self.moves, fitting)
+        is_best = self.offer(better)
+        begun = time.monotonic()
+        is_near = self.moves.objective(better) < NEAR * self.value
+        is_due = self.fusing_s < FUSING_SHARE * (begun - self.started)
+        if self.is_whole or before is None or not (is_near and is_due):
+            return
+        assert self.best is not None
+        fused = fuse(
+            self.moves,
+            self.best,
+            before if is_best else better,
+            seconds=self.deadline - begun,
+            workers=self.workers,
+            seed=self.seed,
+        )
+        if fused is not None:
+            self.offer(fused)
+        self.fusing_s += time.monotonic() - begun
 
     def _answer(self, best: np.ndarray) -> Answer:
         chosen = {n: int(k) for n, k in zip(self.network.costs, best, strict=True)}

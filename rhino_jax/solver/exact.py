@@ -4,7 +4,7 @@ Variables   x[n, o]       node n takes option o
             e[nm, p, q]   the edge of two free nodes runs from class p to class q
 Subject to  Σ_o x[n, o] = 1
             Σ_q e[nm, p, q] = Σ_{o in p} x[n, o], and likewise for q
-            Σ memory of x ≤ what the other nodes leave, at times that could overflow
+            Σ memory of x ≤ what the other nodes leave, at times where it would not be
 Minimise    Σ cost·x + Σ table·e, in the instance's own whole numbers
 
 A class is a set of options that the edge cannot tell apart. The equalities are the
@@ -14,7 +14,8 @@ local polytope (Werner, PAMI 29 (2007), section 3.1).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +24,12 @@ from ortools.sat.python import cp_model
 from rhino_jax.solver.moves import Moves
 
 
-MOST_COMPARED_ROWS = 4000
-"""More rows of memory than this are not compared with each other: that takes the
-square of their number."""
+MOST_AMOUNTS = 1_000_000
+"""Rows times options of memory up to which a model has them all from the start."""
+
+ROWS_AT_ONCE = 40
+"""Rows of memory that a model begins with, and that it gets at a time where its choice
+breaks some."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +63,7 @@ def settle(
     seconds: float,
     workers: int,
     seed: int = 0,
+    allowed: Mapping[int, np.ndarray] | None = None,
 ) -> Settled:
     """The best options of some nodes beside the choice of the others.
 
@@ -69,31 +74,100 @@ def settle(
       seconds: wall-clock limit.
       workers: of CP-SAT.
       seed: of CP-SAT.
+      allowed: node → the options that it may take, ascending; None: all.
     """
-    builder = _Builder(moves, labels, sorted(nodes))
+    begun = time.monotonic()
+    builder = _Builder(moves, labels, sorted(nodes), allowed)
     builder.add_nodes()
     builder.add_edges()
-    builder.add_memory()
     model = builder.model
     model.minimize(cp_model.LinearExpr.weighted_sum(builder.terms, builder.weights))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = workers
-    solver.parameters.random_seed = seed
-    solver.parameters.max_time_in_seconds = max(seconds, 0.01)
-    solver.parameters.linearization_level = 2
-    status = solver.solve(model)
-    bound = solver.best_objective_bound
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Settled(None, bound, status == cp_model.INFEASIBLE)
+    rows = builder.memory_rows()
+    rows.add(model, rows.likely())
+    bound = -math.inf
+    while True:
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = workers
+        solver.parameters.random_seed = seed
+        left = seconds - (time.monotonic() - begun)
+        solver.parameters.max_time_in_seconds = max(left, 0.01)
+        solver.parameters.linearization_level = 2
+        status = solver.solve(model)
+        if status != cp_model.MODEL_INVALID:  # costs beyond 64 bits
+            bound = max(bound, solver.best_objective_bound)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return Settled(None, bound, status == cp_model.INFEASIBLE)
+        taken = np.array([solver.value(x) for x in rows.columns], dtype=bool)
+        broken = rows.broken(taken)
+        if not len(broken):
+            break
+        if time.monotonic() - begun > seconds:
+            return Settled(None, bound, False)
+        rows.add(model, broken)
     found = labels.copy()
     for n, variables in builder.x.items():
-        found[n] = next(o for o, x in enumerate(variables) if solver.value(x))
+        at = next(k for k, x in enumerate(variables) if solver.value(x))
+        found[n] = builder.options[n][at]
     return Settled(found, bound, status == cp_model.OPTIMAL)
 
 
+@dataclass(slots=True, eq=False)
+class _Rows:
+    """Memory rows, of which a model takes those that it turns out to need.
+
+    Attributes:
+      columns: variables of all options of the free nodes.
+      amounts: memory of every option, at times that could overflow.
+      room: for them, at these times.
+      start: options that are taken at first.
+      is_added: rows that the model has.
+    """
+
+    columns: list[cp_model.IntVar]
+    amounts: np.ndarray
+    room: np.ndarray
+    start: np.ndarray
+    is_added: np.ndarray
+
+    def likely(self) -> np.ndarray:
+        """All rows where they are few, else those that are fullest where everything
+        stays as it is."""
+        slack = self.room - self.amounts @ self.start
+        is_small = self.amounts.size <= MOST_AMOUNTS
+        return np.argsort(slack, kind="stable")[: None if is_small else ROWS_AT_ONCE]
+
+    def broken(self, taken: np.ndarray) -> np.ndarray:
+        """The rows that a choice breaks, the worst first, some at a time."""
+        over = np.ceil(self.amounts) @ taken - np.floor(self.room)
+        worst = np.argsort(-over, kind="stable")[:ROWS_AT_ONCE]
+        return worst[over[worst] > 0]
+
+    def add(self, model: cp_model.CpModel, rows: np.ndarray) -> None:
+        for r in rows[~self.is_added[rows]]:
+            self.is_added[r] = True
+            used = np.flatnonzero(self.amounts[r])
+            model.add(
+                cp_model.LinearExpr.weighted_sum(
+                    [self.columns[c] for c in used],
+                    [math.ceil(self.amounts[r, c]) for c in used],
+                )
+                <= math.floor(self.room[r])
+            )
+
+
 class _Builder:
-    def __init__(self, moves: Moves, labels: np.ndarray, nodes: list[int]) -> None:
+    def __init__(
+        self,
+        moves: Moves,
+        labels: np.ndarray,
+        nodes: list[int],
+        allowed: Mapping[int, np.ndarray] | None,
+    ) -> None:
         self.moves, self.labels, self.nodes = moves, labels, nodes
+        sizes = np.diff(moves.memory.first)
+        self.options = {
+            n: np.arange(sizes[n]) if allowed is None else allowed[n] for n in nodes
+        }
         self.model = cp_model.CpModel()
         self.x: dict[int, list[cp_model.IntVar]] = {}
         self.terms: list[cp_model.IntVar] = []
@@ -105,10 +179,10 @@ class _Builder:
         first = self.moves.memory.first
         totals = self.moves.totals(self.moves.costs, self.labels, free)
         for n in self.nodes:
-            costs = totals[first[n] : first[n + 1]]
+            costs = totals[first[n] : first[n + 1]][self.options[n]]
             self.x[n] = [self.model.new_bool_var("") for _ in costs]
             self.model.add_exactly_one(self.x[n])
-            for o, (x, cost) in enumerate(zip(self.x[n], costs, strict=True)):
+            for o, x, cost in zip(self.options[n], self.x[n], costs, strict=True):
                 self.model.add_hint(x, int(self.labels[n] == o))
                 if cost >= self.moves.forbidden:
                     self.model.add(x == 0)
@@ -122,10 +196,14 @@ class _Builder:
                     self._add_edge(n, m, table)
 
     def _add_edge(self, n: int, m: int, table: np.ndarray) -> None:
+        table = table[np.ix_(self.options[n], self.options[m])]
         rows, of_row = np.unique(table, axis=0, return_inverse=True)
         cells, of_column = np.unique(rows, axis=1, return_inverse=True)
         of_row, of_column = of_row.ravel(), of_column.ravel()
-        hint = of_row[self.labels[n]], of_column[self.labels[m]]
+        hint = (
+            of_row[np.searchsorted(self.options[n], self.labels[n])],
+            of_column[np.searchsorted(self.options[m], self.labels[m])],
+        )
         by_row: list[list[cp_model.IntVar]] = [[] for _ in range(cells.shape[0])]
         by_column: list[list[cp_model.IntVar]] = [[] for _ in range(cells.shape[1])]
         for (p, q), cost in np.ndenumerate(cells):
@@ -146,16 +224,12 @@ class _Builder:
             self.terms.append(x)
             self.weights.append(weight)
 
-    def add_memory(self) -> None:
+    def memory_rows(self) -> _Rows:
         columns = [x for n in self.nodes for x in self.x[n]]
-        for row, room in zip(*self._memory_rows(len(columns)), strict=True):
-            used = np.flatnonzero(row)
-            self.model.add(
-                cp_model.LinearExpr.weighted_sum(
-                    [columns[c] for c in used], [math.ceil(row[c]) for c in used]
-                )
-                <= math.floor(room)
-            )
+        start = [o == self.labels[n] for n in self.nodes for o in self.options[n]]
+        amounts, room = self._memory_rows(len(columns))
+        is_added = np.zeros(len(room), dtype=bool)
+        return _Rows(columns, amounts, room, np.array(start), is_added)
 
     def _memory_rows(self, num_columns: int) -> tuple[np.ndarray, np.ndarray]:
         """Memory of every option of the free nodes, and the room for it, at times
@@ -168,7 +242,12 @@ class _Builder:
         if not len(entries):
             return np.zeros((0, num_columns)), np.zeros(0)
         now = memory.amounts[memory.cells[:-1] + self.labels[memory.node]][entries]
-        largest = np.maximum.reduceat(memory.amounts, memory.cells[:-1])[entries]
+        largest = np.array(
+            [
+                memory.amounts[memory.cells[e] + self.options[memory.node[e]]].max()
+                for e in entries.tolist()
+            ]
+        )
         starts, stops = memory.start[entries], memory.stop[entries]
         room = memory.room - memory.profile(self.labels)
         room += _sums(starts, stops, now, memory.num_times)
@@ -182,10 +261,13 @@ class _Builder:
         for e, start, stop in zip(entries, starts, stops, strict=True):
             begin, end = before[start], before[min(stop, len(spans))]
             if begin < end:
-                amounts = memory.amounts[memory.cells[e] : memory.cells[e + 1]]
-                at = place[memory.node[e]]
+                node = int(memory.node[e])
+                amounts = memory.amounts[memory.cells[e] + self.options[node]]
+                at = place[node]
                 rows[begin:end, at : at + len(amounts)] += amounts
-        return _undominated(rows, least[tight])
+        both = np.concatenate([rows, least[tight][:, None]], axis=1)
+        both = np.unique(both, axis=0)
+        return both[:, :-1], both[:, -1]
 
 
 def _sums(
@@ -194,18 +276,3 @@ def _sums(
     change = np.bincount(starts, amounts, length + 1)
     change -= np.bincount(stops, amounts, length + 1)
     return np.cumsum(change)[:length]
-
-
-def _undominated(rows: np.ndarray, room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Without the rows that another implies: at least as full, with no more room."""
-    both = np.unique(np.concatenate([rows, -room[:, None]], axis=1), axis=0)
-    if len(both) <= MOST_COMPARED_ROWS:
-        both = both[np.argsort(-both.sum(axis=1), kind="stable")]
-        kept = np.empty_like(both)
-        count = 0
-        for row in both:
-            if not (kept[:count] >= row).all(axis=1).any():
-                kept[count] = row
-                count += 1
-        both = kept[:count]
-    return both[:, :-1], -both[:, -1]

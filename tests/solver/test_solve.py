@@ -1,14 +1,17 @@
 """The solver against trying every choice, on every path that it takes."""
 
+import itertools
 import time
 
 import numpy as np
 import pytest
 
-from rhino_jax.solver import engine
+from rhino_jax.solver import engine, exact
 from rhino_jax.solver.check import check
 from rhino_jax.solver.engine import solve_instance
 from rhino_jax.solver.errors import InstanceError
+from rhino_jax.solver.fusion import fuse
+from rhino_jax.solver.hard import repair
 from rhino_jax.solver.instance import parse_instance
 from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.moves import Moves
@@ -20,11 +23,7 @@ def solve(instance, seconds=20.0):
     return solve_instance(instance, deadline=time.monotonic() + seconds, workers=1)
 
 
-@pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("forbidden", [0.0, 0.2])
-def test_small_instances_are_solved_to_the_best(seed, forbidden, monkeypatch):
-    monkeypatch.setitem(engine.PRICING_SHARE, True, 0.001)
-    instance = random_instance(seed, forbidden=forbidden, tightness=0.3)
+def is_solved_to_the_best(instance):
     best = best_by_trying(instance)
     if best is None:
         with pytest.raises(InstanceError, match="no choice"):
@@ -34,6 +33,13 @@ def test_small_instances_are_solved_to_the_best(seed, forbidden, monkeypatch):
     assert answer.checked.fits
     assert answer.checked.objective == best
     assert answer.is_optimal and answer.bound == best
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("forbidden", [0.0, 0.2])
+def test_small_instances_are_solved_to_the_best(seed, forbidden, monkeypatch):
+    monkeypatch.setitem(engine.PRICING_SHARE, True, 0.001)
+    is_solved_to_the_best(random_instance(seed, forbidden=forbidden, tightness=0.3))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -46,6 +52,40 @@ def test_without_cpsat_on_the_whole_the_same_is_found(seed, monkeypatch):
     answer = solve(instance, seconds=1.5)
     assert answer.checked.objective == best
     assert answer.bound <= best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_memory_rows_that_come_when_needed_change_nothing(seed, monkeypatch):
+    monkeypatch.setitem(engine.PRICING_SHARE, True, 0.001)
+    monkeypatch.setattr(exact, "MOST_AMOUNTS", 0)
+    monkeypatch.setattr(exact, "ROWS_AT_ONCE", 1)
+    is_solved_to_the_best(random_instance(seed, forbidden=0.0, tightness=0.2))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_choices_are_put_together_as_well_as_can_be(seed):
+    instance = random_instance(seed, forbidden=0.0, tightness=0.3)
+    network = build_network(instance)
+    moves = Moves.of(network, build_memory(network))
+    rng = np.random.default_rng(seed)
+    fitting = []
+    while len(fitting) < 2:
+        labels = np.array([rng.integers(len(c)) for c in network.costs.values()])
+        if (fits := repair(moves, labels)) is not None:
+            fitting.append(fits)
+    best, other = sorted(fitting, key=moves.objective)
+    mixed = [
+        labels
+        for parts in itertools.product(*zip(best, other, strict=True))
+        if moves.memory.excess(labels := np.array(parts)) <= 0
+    ]
+    fused = fuse(moves, best, other, seconds=10, workers=1)
+    wanted = min(map(moves.objective, mixed))
+    if fused is None:
+        assert (best == other).all()
+    else:
+        assert moves.memory.excess(fused) <= 0
+        assert moves.objective(fused) == wanted
 
 
 @pytest.mark.parametrize("seed", range(40))
