@@ -93,6 +93,15 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", [ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER])
+def test_threads_meet_once_whatever_they_move(kind: str) -> None:
+    axes = [Axis("x", 2, 3e-6, 1e9, "barrier"), Axis("y", 4, 3e-6, 1e9, "barrier")]
+    assert collective_s(kind, 0.0, axes) == pytest.approx(8 * 3e-6)
+    assert collective_s(kind, 0.0, axes[:1]) == pytest.approx(2 * 3e-6)
+    copied_s = collective_s(kind, 1e6, axes[:1]) - 2 * 3e-6
+    assert copied_s == pytest.approx(wire_bytes(kind, 1e6, 2) / 1e9)
+
+
 def test_slow_links_gather_first_and_stops_are_said() -> None:
     src, dst = ((1,), (0,)), ((), ())
     steps = reshard_steps(src, dst, 4096, SIZES)

@@ -245,6 +245,7 @@ BAD = [
     (FAST, FAST + "\nspeed = 1", "tiers[0].speed", "bytes_per_s", "1"),
     (FAST, "", "tiers[0].name", "a text", "nothing"),
     (FAST, FAST + "\ndims = [4]", "tiers[0].dims", "nothing", "[4]"),
+    (FAST, FAST + '\ntopology = "barrier"\nrank = 2', "tiers[0].rank", "barrier", "2"),
     (FAST, TORUS, "tiers[0].dims", "dims", "nothing"),
     (FAST, TORUS + "dims = [2.5]", "tiers[0].dims", "whole numbers", "[2.5]"),
     (FAST, TORUS + "dims = [2, 2]\nrank = 3", "tiers[0].rank", "2", "3"),
