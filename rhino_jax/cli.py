@@ -292,7 +292,7 @@ def _measure(args: argparse.Namespace) -> None:
     from rhino_jax.demo import emulate
 
     if args.emulate is not None:
-        emulate(args.emulate)
+        emulate(args.emulate, "measure")
     print(measure(jax.devices()).to_text())
 
 

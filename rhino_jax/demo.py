@@ -35,14 +35,17 @@ def run(*, steps: int = 30) -> None:
     Raises:
       MeshError: JAX's devices were set up before, and are not eight.
     """
-    emulate(NUM_DEVICES)
+    emulate(NUM_DEVICES, "demo")
     _train_small(steps)
     _plan_large()
 
 
-def emulate(num_devices: int) -> None:
+def emulate(num_devices: int, command: str) -> None:
     """Make the CPU look like several devices.
 
+    Args:
+      num_devices: how many.
+      command: the word of the command line that asks, for the error.
     Raises:
       MeshError: JAX has already set up its devices, and differently.
     """
@@ -55,9 +58,9 @@ def emulate(num_devices: int) -> None:
     found = len(jax.devices("cpu"))
     if found != num_devices:
         raise MeshError(
-            "`demo`: JAX's devices are already set up.",
+            f"`{command}`: JAX's devices are already set up.",
             numbers=f"got {found} CPU devices, expected {num_devices}",
-            fix="run it in a process of its own: python -m rhino_jax demo, with no"
+            fix=f"run python -m rhino_jax {command} in a process of its own, with no"
             " --xla_force_host_platform_device_count in XLA_FLAGS.",
         )
 

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from rhino_jax.bench import measure as m
+from rhino_jax.cli import main
 from rhino_jax.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, collective_s
 from rhino_jax.hardware.mesh import Axis
 
@@ -39,3 +40,9 @@ def test_emulated_devices_are_measured(monkeypatch):
     written = tomllib.loads(found.to_text())
     assert set(written) == {"peak_flops_per_s", "memory", "tiers"}
     assert written["tiers"][0]["alpha_s"] == pytest.approx(found.alpha_s, rel=1e-2)
+
+
+def test_other_devices_than_are_there_are_refused(capsys):
+    assert main(["measure", "--emulate", str(len(jax.devices()) + 1)]) == 2
+    said = capsys.readouterr().err
+    assert "`measure`" in said and "python -m rhino_jax measure" in said
