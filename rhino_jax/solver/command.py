@@ -63,7 +63,7 @@ def summary(instance: Instance, answer: Answer, seconds: float) -> str:
     """What was found, as the checker recomputed it."""
     found = answer.checked
     gap = 1 - answer.bound / found.objective if found.objective > 0 else 0.0
-    proof = "optimal" if answer.is_optimal else f"at most {gap:.2%} above the best"
+    proof = "optimal" if answer.is_optimal else f"gap {gap:.2%}"
     whole, left = answer.num_nodes
     return "\n".join([
         f"objective {found.objective}",

@@ -4,7 +4,7 @@ Variables   x[n, o]       node n takes option o
             e[nm, p, q]   the edge of two free nodes runs from class p to class q
 Subject to  Σ_o x[n, o] = 1
             Σ_q e[nm, p, q] = Σ_{o in p} x[n, o], and likewise for q
-            Σ memory of x ≤ what the other nodes leave, at times where it would not be
+            Σ memory of x ≤ what the other nodes leave, at times that need it
 Minimise    Σ cost·x + Σ table·e, in the instance's own whole numbers
 
 A class is a set of options that the edge cannot tell apart. The equalities are the

@@ -33,7 +33,7 @@ def fuse(
       seconds: wall-clock limit.
       workers, seed: of CP-SAT.
     Returns:
-      A choice within the limit, no worse than `best`; None where none was found.
+      A choice within the limit; None where none was found in time.
     """
     differ = np.flatnonzero(best != other).tolist()
     if not differ:

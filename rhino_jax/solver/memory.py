@@ -54,7 +54,7 @@ class Memory:
         return np.cumsum(change)[:-1]
 
     def excess(self, labels: np.ndarray) -> float:
-        """How far the fullest time is over its room; at most 0 where all fits."""
+        """How far the fullest time is over its room; 0 where all fits."""
         return float((self.profile(labels) - self.room).max(initial=0.0))
 
     def priced(self, prices: np.ndarray) -> np.ndarray:

@@ -60,16 +60,13 @@ class Messages:
                 numbers[n, m] = len(tables)
                 tables.append(np.ascontiguousarray(table))
         self._messages = [np.zeros(t.shape[1]) for t in tables]
-        self._turns = (
+        self._turns = [
             [
-                _turn(n, near, numbers, tables, 0)
+                _turn(n, near, numbers, tables, way)
                 for n, near in enumerate(moves.neighbours)
-            ],
-            [
-                _turn(n, near, numbers, tables, 1)
-                for n, near in enumerate(moves.neighbours)
-            ],
-        )
+            ]
+            for way in (0, 1)
+        ]
 
     def sweep(self, costs: np.ndarray, way: int) -> tuple[np.ndarray, float]:
         """Visit all nodes once.

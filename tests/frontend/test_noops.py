@@ -71,7 +71,7 @@ def test_what_has_none_is_the_same_object():
 
 
 def test_a_plan_without_a_mesh_runs_on_one(tmp_path):
-    """As `python -m rhino_jax plan --save` and `Plan.load` are used."""
+    """As `python -m rhino_jax plan --save` and `rhino.load_plan` are used."""
     plan = rhino.plan(scaled, *ARGS, hardware="cpu:4")
     plan.save(tmp_path / "p.json")
     run = rhino.load_plan(tmp_path / "p.json").jit(scaled)

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from rhino_jax.cli import main
-from rhino_jax.solver.check import check
+from rhino_jax.solver.check import Checked, check
+from rhino_jax.solver.command import summary
+from rhino_jax.solver.engine import Answer
 from rhino_jax.solver.errors import InstanceError
 from rhino_jax.solver.instance import parse_instance, read_instance
 from tests.solver.instances import best_by_trying, random_values, write
@@ -84,6 +86,14 @@ def test_what_cannot_be_written_is_said(tmp_path, capsys):
     assert main([*words, str(tmp_path / "no" / "x.json")]) == 2
     captured = capsys.readouterr()
     assert "cannot be written" in captured.err and "objective" in captured.out
+
+
+def test_a_gap_is_of_the_objective():
+    """As plans state theirs: what the bound leaves open, over the objective."""
+    instance = parse_instance(VALUES)
+    found = Checked(objective=200, peak=3, peak_time=4, forbidden=0, fits=True)
+    answer = Answer([0] * 6, found, bound=50, is_optimal=False, num_nodes=(6, 5))
+    assert "bound     50 (gap 75.00%)" in summary(instance, answer, 1.0)
 
 
 def test_the_checker_counts_on_its_own():
