@@ -8,6 +8,7 @@ order of axes differs, permute.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ class Step:
     local_bytes: float
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def reshard_steps(
     src: Spec,
     dst: Spec,

@@ -7,6 +7,7 @@ on a mesh with axes x, y, z. This module knows neither JAX nor hardware.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -24,7 +25,8 @@ def axes_of(spec: Spec) -> frozenset[int]:
     return frozenset(axis for dim in spec for axis in dim)
 
 
-def shards_per_dim(spec: Spec, sizes: Sequence[int]) -> tuple[int, ...]:
+@functools.lru_cache(maxsize=1 << 16)
+def shards_per_dim(spec: Spec, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Into how many pieces each dim is cut, for mesh axes of these `sizes`."""
     return tuple(math.prod(sizes[a] for a in dim) for dim in spec)
 
@@ -32,7 +34,8 @@ def shards_per_dim(spec: Spec, sizes: Sequence[int]) -> tuple[int, ...]:
 def is_even(spec: Spec, shape: Sequence[int], sizes: Sequence[int]) -> bool:
     """Whether every cut dim divides evenly."""
     return all(
-        d % n == 0 for d, n in zip(shape, shards_per_dim(spec, sizes), strict=True)
+        d % n == 0
+        for d, n in zip(shape, shards_per_dim(spec, tuple(sizes)), strict=True)
     )
 
 
@@ -41,7 +44,8 @@ def local_shape(
 ) -> tuple[int, ...]:
     """Shape of one device's shard, rounded up where a cut is uneven."""
     return tuple(
-        -(-d // n) for d, n in zip(shape, shards_per_dim(spec, sizes), strict=True)
+        -(-d // n)
+        for d, n in zip(shape, shards_per_dim(spec, tuple(sizes)), strict=True)
     )
 
 

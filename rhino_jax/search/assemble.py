@@ -34,6 +34,7 @@ def assemble(
     meshes: tuple[tuple[tuple[int, ...], float], ...],
 ) -> Plan:
     model, solution = found.drawn.model, found.solution
+    overlap = found.drawn.overlap
     program = model.graph.program
     if solution.labels is None:
         raise explain(model, solution, request.pins, program, target)
@@ -54,7 +55,7 @@ def assemble(
         recipes[name] = (
             None
             if choice is None
-            else predicted_of(model, choice, collectives_of(model, choice))
+            else predicted_of(model, overlap, choice, collectives_of(model, choice))
         )
     ops, flops, size, unknown = coverage_shares(program)
     if unknown:
@@ -84,7 +85,7 @@ def assemble(
             for e, spec in zip(program.outputs, decisions.outputs, strict=True)
         ),
         decisions=decisions,
-        predicted=predicted_of(model, labels, collectives),
+        predicted=predicted_of(model, overlap, labels, collectives),
         collectives=collectives,
         search=SearchReport(
             status="recipe" if found.is_fallback else status,

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino_jax.plan.plan import Plan
-from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.pool import Effort
-from rhino_jax.search.problem import Labels, PairTable, Problem
+from rhino_jax.search.problem import Labels, PairTable, Problem, Scaled
 from rhino_jax.search.records import Drawn, Found
 from rhino_jax.search.solve import solve
 
@@ -107,7 +106,7 @@ def _fits(found: Found, labels: Labels) -> bool:
 
 def chosen(found: Found, labels: Labels) -> Found:
     """Another choice in the same model, under the same bound."""
-    overlap = overlap_of(found.drawn.model)
+    overlap = found.drawn.overlap
     peak = overlap.problem.peak(labels)
     solution = replace(
         found.solution, labels=labels, objective=overlap.step_s(labels), peak=peak
@@ -117,26 +116,30 @@ def chosen(found: Found, labels: Labels) -> Found:
 
 def _reweighted(found: Found, effort: Effort) -> list[tuple[str, Found]]:
     """The best choices where communication costs more, and less."""
-    model, best = found.drawn.model, found.solution.labels
-    assert best is not None
+    folding, folded = found.drawn.folding, found.drawn.folded
+    assert found.solution.labels is not None
+    best = folding.contract(found.solution.labels)
     named = []
     for weight in COMMUNICATION_WEIGHTS:
-        problem = _with_weight(model.problem, model.compute_costs(), weight)
+        problem = _with_weight(folded.problem, folded.compute, weight)
         labels = solve(problem, [best], effort).labels
         assert labels is not None, "the best plan fits"
         name = "less communication" if weight > 1 else "more communication"
-        named.append((name, chosen(found, labels)))
+        named.append((name, chosen(found, folding.expand(labels))))
     return named
 
 
 def _with_weight(
     problem: Problem, compute: Sequence[np.ndarray], weight: float
 ) -> Problem:
+    scaled = Scaled(weight)
     return replace(
         problem,
         costs=[
             c + weight * (total - c)
             for total, c in zip(problem.costs, compute, strict=True)
         ],
-        edges=[PairTable(e.source, e.target, weight * e.table) for e in problem.edges],
+        edges=[
+            PairTable(e.source, e.target, scaled.table(e.table)) for e in problem.edges
+        ],
     )

@@ -4,42 +4,50 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
+from dataclasses import dataclass, field, replace
 
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import Plan
 from rhino_jax.search.assemble import assemble
-from rhino_jax.search.build import Model, build_model
 from rhino_jax.search.candidates import Candidate, candidates_of
-from rhino_jax.search.extract import overlap_of
+from rhino_jax.search.draw import draw, first_choices, with_recipes
 from rhino_jax.search.flatten import flatten
-from rhino_jax.search.graph import Graph, NodeKind
 from rhino_jax.search.overlap import solve_overlapped
 from rhino_jax.search.pool import Effort
 from rhino_jax.search.problem import Labels
-from rhino_jax.search.recipes import RecipeBook, recipes_for
 from rhino_jax.search.records import Drawn, Found, Progress, Request
-from rhino_jax.search.solve import Solution, solve
+from rhino_jax.search.solve import Solution
 
 
 EFFORTS = {
-    "fast": Effort(max_rounds=20, deterministic_s=0.0, max_fusions=1, max_prices=10),
-    "best": Effort(max_rounds=60, deterministic_s=2.0, max_fusions=3, max_prices=16),
+    "fast": Effort(
+        max_rounds=5,
+        deterministic_s=0.0,
+        max_fusions=1,
+        max_prices=10,
+        max_weights=3,
+        proves=False,
+    ),
+    "best": Effort(),
 }
-RECIPE_EFFORT = Effort(max_rounds=8, deterministic_s=0.0, max_fusions=1, max_prices=0)
+RECIPE_EFFORTS = {
+    "fast": Effort(max_rounds=0, deterministic_s=0.0, max_fusions=0, max_prices=0),
+    "best": Effort(max_rounds=5, deterministic_s=0.0, max_fusions=1, max_prices=0),
+}
 
 MOST_KEPT = 3
 """Meshes whose models are kept, as candidates for the compiler."""
 
 MANY_CELLS = 1_500_000
-"""Pairs of options on a mesh of two axes beyond which meshes of more axes are not
-tried unasked: a third axis makes about ten times as many (a U-Net of 14,583 nodes has
-ten million, and took four minutes on 2x2x2)."""
+"""Pairs of options of the folded problem on a mesh of two axes beyond which meshes of
+more axes are not tried unasked: a third axis makes about ten times as many."""
+
+LEAST_GAIN = 0.01
+"""Share that meshes of two axes must gain over one axis before three are tried."""
 
 
 def make_plan(
@@ -106,7 +114,8 @@ def make_candidates(
     if count > 1 and found[0].solution.labels is not None:
         graph, mesh = found[0].drawn.model.graph, found[0].drawn.model.mesh
         axes = [(a.name, a.size) for a in mesh.axes]
-        said = _draw(graph, axes, target, replace(request, says_only_matmuls=True))
+        said = draw(graph, axes, target, replace(request, says_only_matmuls=True))
+        said = with_recipes(said, RECIPE_EFFORTS[request.level])
         variants = candidates_of(found, said, EFFORTS["fast"], count)
     return tuple(
         Candidate(
@@ -130,14 +139,15 @@ def make_recipe_plans(
     best as `request` has them said: everywhere, or around matmuls only.
     """
     started = time.monotonic()
-    drawn = _draw(flatten(program), mesh_axes, target, request)
+    drawn = draw(flatten(program), mesh_axes, target, request)
+    drawn = with_recipes(drawn, RECIPE_EFFORTS[request.level])
     return {
         name: None
         if labels is None
         else assemble(
             target,
             request,
-            Found(drawn, _as_solution(drawn.model, labels)),
+            Found(drawn, _as_solution(drawn, labels)),
             started,
             (),
         )
@@ -163,34 +173,70 @@ def _search(
     effort = EFFORTS[request.level]
     different = _different(meshes, target)
     if len(meshes) == 1:
-        drawn = _draw(graph, different[0], target, request)
+        drawn = draw(graph, different[0], target, request)
+        drawn = with_recipes(drawn, RECIPE_EFFORTS[request.level])
         return [_solve(drawn, effort, request, started, progress)], (), []
     every: list[Found] = []
     compared: list[tuple[tuple[int, ...], float]] = []
-    cells, left_out, best = 0, 0, math.inf
+    limits = _MoreAxes()
     for axes in different:
-        if len(axes) > 2 and cells > MANY_CELLS:
-            left_out += 1
+        if not limits.allow(len(axes)):
             continue
-        drawn = _draw(graph, axes, target, request)
-        cells = sum(e.table.size for e in drawn.model.problem.edges)
-        found = _solve(drawn, EFFORTS["fast"], request, started, None)
+        drawn = draw(graph, axes, target, request)
+        starts = first_choices(drawn)
+        found = _solve(drawn, EFFORTS["fast"], request, started, None, starts)
+        limits.met(len(axes), found)
         compared.append((tuple(n for _, n in axes), found.solution.objective))
         every = sorted([*every, found], key=lambda f: f.solution.objective)[:MOST_KEPT]
         best = every[0].solution.objective
         if progress is not None and math.isfinite(best):
             progress(best, None)
-    if request.level != "fast":
-        known = every[0].solution.labels
-        starts = () if known is None else (known,)
-        every[0] = _solve(every[0].drawn, effort, request, started, progress, starts)
-    notes = []
-    if left_out:
-        notes.append(
-            f"{left_out} mesh shapes of three or more axes were not tried, because the"
-            " program is large: give mesh= to plan on one of them."
-        )
-    return every, tuple(sorted(compared, key=lambda c: c[1])), notes
+    drawn = with_recipes(every[0].drawn, RECIPE_EFFORTS[request.level])
+    known = every[0].solution.labels
+    starts = [] if known is None else [known]
+    every[0] = _solve(drawn, effort, request, started, progress, starts)
+    return every, tuple(sorted(compared, key=lambda c: c[1])), limits.notes()
+
+
+@dataclass(slots=True)
+class _MoreAxes:
+    """Whether meshes of three and more axes are worth trying.
+
+    Attributes:
+      cells: of the largest problem so far.
+      best: number of axes → the best objective of such a mesh.
+      left_out: why → how many meshes.
+    """
+
+    cells: int = 0
+    best: dict[int, float] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def met(self, num_axes: int, found: Found) -> None:
+        edges = found.drawn.folded.problem.edges
+        self.cells = max(self.cells, sum(e.table.size for e in edges))
+        before = self.best.get(num_axes, math.inf)
+        self.best[num_axes] = min(before, found.solution.objective)
+
+    def allow(self, num_axes: int) -> bool:
+        if num_axes <= 2:
+            return True
+        if self.cells > MANY_CELLS:
+            self.left_out["the program is large"] += 1
+            return False
+        fewer = [s for n, s in self.best.items() if n < num_axes - 1]
+        last = self.best.get(num_axes - 1, math.inf)
+        if fewer and last > (1 - LEAST_GAIN) * min(fewer):
+            self.left_out["one axis less gains nothing either"] += 1
+            return False
+        return True
+
+    def notes(self) -> list[str]:
+        return [
+            f"{count} mesh shapes of three or more axes were not tried, because {why}:"
+            " give mesh= to plan on one of them."
+            for why, count in self.left_out.items()
+        ]
 
 
 def _different(
@@ -205,27 +251,6 @@ def _different(
     return list(found.values())
 
 
-def _draw(
-    graph: Graph,
-    mesh_axes: Sequence[tuple[str, int]],
-    target: Target,
-    request: Request,
-) -> Drawn:
-    """Enumerate and price the options on one mesh, and solve the recipes."""
-    pinned = {
-        n.id: spec
-        for n in graph.nodes
-        for kind, pins in (
-            (NodeKind.INPUT, request.pins),
-            (NodeKind.OUTPUT, request.output_pins),
-        )
-        if n.kind is kind and (spec := pins.get(n.slot)) is not None
-    }
-    mesh = replace(lay_out(target, mesh_axes), says_stops=not request.says_only_matmuls)
-    model = build_model(graph, mesh, target, pinned, request.memory_budget_bytes)
-    return Drawn(model, _solve_recipes(model))
-
-
 def _solve(
     drawn: Drawn,
     effort: Effort,
@@ -236,55 +261,28 @@ def _solve(
 ) -> Found:
     """Search, from the recipes and other known choices."""
     deadline = started + (request.time_limit_s or math.inf)
-    model = drawn.model
+    problem, folding = drawn.model.problem, drawn.folding
     known = [*starts, *(x for x in drawn.recipes.values() if x is not None)]
-    fitting = [s for s in known if model.problem.peak(s) <= model.problem.limit]
+    fitting = [s for s in known if problem.peak(s) <= problem.limit]
     if time.monotonic() > deadline and fitting:
-        return Found(drawn, _best_start(model, fitting), is_fallback=True)
+        return Found(drawn, _best_start(drawn, fitting), is_fallback=True)
     effort = replace(effort, deadline=deadline, seed=request.seed)
     report = progress or (lambda best, bound: None)
-    return Found(drawn, solve_overlapped(overlap_of(model), known, effort, report))
+    found = solve_overlapped(
+        drawn.folded, [folding.contract(s) for s in known], effort, report
+    )
+    labels = None if found.labels is None else folding.expand(found.labels)
+    return Found(
+        drawn, replace(found, labels=labels, nodes=(len(problem.costs), found.nodes[1]))
+    )
 
 
-def _best_start(model: Model, starts: list[Labels]) -> Solution:
-    return _as_solution(model, min(starts, key=overlap_of(model).step_s))
+def _best_start(drawn: Drawn, starts: list[Labels]) -> Solution:
+    return _as_solution(drawn, min(starts, key=drawn.overlap.step_s))
 
 
-def _as_solution(model: Model, labels: Labels) -> Solution:
+def _as_solution(drawn: Drawn, labels: Labels) -> Solution:
     """A known choice, of which nothing is proved."""
-    peak, count = model.problem.peak(labels), len(model.graph.nodes)
-    objective = overlap_of(model).step_s(labels)
+    peak, count = drawn.model.problem.peak(labels), len(drawn.model.graph.nodes)
+    objective = drawn.overlap.step_s(labels)
     return Solution(labels, objective, 0.0, peak, peak, 0, (count, count))
-
-
-def _solve_recipes(model: Model) -> dict[str, Labels | None]:
-    """The cheapest plan within each recipe; one that allows more starts from those
-    that allow less."""
-    book = RecipeBook.of(model)
-    found: dict[str, Labels | None] = {}
-    for recipe in recipes_for(model.mesh):
-        allowed = book.restrict(recipe)
-        if allowed is None:
-            found[recipe.name] = None
-            continue
-        small = model.problem.restricted(allowed)
-        small.limit = math.inf
-        starts = [_within(allowed, x) for x in found.values() if x is not None]
-        known = [x for x in starts if x is not None]
-        local = solve(small, known, RECIPE_EFFORT).labels
-        assert local is not None
-        found[recipe.name] = np.array(
-            [a[k] for a, k in zip(allowed, local, strict=True)], dtype=np.int64
-        )
-    return found
-
-
-def _within(allowed: Sequence[np.ndarray], labels: Labels) -> Labels | None:
-    """A choice in terms of the allowed options, or None where it uses others."""
-    local = np.zeros(len(labels), dtype=np.int64)
-    for i, options in enumerate(allowed):
-        at = int(np.searchsorted(options, labels[i]))
-        if at == len(options) or options[at] != labels[i]:
-            return None
-        local[i] = at
-    return local

@@ -168,14 +168,16 @@ def overlap_of(model: Model) -> Overlap:
 
 
 def predicted_of(
-    model: Model, labels: Labels, collectives: tuple[Collective, ...]
+    model: Model,
+    overlap: Overlap,
+    labels: Labels,
+    collectives: tuple[Collective, ...],
 ) -> Predicted:
     """Time, memory and arithmetic of a choice, per device."""
     flops = sum(
         float(options.flops[labels[node.id]]) * node.count
         for node, options in zip(model.graph.nodes, model.options, strict=True)
     )
-    overlap = overlap_of(model)
     step_time_s = overlap.step_s(labels)
     exposed_s = sum(c.seconds for c in collectives) - overlap.hidden_s(labels)
     communication_s = max(exposed_s, 0.0)

@@ -45,10 +45,9 @@ def search_memory(
             prices[peak_time] = 1.0
             high = math.inf
         now = {t: w * scale / sum(prices.values()) for t, w in prices.items()}
-        labels, value, _, _ = solve_pairwise(
-            problem.priced(now), pool.members[-3:], light
-        )
-        bound = max(bound, value - sum(now.values()) * problem.limit)
+        found = solve_pairwise(problem.priced(now), pool.members[-3:], light)
+        labels = found.labels
+        bound = max(bound, found.bound - sum(now.values()) * problem.limit)
         fits = pool.offer(labels)
         profile = problem.profile(labels)
         over = {t: float(profile[t]) / problem.limit for t in prices}
@@ -169,7 +168,7 @@ def smallest_peak(problem: Problem, rounds: int = 16) -> Labels:
     best, best_labels, stalled = math.inf, None, 0
     for _ in range(rounds):
         prices = dict(enumerate(weights.tolist()))
-        labels, *_ = solve_pairwise(only_memory.priced(prices), [], effort)
+        labels = solve_pairwise(only_memory.priced(prices), [], effort).labels
         profile = problem.profile(labels)
         peak = float(profile.max(initial=0.0))
         stalled = 0 if peak < 0.99 * best else stalled + 1

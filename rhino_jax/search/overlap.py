@@ -15,6 +15,7 @@ some collectives early, and what runs beside compute takes memory and cores from
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino_jax.search.pool import Effort, Report
-from rhino_jax.search.problem import Labels, PairTable, Problem
+from rhino_jax.search.problem import Labels, PairTable, Problem, Scaled
 from rhino_jax.search.reduction import adjacency
 from rhino_jax.search.slack import Slack
 from rhino_jax.search.solve import Solution, solve
@@ -32,8 +33,14 @@ HIDDEN_WEIGHT = 0.1
 """The weight that is tried where all that can be hidden is hidden: the best of several
 such choices then is one that hides less."""
 
-MAX_WEIGHTS = 3
-"""Weights that are tried; each costs a search."""
+LEAST_WEIGHT = 1e-3
+"""The weight at which such choices are bounded. What hides is then as good as free."""
+
+PREFERRED = 1e-3
+"""Share of T that a choice found at the least weight must save, since it hides more."""
+
+BRIEF_ROUNDS = 5
+"""Rounds of messages at a weight that bounds nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,11 +74,12 @@ class Overlap:
         hidable_share: float,
     ) -> Overlap:
         own = zip(problem.costs, compute, slack.nodes, strict=True)
+        scaled = Scaled(hidable_share)
         edges = zip(problem.edges, slack.edges, strict=True)
         hidable = Problem(
             [hidable_share * has_slack * (total - c) for total, c, has_slack in own],
             [
-                PairTable(e.source, e.target, hidable_share * e.table)
+                PairTable(e.source, e.target, scaled.table(e.table))
                 for e, has_slack in edges
                 if has_slack
             ],
@@ -115,7 +123,7 @@ class Overlap:
 
     def weighted(self, weight: float) -> Problem:
         """The problem whose objective is (1 - w·s)·C + A + w·H."""
-        rest = (1 - weight) * self.hidable_share
+        scaled = Scaled(1 - (1 - weight) * self.hidable_share)
         return replace(
             self.problem,
             costs=[
@@ -125,7 +133,7 @@ class Overlap:
                 )
             ],
             edges=[
-                PairTable(e.source, e.target, (1 - rest) * e.table) if has_slack else e
+                PairTable(e.source, e.target, scaled.table(e.table)) if has_slack else e
                 for e, has_slack in zip(
                     self.problem.edges, self.slack.edges, strict=True
                 )
@@ -142,38 +150,62 @@ def solve_overlapped(
         return solve(problem, starts, effort, report)
     known = [s for s in starts if problem.peak(s) <= problem.limit]
     best = min(known, key=overlap.step_s, default=None)
+    best_s = math.inf if best is None else overlap.step_s(best)
     low, high, bound = 0.0, 1.0, 0.0
     weight = 1.0 if best is None or overlap.is_exposed(best) else HIDDEN_WEIGHT
-    found: Solution | None = None
     tried: set[float] = set()
     starts = known if best is None else [best, *known]
-    for _ in range(MAX_WEIGHTS):
-        found = solve(overlap.weighted(weight), starts, effort)
+    brief = replace(effort, max_rounds=min(effort.max_rounds, BRIEF_ROUNDS))
+    while True:
+        # At the weights between, the bound is not what counts.
+        is_last = weight in (1.0, LEAST_WEIGHT)
+        found = solve(overlap.weighted(weight), starts, effort if is_last else brief)
         bound = max(bound, found.bound)
         if found.labels is None:
             return found
         polished = _descend(overlap, found.labels)
-        if best is None or overlap.step_s(polished) < overlap.step_s(best):
-            best = polished
-        report(overlap.step_s(best), bound)
+        polished_s = overlap.step_s(polished)
+        least = PREFERRED * bound if weight == LEAST_WEIGHT else 0.0
+        if best_s - polished_s > least:
+            best, best_s = polished, polished_s
+        report(best_s, bound)
         if overlap.is_exposed(found.labels):
             low = weight
         else:
             high = weight
-        if low == 1.0 or high <= HIDDEN_WEIGHT or time.monotonic() > effort.deadline:
-            break
         tried.add(weight)
-        # Where something stays exposed, T itself may be what counts.
-        weight = (low + high) / 2 if high in tried else high
-    assert found is not None and best is not None
-    value = overlap.step_s(best)
+        if low == 1.0 or len(tried) >= effort.max_weights:
+            break
+        if time.monotonic() > effort.deadline or LEAST_WEIGHT in tried:
+            break
+        weight = _next_weight(low, high, tried)
+        if weight == LEAST_WEIGHT and not effort.proves:
+            break
+        assert best is not None
+        starts = [best]
+    assert best is not None
     return replace(
         found,
         labels=best,
-        objective=value,
-        bound=min(bound, value),
+        objective=best_s,
+        bound=min(bound, best_s),
         peak=problem.peak(best),
     )
+
+
+def _next_weight(low: float, high: float, tried: set[float]) -> float:
+    """The weight to try next.
+
+    Args:
+      low: the largest at which something stays exposed, or 0.
+      high: the smallest at which all is hidden, or 1.
+      tried: all so far.
+    """
+    if high <= HIDDEN_WEIGHT:
+        return LEAST_WEIGHT
+    # Where something stays exposed, T itself may be what counts.
+    ends = [w for w in (1.0, HIDDEN_WEIGHT) if w not in tried]
+    return ends[0] if ends else (low + high) / 2
 
 
 def _descend(overlap: Overlap, start: Labels, rounds: int = 4) -> Labels:

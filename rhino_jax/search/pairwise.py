@@ -1,143 +1,234 @@
-"""The problem without memory: reduce, pass messages, close the gap with CP-SAT."""
+"""The problem without memory: reduce it, move whole forests, bound it by messages.
+
+Known choices are climbed from, a random forest of nodes at a time; what they lead to is
+put together by CP-SAT. Messages between nodes give a lower bound and more choices. A
+small problem that is still open is left to CP-SAT, a large one part by part.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino_jax.search.cpsat import count_cells, solve_core
-from rhino_jax.search.message_passing import Passing, pass_messages, value_of
-from rhino_jax.search.pool import (
-    FUSION_MODEL_CELLS,
-    MAX_MODEL_CELLS,
-    OPTIMAL_GAP,
-    Effort,
-)
+from rhino_jax.search.pool import MAX_MODEL_CELLS, OPTIMAL_GAP, Effort
 from rhino_jax.search.problem import Labels, Problem
-from rhino_jax.search.reduction import Core, eliminate, reduce, restrict
+from rhino_jax.search.reduction import Core, reduce
+from rhino_jax.solver.exact import Limits, count_cells, settle
+from rhino_jax.solver.fusion import fuse
+from rhino_jax.solver.memory import build_memory
+from rhino_jax.solver.messages import Messages
+from rhino_jax.solver.moves import Moves
+from rhino_jax.solver.neighbourhoods import search_neighbourhoods
+from rhino_jax.solver.network import Network
 
 
-Choice = dict[int, int]
-"""Node of the core → option."""
+UNITS = 1e9
+"""What a known choice costs in CP-SAT's whole units."""
+
+MOST_STARTS = 4
+"""Known choices that are climbed from, the best first."""
+
+STALE_MOVES = 3
+"""Moves in a row that gain nothing, after which a climb is over."""
+
+FIRST_CLIMB, ROUNDS_PER_CLIMB = 5, 10
+"""The round of messages whose choice is climbed from first, and rounds to the next."""
+
+STALLED_ROUNDS, STALLED_SHARE = 5, 2e-3
+"""Messages stop when the bound has risen by less than this share of what is open, so
+many rounds in a row."""
+
+LONGEST_S = 60.0
+"""Seconds of any one model of CP-SAT, where no other limit holds."""
+
+FUSE_DETERMINISTIC_S = 1.0
+"""CP-SAT's deterministic limit while choices are put together: it needs a tenth of it
+where 300 nodes of a ResNet-50 differ."""
+
+NEAR_BOUND = 4e-3
+"""Messages stop when the best choice is so near to the bound."""
+
+NEAR, MOST_FUSED = 1.3, 12
+"""Choices up to so many times dearer than the best, and so many, are put together."""
 
 
-def solve_pairwise(
-    problem: Problem, starts: Sequence[Labels], effort: Effort
-) -> tuple[Labels, float, int, int]:
-    """Ignore memory. Returns labels, bound, CP-SAT variables, nodes of the core."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Attributes:
+    labels: the best choice, one option per node.
+    bound: no choice costs less.
+    variables: edge variables of the largest model that CP-SAT had.
+    nodes: of the reduced problem.
+    """
+
+    labels: Labels
+    bound: float
+    variables: int
+    nodes: int
+
+
+def solve_pairwise(problem: Problem, starts: Sequence[Labels], effort: Effort) -> Found:
+    """Minimise a problem whose memory is ignored.
+
+    Args:
+      problem: what to minimise; price its memory first (`Problem.priced`).
+      starts: known choices.
+      effort: limits.
+    """
     core = reduce(problem)
-    order = sorted(core.costs)
-    known = [{i: int(s[i]) for i in order} for s in starts]
-    first = {i: int(np.argmin(core.costs[i])) for i in order}
-    passing = pass_messages(
-        core,
-        order,
-        [*known, first],
-        max_rounds=effort.max_rounds,
-        tolerance=OPTIMAL_GAP / 10,
-        deadline=effort.deadline,
-    )
     # Constants left by removed nodes without neighbours.
     rest = sum(float(c.min()) for _, c, around in core.removed if not around)
-    best, value, bound = passing.labels, passing.value, passing.bound
-    met, variables = passing.met, 0
-
-    def is_open() -> bool:
-        return value - bound > OPTIMAL_GAP * (value + rest)
-
-    for _ in range(effort.max_fusions):
-        if not is_open() or time.monotonic() > effort.deadline:
-            break
-        fused, tried = _fuse(core, met, best, effort)
-        variables = max(variables, tried)
-        fused_value = value_of(core, fused)
-        gain = value - fused_value
-        if gain > 0:
-            best, value = fused, fused_value
-        if gain < OPTIMAL_GAP * (value + rest):
-            break
-        met = _widen(core, met, best)
-    if is_open() and effort.deterministic_s:
-        options = {i: np.flatnonzero(passing.alive[i]) for i in order}
-        found = _close(core, options, best, value, effort, MAX_MODEL_CELLS)
-        if found is not None:
-            best, bound, tried = found[0], max(bound, min(found[1], value)), found[2]
-            variables = max(variables, tried)
-    return core.expand(best), bound + rest, variables, len(order)
+    order = sorted(core.costs)
+    if not order:
+        return Found(core.expand({}), rest, 0, 0)
+    known = sorted((s[order] for s in starts), key=lambda s: _value(core, order, s))
+    first = np.array([int(np.argmin(core.costs[i])) for i in order])
+    search = _Search(core, order, [*known[:MOST_STARTS], first], rest, effort)
+    search.run()
+    chosen = dict(zip(order, search.best.tolist(), strict=True))
+    bound = min(search.bound, search.value) * search.unit + rest
+    return Found(core.expand(chosen), bound, search.variables, len(order))
 
 
-def _fuse(
-    core: Core, met: dict[int, np.ndarray], best: Choice, effort: Effort
-) -> tuple[Choice, int]:
-    """The best way to put together options that good choices used.
+class _Search:
+    """The search over a core, in units in which a known choice costs `UNITS`."""
 
-    With few options a node, messages soon settle, and CP-SAT decides what they
-    leave open. Returns a choice and the number of CP-SAT variables.
+    def __init__(
+        self,
+        core: Core,
+        order: list[int],
+        starts: Sequence[np.ndarray],
+        rest: float,
+        effort: Effort,
+    ) -> None:
+        scale = min(_value(core, order, s) for s in starts)
+        self.unit = max(scale, 1e-30) / UNITS
+        self.rest = rest / self.unit
+        network = Network(
+            {i: core.costs[i] / self.unit for i in order},
+            {i: {j: t / self.unit for j, t in core.tables[i].items()} for i in order},
+            {i: [] for i in order},
+            {i: np.arange(len(core.costs[i])) for i in order},
+            0,
+        )
+        self.moves = Moves.of(network, build_memory(network))
+        self.starts, self.effort = starts, effort
+        self.rng = np.random.default_rng(effort.seed)
+        self.best, self.value, self.bound = starts[0], np.inf, -np.inf
+        self.met: list[tuple[float, np.ndarray]] = []
+        self.variables = 0
 
-    Source: fusion moves: Lempitsky, Rother, Roth, Blake, PAMI 32 (2010).
-    """
-    options = {i: np.flatnonzero(mask) for i, mask in met.items()}
-    where = {i: {int(o): k for k, o in enumerate(x)} for i, x in options.items()}
-    small = eliminate(restrict(core, options))
-    order = sorted(small.costs)
-    passing: Passing = pass_messages(
-        small,
-        order,
-        [{i: where[i][best[i]] for i in order}],
-        max_rounds=40,
-        tolerance=OPTIMAL_GAP / 10,
-        deadline=effort.deadline,
+    def run(self) -> None:
+        for start in self.starts:
+            self.climb(start)
+        self.put_together()
+        self.pass_messages()
+        if self.is_open(NEAR_BOUND):
+            self.put_together()
+        if self.is_open() and self.effort.deterministic_s:
+            self.close()
+
+    def is_open(self, share: float = OPTIMAL_GAP) -> bool:
+        """Whether more than this share of the best choice's cost is unproved, and
+        there is time."""
+        gap = self.value - self.bound
+        is_over = time.monotonic() > self.effort.deadline
+        return gap > share * (self.value + self.rest) and not is_over
+
+    def climb(self, labels: np.ndarray) -> None:
+        """Move forests until that gains nothing."""
+        costs, stale = self.moves.costs, 0
+        value = self.moves.objective(labels)
+        while stale < STALE_MOVES:
+            moved = self.moves.forest_move(costs, labels, self.rng)
+            gained = self.moves.objective(moved)
+            stale = 0 if gained < value - OPTIMAL_GAP / 10 * abs(value) else stale + 1
+            if gained < value:
+                labels, value = moved, gained
+        self.offer(labels)
+
+    def offer(self, labels: np.ndarray) -> None:
+        """Take a choice in."""
+        value = self.moves.objective(labels)
+        self.met.append((value, labels))
+        if value < self.value:
+            self.best, self.value = labels, value
+
+    def pass_messages(self) -> None:
+        """Raise the bound, and climb from choices that messages make."""
+        messages, costs, stalled = Messages(self.moves), self.moves.costs, 0
+        for k in range(self.effort.max_rounds):
+            messages.sweep(costs, 0)
+            labels, bound = messages.sweep(costs, 1)
+            gain = bound - self.bound
+            self.bound = max(self.bound, bound)
+            if (k + 1 - FIRST_CLIMB) % ROUNDS_PER_CLIMB == 0:
+                self.climb(labels)
+            if not self.is_open(NEAR_BOUND):
+                break
+            slow = gain < STALLED_SHARE * (self.value - self.bound)
+            stalled = stalled + 1 if slow else 0
+            if stalled >= STALLED_ROUNDS:
+                break
+
+    def put_together(self) -> None:
+        """Let CP-SAT take the better parts of the best choice and of others."""
+        limits = replace(self.limits(), deterministic_s=FUSE_DETERMINISTIC_S)
+        for _ in range(self.effort.max_fusions):
+            near = sorted(self.met, key=lambda m: m[0])[:MOST_FUSED]
+            others = [labels for value, labels in near if value < NEAR * self.value]
+            before = self.value
+            fused = fuse(self.moves, self.best, others, limits)
+            if fused is None or not self.is_open():
+                break
+            self.climb(fused)
+            if self.value > before * (1 - 10 * OPTIMAL_GAP):
+                break
+
+    def close(self) -> None:
+        """CP-SAT on the whole where it is small enough, else on parts of it."""
+        everything = range(len(self.best))
+        cells = count_cells(self.moves, everything)
+        if cells > MAX_MODEL_CELLS:
+            search_neighbourhoods(
+                self.moves,
+                self.best,
+                self.offer,
+                self.limits(),
+                most=self.effort.neighbourhoods,
+            )
+            return
+        self.variables = cells
+        found = settle(
+            self.moves,
+            self.best,
+            everything,
+            self.limits(),
+        )
+        if found.labels is not None:
+            self.offer(found.labels)
+        # CP-SAT counts in whole units: its optimum is one to a part in a million.
+        proved = self.value * (1 - 1e-6) if found.is_optimal else found.bound
+        self.bound = max(self.bound, min(proved, self.value))
+
+    def limits(self) -> Limits:
+        left = min(LONGEST_S, self.effort.deadline - time.monotonic())
+        return Limits(
+            seconds=max(0.1, left),
+            deterministic_s=self.effort.deterministic_s,
+            seed=self.effort.seed,
+        )
+
+
+def _value(core: Core, order: list[int], labels: np.ndarray) -> float:
+    chosen = dict(zip(order, labels.tolist(), strict=True))
+    total = sum(float(c[chosen[i]]) for i, c in core.costs.items())
+    return total + sum(
+        float(table[chosen[i], chosen[j]])
+        for i, around in core.tables.items()
+        for j, table in around.items()
+        if i < j
     )
-    found, variables = passing.labels, 0
-    if effort.deterministic_s and order:
-        alive = {i: np.flatnonzero(passing.alive[i]) for i in order}
-        closed = _close(small, alive, found, passing.value, effort, FUSION_MODEL_CELLS)
-        if closed is not None:
-            found, variables = closed[0], closed[2]
-    local = small.expand(found)
-    return {i: int(options[i][local[i]]) for i in core.costs}, variables
-
-
-def _widen(
-    core: Core, met: dict[int, np.ndarray], best: Choice, most: int = 4
-) -> dict[int, np.ndarray]:
-    """Let in, at every node, the options that fit best beside the rest of a choice."""
-    wider = {}
-    for i, mask in met.items():
-        total = core.costs[i]
-        for j, table in core.tables[i].items():
-            total = total + table[:, best[j]]
-        wider[i] = mask.copy()
-        wider[i][np.argsort(total, kind="stable")[:most]] = True
-    return wider
-
-
-def _close(
-    core: Core,
-    options: dict[int, np.ndarray],
-    best: Choice,
-    value: float,
-    effort: Effort,
-    max_cells: int,
-) -> tuple[Choice, float, int] | None:
-    """CP-SAT over what message passing left open: a choice, a bound over these
-    options, and the number of variables; None where the model would be too large."""
-    if count_cells(core, options) > max_cells:
-        return None
-    answer = solve_core(
-        core,
-        options,
-        best,
-        value,
-        deterministic_s=effort.deterministic_s,
-        wall_s=max(0.1, min(60.0, effort.deadline - time.monotonic())),
-        seed=effort.seed,
-    )
-    found = best
-    if answer.labels is not None and value_of(core, answer.labels) < value:
-        found = answer.labels
-    # CP-SAT counts in whole units: its optimum is one to a part in a million.
-    proved = value_of(core, found) * (1 - 1e-6) if answer.is_optimal else answer.bound
-    return found, proved, answer.variables

@@ -13,9 +13,6 @@ MAX_MODEL_CELLS = 40_000
 """CP-SAT is asked only up to this many edge variables (about 20 µs and 5 KB each:
 measured on 2 cores with OR-tools 9.15)."""
 
-FUSION_MODEL_CELLS = 12_000
-"""The same limit while choices are put together, which happens several times."""
-
 OPTIMAL_GAP = 1e-4
 """A plan whose gap is below it is called optimal: predictions are coarser by far."""
 
@@ -27,18 +24,24 @@ class Effort:
     """How much work the search may do.
 
     Attributes:
-      max_rounds: sweeps of message passing.
+      max_rounds: rounds of messages, each there and back.
       deterministic_s: CP-SAT's deterministic limit; 0 leaves CP-SAT out.
-      max_fusions: how often options of good choices are put together.
+      max_fusions: how often good choices are put together.
+      neighbourhoods: parts of large problems that CP-SAT tries to improve.
       max_prices: how many memory prices are tried.
+      max_weights: how many weights of what can hide (see `overlap`).
+      proves: whether to search where that gives but a better bound.
       deadline: `time.monotonic()` at which the search returns what it has.
       seed: of CP-SAT.
     """
 
     max_rounds: int = 60
-    deterministic_s: float = 4.0
+    deterministic_s: float = 2.0
     max_fusions: int = 3
+    neighbourhoods: int = 0
     max_prices: int = 16
+    max_weights: int = 4
+    proves: bool = True
     deadline: float = math.inf
     seed: int = 0
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rhino_jax.search.flat import Lookups, Spans
+
 
 Labels = np.ndarray
 """One option per node, int64."""
@@ -26,6 +28,21 @@ class PairTable:
     source: int
     target: int
     table: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class Scaled:
+    """Tables times a factor; of one table there is one product."""
+
+    factor: float
+    _made: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def table(self, table: np.ndarray) -> np.ndarray:
+        # The table is kept, so that its id stays its own.
+        made = self._made.get(id(table))
+        if made is None:
+            made = self._made[id(table)] = table, self.factor * table
+        return made[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +76,8 @@ class Problem:
       node_usages, edge_usages: memory.
       limit: memory limit, or infinity.
       end: all times are below it.
+
+    What is added after the first `objective` or `profile` is not seen.
     """
 
     costs: list[np.ndarray]
@@ -67,67 +86,76 @@ class Problem:
     edge_usages: list[EdgeUsage] = field(default_factory=list)
     limit: float = float("inf")
     end: int = 1
+    _prices: tuple[Lookups, Lookups] | None = field(init=False, default=None)
+    _held: tuple[Spans, Spans] | None = field(init=False, default=None)
 
     def objective(self, labels: Sequence[int] | Labels) -> float:
         """Cost of a choice, recomputed from the tables."""
-        total = sum(float(c[labels[i]]) for i, c in enumerate(self.costs))
-        total += sum(
-            float(e.table[labels[e.source], labels[e.target]]) for e in self.edges
-        )
-        return total
+        labels = np.asarray(labels, dtype=np.int64)
+        if self._prices is None:
+            nodes = range(len(self.costs))
+            self._prices = (
+                Lookups.of(nodes, nodes, self.costs),
+                Lookups.of(*_columns(self.edges)),
+            )
+        return float(sum(x.entries(labels).sum() for x in self._prices))
 
     def profile(self, labels: Sequence[int] | Labels) -> np.ndarray:
         """Memory at every time."""
-        change = np.zeros(self.end + 1)
-        for u in self.node_usages:
-            amount = u.usage[labels[u.node]]
-            change[u.start] += amount
-            change[u.stop] -= amount
-        for e in self.edge_usages:
-            amount = e.usage[labels[e.source], labels[e.target]]
-            if amount:
-                change[e.start] += amount
-                change[e.stop] -= amount
-        return np.cumsum(change)[: self.end]
+        labels = np.asarray(labels, dtype=np.int64)
+        return sum(
+            (spans.profile(labels, self.end) for spans in self._spans()),
+            np.zeros(self.end),
+        )
+
+    def _spans(self) -> tuple[Spans, Spans]:
+        """Memory of nodes and of edges."""
+        if self._held is None:
+            self._held = _spans(self.node_usages), _spans(self.edge_usages)
+        return self._held
 
     def peak(self, labels: Sequence[int] | Labels) -> float:
         """Largest memory over time."""
         return float(self.profile(labels).max(initial=0.0))
 
-    def restricted(self, allowed: Sequence[np.ndarray]) -> Problem:
-        """The problem in which every node keeps only the `allowed` options."""
-        cache: dict[tuple[int, int, int], np.ndarray] = {}
+    def restricted(
+        self, allowed: Sequence[np.ndarray], *, keeps_memory: bool = True
+    ) -> Problem:
+        """The problem in which every node keeps only the `allowed` options.
 
-        def part(table: np.ndarray, i: int, j: int) -> np.ndarray:
-            key = (id(table), id(allowed[i]), id(allowed[j]))
+        Args:
+          allowed: for every node, indices of options.
+          keeps_memory: False leaves memory out, and with it the limit.
+        """
+        cache: dict[tuple[int, ...], np.ndarray] = {}
+
+        def part(table: np.ndarray, *nodes: int) -> np.ndarray:
+            key = (id(table), *(id(allowed[i]) for i in nodes))
             found = cache.get(key)
             if found is None:
-                found = cache[key] = table[np.ix_(allowed[i], allowed[j])]
+                index = np.ix_(*(allowed[i] for i in nodes))
+                found = cache[key] = table[index]
             return found
 
-        return Problem(
+        small = Problem(
             [c[a] for c, a in zip(self.costs, allowed, strict=True)],
             [
                 PairTable(e.source, e.target, part(e.table, e.source, e.target))
                 for e in self.edges
             ],
-            [
-                NodeUsage(u.node, u.usage[allowed[u.node]], u.start, u.stop)
-                for u in self.node_usages
-            ],
-            [
-                EdgeUsage(
-                    u.source,
-                    u.target,
-                    part(u.usage, u.source, u.target),
-                    u.start,
-                    u.stop,
-                )
-                for u in self.edge_usages
-            ],
-            self.limit,
-            self.end,
+            end=self.end,
         )
+        if keeps_memory:
+            small.limit = self.limit
+            small.node_usages = [
+                NodeUsage(u.node, part(u.usage, u.node), u.start, u.stop)
+                for u in self.node_usages
+            ]
+            small.edge_usages = [
+                EdgeUsage(u.source, u.target, part(u.usage, *_ends(u)), u.start, u.stop)
+                for u in self.edge_usages
+            ]
+        return small
 
     def priced(self, prices: dict[int, float]) -> Problem:
         """Memory at the given times charged at a price: a Lagrangian relaxation.
@@ -135,21 +163,54 @@ class Problem:
         Args:
           prices: time → cost per unit of memory live then, ≥ 0.
         """
-        times = np.array(sorted(prices))
-        cumulative = np.concatenate([[0.0], np.cumsum([prices[t] for t in times])])
-
-        def price(start: int, stop: int) -> float:
-            low, high = np.searchsorted(times, [start, stop])
-            return float(cumulative[high] - cumulative[low])
-
+        of_nodes, of_edges = (spans.rates(prices) for spans in self._spans())
         costs = list(self.costs)
-        for u in self.node_usages:
-            rate = price(u.start, u.stop)
-            if rate:
-                costs[u.node] = costs[u.node] + rate * u.usage
-        edges = list(self.edges)
-        for e in self.edge_usages:
-            rate = price(e.start, e.stop)
-            if rate:
-                edges.append(PairTable(e.source, e.target, rate * e.usage))
+        for node, rate, usage in _sum_alike(self.node_usages, of_nodes):
+            costs[node[0]] = costs[node[0]] + rate * usage
+        edges = [
+            *self.edges,
+            *(
+                PairTable(ends[0], ends[-1], rate * usage)
+                for ends, rate, usage in _sum_alike(self.edge_usages, of_edges)
+            ),
+        ]
         return Problem(costs, edges)
+
+
+def _columns(
+    tables: Sequence[PairTable],
+) -> tuple[list[int], list[int], list[np.ndarray]]:
+    return (
+        [e.source for e in tables],
+        [e.target for e in tables],
+        [e.table for e in tables],
+    )
+
+
+def _spans(usages: Sequence[NodeUsage] | Sequence[EdgeUsage]) -> Spans:
+    ends = [_ends(u) for u in usages]
+    return Spans(
+        Lookups.of(
+            [e[0] for e in ends], [e[-1] for e in ends], [u.usage for u in usages]
+        ),
+        np.array([u.start for u in usages], dtype=np.int64),
+        np.array([u.stop for u in usages], dtype=np.int64),
+    )
+
+
+def _ends(usage: NodeUsage | EdgeUsage) -> tuple[int, ...]:
+    if isinstance(usage, NodeUsage):
+        return (usage.node,)
+    return usage.source, usage.target
+
+
+def _sum_alike(
+    usages: Sequence[NodeUsage] | Sequence[EdgeUsage], rates: np.ndarray
+) -> list[tuple[tuple[int, ...], float, np.ndarray]]:
+    """Nodes, the sum of rates, and usage, where they are the same usage."""
+    found: dict[tuple[object, ...], tuple[tuple[int, ...], float, np.ndarray]] = {}
+    for k in np.flatnonzero(rates).tolist():
+        usage, ends = usages[k].usage, _ends(usages[k])
+        _, rate, _ = found.get((ends, id(usage)), (ends, 0.0, usage))
+        found[ends, id(usage)] = ends, rate + float(rates[k]), usage
+    return list(found.values())

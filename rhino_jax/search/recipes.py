@@ -13,6 +13,7 @@ parallelism: Korthikanti et al. (2022), section 4.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,7 +97,7 @@ class RecipeBook:
     roles: Roles
     inner: frozenset[Element]
     _cache: dict[object, np.ndarray] = field(default_factory=dict)
-    _places: dict[int, _Place] = field(default_factory=dict)
+    _places: dict[int, Place] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Model) -> RecipeBook:
@@ -104,21 +105,21 @@ class RecipeBook:
         roles = find_roles(model.graph, classes)
         return cls(model, classes, roles, _inner_classes(model, classes, roles))
 
-    def restrict(self, recipe: Recipe) -> list[np.ndarray] | None:
-        """Allowed options of every node, or None where the recipe has no meaning."""
+    def restrict(
+        self, recipe: Recipe, nodes: Sequence[Node]
+    ) -> list[np.ndarray] | None:
+        """Allowed options of these nodes, or None where the recipe has no meaning."""
         if not self.roles.batch or (recipe.model and not self.inner):
             return None
         if recipe.cuts_sequence and not self.roles.sequence:
             return None
         if recipe.cuts_state and not (self.roles.params or self.roles.state):
             return None
-        return [self._allowed(recipe, node) for node in self.model.graph.nodes]
+        return [self._allowed(recipe, node) for node in nodes]
 
     def _allowed(self, recipe: Recipe, node: Node) -> np.ndarray:
         options = self.model.options[node.id]
-        place = self._places.get(node.id)
-        if place is None:
-            place = self._places[node.id] = self._place(node)
+        place = self.place(node)
         key = (recipe, id(options), place)
         found = self._cache.get(key)
         if found is None:
@@ -145,7 +146,14 @@ class RecipeBook:
             return Role.INNER
         return Role.SEQUENCE if where in self.roles.sequence else Role.OTHER
 
-    def _place(self, node: Node) -> _Place:
+    def place(self, node: Node) -> Place:
+        """What recipes look at in a node."""
+        place = self._places.get(node.id)
+        if place is None:
+            place = self._places[node.id] = self._place(node)
+        return place
+
+    def _place(self, node: Node) -> Place:
         op = node.op if node.kind is NodeKind.OP else None
         if op is None:
             cut = tuple(self._role(e) for e in self.classes.results(node, 0))
@@ -161,7 +169,7 @@ class RecipeBook:
                 for r in range(len(op.results))
             )
         is_input = node.kind is NodeKind.INPUT
-        return _Place(
+        return Place(
             cut=cut,
             results=results,
             is_op=op is not None,
@@ -173,7 +181,7 @@ class RecipeBook:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """All that a recipe looks at in a node: equal places allow equal options.
 
     Attributes:
@@ -191,7 +199,7 @@ class _Place:
     is_param: bool
 
 
-def _permits(recipe: Recipe, place: _Place, strategy: Strategy) -> bool:
+def _permits(recipe: Recipe, place: Place, strategy: Strategy) -> bool:
     cuts = strategy.cut if place.is_op else strategy.results[0]
     if place.is_op:
         pairs = zip(place.cut, cuts, strict=True)
@@ -202,7 +210,7 @@ def _permits(recipe: Recipe, place: _Place, strategy: Strategy) -> bool:
     ) and _may_scatter(recipe, place, strategy)
 
 
-def _may_cut(recipe: Recipe, axis: int, role: Role, place: _Place) -> bool:
+def _may_cut(recipe: Recipe, axis: int, role: Role, place: Place) -> bool:
     if axis in recipe.model:
         if role is Role.INNER:
             return True
@@ -214,7 +222,7 @@ def _may_cut(recipe: Recipe, axis: int, role: Role, place: _Place) -> bool:
     return recipe.cuts_params if place.is_param else recipe.cuts_state
 
 
-def _may_scatter(recipe: Recipe, place: _Place, strategy: Strategy) -> bool:
+def _may_scatter(recipe: Recipe, place: Place, strategy: Strategy) -> bool:
     for roles, made, done in zip(
         place.results, strategy.made, strategy.results, strict=False
     ):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rhino_jax.ir.spec import Spec
 from rhino_jax.search.build import Model
+from rhino_jax.search.folding import Folding
+from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import Labels
+from rhino_jax.search.recipes import RecipeBook
 from rhino_jax.search.solve import Solution
 
 
@@ -41,10 +44,24 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """A priced model on one mesh, and the recipes' choices in it."""
+    """A priced model on one mesh, and the recipes' choices in it.
+
+    Attributes:
+      model: options and costs of every node.
+      overlap: what of the model's costs can hide.
+      book: what recipes allow.
+      folding: which nodes choose alike.
+      folded: `overlap` of the classes.
+      recipes: name → choice of all nodes, or None where it is not allowed; empty
+        until they are asked for.
+    """
 
     model: Model
-    recipes: dict[str, Labels | None]
+    overlap: Overlap
+    book: RecipeBook
+    folding: Folding
+    folded: Overlap
+    recipes: dict[str, Labels | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,9 @@
-"""Exact reductions: nodes with at most two neighbours are minimised away.
+"""Exact reductions: nodes without a choice, or with at most two neighbours, go.
 
-A node with one neighbour folds into that neighbour's costs, a node with two into
-a table between them (rules R1 and R2 of partitioned Boolean quadratic programming:
-Scholz and Eckstein, "Register allocation for irregular architectures", LCTES 2002).
+A node with one option is charged to its neighbours. A node with one neighbour folds
+into that neighbour's costs, a node with two into a table between them (rules R0 to R2
+of partitioned Boolean quadratic programming: Scholz and Eckstein, "Register allocation
+for irregular architectures", LCTES 2002).
 Most of a jaxpr disappears this way. What is left is the core.
 """
 
@@ -19,6 +20,10 @@ from rhino_jax.search.problem import Labels, Problem
 MAX_CELLS = 40_000_000
 """A node whose elimination would touch more cells than this stays in the core:
 at about 1 ns a cell that is 0.04 s."""
+
+
+SMALL_CELLS = 4_000
+"""Tables up to which it is quicker to compute all than to look for equal columns."""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +105,8 @@ def restrict(core: Core, options: dict[int, np.ndarray]) -> Core:
 def eliminate(core: Core, keep: frozenset[int] = frozenset()) -> Core:
     """`reduce` on a core, in place."""
     tables, costs = core.tables, core.costs
+    for node in [i for i, cost in costs.items() if len(cost) == 1 and i not in keep]:
+        _settle(core, node)
     queue = [
         (_work(core, i), i) for i in costs if len(tables[i]) <= 2 and i not in keep
     ]
@@ -118,7 +125,9 @@ def eliminate(core: Core, keep: frozenset[int] = frozenset()) -> Core:
             del tables[other][node]
         if len(around) == 1:
             ((other, table),) = around.items()
-            costs[other] = costs[other] + (cost[:, None] + table).min(axis=0)
+            costs[other] = costs[other] + np.minimum.reduce(
+                cost[:, None] + table, axis=0
+            )
         elif len(around) == 2:
             (a, table_a), (b, table_b) = around.items()
             _add(tables, a, b, _through(cost, table_a, table_b))
@@ -126,6 +135,15 @@ def eliminate(core: Core, keep: frozenset[int] = frozenset()) -> Core:
             if len(tables[other]) <= 2 and other not in keep:
                 heapq.heappush(queue, (_work(core, other), other))
     return core
+
+
+def _settle(core: Core, node: int) -> None:
+    """Take out a node that has one option."""
+    cost, around = core.costs.pop(node), core.tables.pop(node)
+    core.removed.append((node, cost, {}))
+    for other, table in around.items():
+        core.costs[other] = core.costs[other] + table[0]
+        del core.tables[other][node]
 
 
 def _work(core: Core, node: int) -> int:
@@ -141,6 +159,9 @@ def _through(cost: np.ndarray, to_a: np.ndarray, to_b: np.ndarray) -> np.ndarray
     Equal columns of the tables (options of a neighbour that look alike from here)
     are computed once.
     """
+    if to_a.size * to_b.shape[1] <= SMALL_CELLS:
+        sums = (cost[:, None] + to_a)[:, :, None] + to_b[:, None, :]
+        return np.minimum.reduce(sums, axis=0)
     a_columns, a_index = _unique_columns(to_a)
     b_columns, b_index = _unique_columns(to_b)
     left = cost[:, None] + a_columns

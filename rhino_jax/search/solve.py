@@ -59,11 +59,12 @@ def solve(
     pool = Pool(problem, report)
     for start in starts:
         pool.offer(np.asarray(start, dtype=np.int64))
-    labels, bound, variables, left = solve_pairwise(problem, pool.members, effort)
+    found = solve_pairwise(problem, pool.members, effort)
+    bound, variables = found.bound, found.variables
     report(None, bound)
-    nodes = (len(problem.costs), left)
-    if not pool.offer(labels):
-        priced, tried = search_memory(problem, pool, labels, bound, effort)
+    nodes = (len(problem.costs), found.nodes)
+    if not pool.offer(found.labels):
+        priced, tried = search_memory(problem, pool, found.labels, bound, effort)
         bound, variables = max(bound, priced), max(variables, tried)
         report(None, bound)
     return Solution(

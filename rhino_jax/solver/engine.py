@@ -22,7 +22,7 @@ import numpy as np
 
 from rhino_jax.solver.check import Checked, check
 from rhino_jax.solver.errors import InstanceError
-from rhino_jax.solver.exact import count_cells, settle
+from rhino_jax.solver.exact import Limits, count_cells, settle
 from rhino_jax.solver.fusion import fuse
 from rhino_jax.solver.hard import improve, repair
 from rhino_jax.solver.instance import Instance
@@ -143,9 +143,7 @@ class _Run:
                 self.moves,
                 self.best,
                 self.offer,
-                deadline=self.deadline,
-                workers=self.workers,
-                seed=self.seed,
+                self.limits(),
             )
         if self.best is None:
             raise InstanceError(
@@ -156,15 +154,18 @@ class _Run:
             )
         return self._answer(self.best)
 
+    def limits(self) -> Limits:
+        """What is left for CP-SAT."""
+        seconds = self.deadline - time.monotonic()
+        return Limits(seconds=seconds, workers=self.workers, seed=self.seed)
+
     def _settle_whole(self) -> None:
         least = np.zeros(len(self.memory.first) - 1, dtype=int)
         found = settle(
             self.moves,
             least if self.best is None else self.best,
             range(len(least)),
-            seconds=self.deadline - time.monotonic(),
-            workers=self.workers,
-            seed=self.seed,
+            self.limits(),
         )
         if found.labels is not None:
             self.offer(found.labels)
@@ -259,10 +260,8 @@ class _Run:
         fused = fuse(
             self.moves,
             self.best,
-            before if is_best else better,
-            seconds=self.deadline - begun,
-            workers=self.workers,
-            seed=self.seed,
+            [before if is_best else better],
+            self.limits(),
         )
         if fused is not None:
             self.offer(fused)

@@ -32,6 +32,24 @@ ROWS_AT_ONCE = 40
 breaks some."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What CP-SAT may use.
+
+    Attributes:
+      seconds: wall-clock limit.
+      deterministic_s: CP-SAT's own count of work, the same on every machine with one
+        worker.
+      workers: threads.
+      seed: of what is random.
+    """
+
+    seconds: float
+    deterministic_s: float = math.inf
+    workers: int = 1
+    seed: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
     """What CP-SAT found.
@@ -59,10 +77,7 @@ def settle(
     moves: Moves,
     labels: np.ndarray,
     nodes: Sequence[int],
-    *,
-    seconds: float,
-    workers: int,
-    seed: int = 0,
+    limits: Limits,
     allowed: Mapping[int, np.ndarray] | None = None,
 ) -> Settled:
     """The best options of some nodes beside the choice of the others.
@@ -71,9 +86,7 @@ def settle(
       moves: the network's costs.
       labels: a choice within the memory limit; the hint.
       nodes: those that may change.
-      seconds: wall-clock limit.
-      workers: of CP-SAT.
-      seed: of CP-SAT.
+      limits: of time.
       allowed: node → the options that it may take, ascending; None: all.
     """
     begun = time.monotonic()
@@ -87,10 +100,11 @@ def settle(
     bound = -math.inf
     while True:
         solver = cp_model.CpSolver()
-        solver.parameters.num_workers = workers
-        solver.parameters.random_seed = seed
-        left = seconds - (time.monotonic() - begun)
+        solver.parameters.num_workers = limits.workers
+        solver.parameters.random_seed = limits.seed
+        left = limits.seconds - (time.monotonic() - begun)
         solver.parameters.max_time_in_seconds = max(left, 0.01)
+        solver.parameters.max_deterministic_time = limits.deterministic_s
         solver.parameters.linearization_level = 2
         status = solver.solve(model)
         if status != cp_model.MODEL_INVALID:  # costs beyond 64 bits
@@ -101,7 +115,7 @@ def settle(
         broken = rows.broken(taken)
         if not len(broken):
             break
-        if time.monotonic() - begun > seconds:
+        if time.monotonic() - begun > limits.seconds:
             return Settled(None, bound, False)
         rows.add(model, broken)
     found = labels.copy()

@@ -1,50 +1,40 @@
-"""Choices put together: of two that fit, CP-SAT takes the better parts.
+"""Choices put together: of those that are near, CP-SAT takes the better parts.
 
 Source: fusion moves: Lempitsky, Rother, Roth, Blake, PAMI 32 (2010).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
-from rhino_jax.solver.exact import settle
+from rhino_jax.solver.exact import Limits, settle
 from rhino_jax.solver.moves import Moves
 
 
 FUSE_S = 3.0
-"""Seconds that CP-SAT has to put two choices together; mostly it needs less."""
+"""Seconds that CP-SAT has to put choices together; mostly it needs less."""
 
 
 def fuse(
-    moves: Moves,
-    best: np.ndarray,
-    other: np.ndarray,
-    *,
-    seconds: float,
-    workers: int,
-    seed: int = 0,
+    moves: Moves, best: np.ndarray, others: Sequence[np.ndarray], limits: Limits
 ) -> np.ndarray | None:
-    """The best choice whose every option is that of `best` or of `other`.
+    """The best choice whose every option is that of `best` or of one of `others`.
 
     Args:
       moves: the network.
       best: a choice within the memory limit.
-      other: another, within it or not.
-      seconds: wall-clock limit.
-      workers, seed: of CP-SAT.
+      others: other choices, within it or not.
+      limits: of time.
     Returns:
-      A choice within the limit; None where none was found in time.
+      A choice within the limit; None where none was found in time, or nothing differs.
     """
-    differ = np.flatnonzero(best != other).tolist()
+    every = np.array([best, *others])
+    differ = np.flatnonzero((every != best).any(axis=0)).tolist()
     if not differ:
         return None
-    allowed = {n: np.unique([best[n], other[n]]) for n in differ}
-    return settle(
-        moves,
-        best,
-        differ,
-        seconds=min(seconds, FUSE_S),
-        workers=workers,
-        seed=seed,
-        allowed=allowed,
-    ).labels
+    allowed = {n: np.unique(every[:, n]) for n in differ}
+    limits = replace(limits, seconds=min(limits.seconds, FUSE_S))
+    return settle(moves, best, differ, limits, allowed).labels

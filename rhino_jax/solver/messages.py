@@ -94,11 +94,12 @@ class Messages:
                 choice += messages[back]
             labels[n] = choice.argmin()
             share = 1.0 / max(len(ahead), len(behind), 1)
-            bound += (1.0 - share * len(ahead)) * total.min()
+            bound += (1.0 - share * len(ahead)) * np.minimum.reduce(total)
             total *= share
             for there, back, table in ahead:
-                message = ((total - messages[back])[:, None] + table).min(axis=0)
-                low = message.min()
+                reach = (total - messages[back])[:, None] + table
+                message = np.minimum.reduce(reach, axis=0)
+                low = np.minimum.reduce(message)
                 bound += low
                 message -= low
                 messages[there] = message

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.solver.disjoint import DisjointSets
 from rhino_jax.solver.memory import Memory
 from rhino_jax.solver.network import Network
 
@@ -40,6 +39,7 @@ class Moves:
     _rows: np.ndarray
     _edges: np.ndarray
     _columns: np.ndarray
+    _starts: np.ndarray
 
     @classmethod
     def of(cls, network: Network, memory: Memory) -> Moves:
@@ -76,16 +76,14 @@ class Moves:
             begins[of_edge] + option * widths[of_edge],
             of_edge,
             memory.first[source][of_edge] + option,
+            starts[:-1],
         )
 
     def objective(self, labels: np.ndarray) -> float:
         """Costs of nodes and edges; what is forbidden counts `forbidden`."""
         nodes = self.costs[self.memory.first[:-1] + labels].sum()
-        rows = self._rows[self._starts() + labels[self.source]]
+        rows = self._rows[self._starts + labels[self.source]]
         return float(nodes + self._cells[rows + labels[self.target]].sum() / 2)
-
-    def _starts(self) -> np.ndarray:
-        return np.searchsorted(self._edges, np.arange(len(self.source)))
 
     def totals(
         self, costs: np.ndarray, labels: np.ndarray, free: np.ndarray | None = None
@@ -117,7 +115,7 @@ class Moves:
             if (up := parents[n]) is not None:
                 parent, table = up
                 tables[n] = reach = table + below[n]
-                below[parent] = below[parent] + reach.min(axis=1)
+                below[parent] = below[parent] + np.minimum.reduce(reach, axis=1)
         moved = labels.copy()
         for n in order:
             up = parents[n]
@@ -129,14 +127,23 @@ class Moves:
     ) -> tuple[list[int], dict[int, tuple[int, np.ndarray] | None]]:
         """Nodes that form a forest, each after its parent; and the parents, with the
         table from the parent's options to the node's."""
-        trees = DisjointSets[int]()
-        inside = np.zeros(len(self.neighbours), dtype=bool)
-        for n in rng.permutation(len(self.neighbours)).tolist():
-            roots = [trees.find(j) for j, _ in self.neighbours[n] if inside[j]]
-            if len(set(roots)) == len(roots):
+        # Disjoint sets, with path halving: this is where moves spend their time.
+        up = list(range(len(self.neighbours)))
+        inside = [False] * len(up)
+        for n in rng.permutation(len(up)).tolist():
+            roots: list[int] = []
+            for j, _ in self.neighbours[n]:
+                if not inside[j]:
+                    continue
+                while up[j] != j:
+                    up[j] = j = up[up[j]]
+                if j in roots:
+                    break
+                roots.append(j)
+            else:
                 inside[n] = True
                 for root in roots:
-                    trees.union(n, root)
+                    up[root] = n
         order: list[int] = []
         parents: dict[int, tuple[int, np.ndarray] | None] = {}
         for root in np.flatnonzero(inside).tolist():

@@ -6,13 +6,15 @@ routing problems", CP 1998.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from rhino_jax.solver.exact import settle
+from rhino_jax.solver.exact import Limits, settle
 from rhino_jax.solver.moves import Moves
 
 
@@ -30,26 +32,27 @@ def search_neighbourhoods(
     moves: Moves,
     labels: np.ndarray,
     offer: Offer,
-    *,
-    deadline: float,
-    workers: int,
-    seed: int = 0,
+    limits: Limits,
+    most: float = math.inf,
 ) -> np.ndarray:
-    """Improve a choice that fits, until the deadline.
+    """Improve a choice that fits, until the time is over.
 
     Args:
       moves: the network.
       labels: a choice within the memory limit.
       offer: called with every better choice.
-      deadline: of `time.monotonic()`.
-      workers: of CP-SAT.
-      seed: of everything random.
+      limits: of all neighbourhoods together, but for `deterministic_s` and `workers`,
+        which are of each.
+      most: neighbourhoods to try.
     """
-    rng = np.random.default_rng(seed)
+    deadline = time.monotonic() + limits.seconds
+    rng = np.random.default_rng(limits.seed)
     value = moves.objective(labels)
     cells = FIRST_CELLS
     visits = np.zeros(len(labels))
-    while (left := deadline - time.monotonic()) > 0.05 and len(labels):
+    tried = 0
+    while tried < most and (left := deadline - time.monotonic()) > 0.05:
+        tried += 1
         first = moves.memory.first
         totals = moves.totals(moves.costs, labels)
         own = totals[first[:-1] + labels]
@@ -58,14 +61,9 @@ def search_neighbourhoods(
         start = int(rng.choice(len(labels), p=weight / weight.sum()))
         nodes = _around(moves, start, cells, rng)
         visits[nodes] += 1
-        found = settle(
-            moves,
-            labels,
-            nodes,
-            seconds=min(SETTLE_S, left),
-            workers=workers,
-            seed=int(rng.integers(2**31)),
-        )
+        seed = int(rng.integers(2**31))
+        mine = replace(limits, seconds=min(SETTLE_S, left), seed=seed)
+        found = settle(moves, labels, nodes, mine)
         factor = 1.15 if found.is_optimal else 0.7
         cells = int(min(max(cells * factor, FIRST_CELLS / 4), MOST_CELLS))
         if found.labels is not None:

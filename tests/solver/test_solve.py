@@ -10,6 +10,7 @@ from rhino_jax.solver import engine, exact
 from rhino_jax.solver.check import check
 from rhino_jax.solver.engine import solve_instance
 from rhino_jax.solver.errors import InstanceError
+from rhino_jax.solver.exact import Limits
 from rhino_jax.solver.fusion import fuse
 from rhino_jax.solver.hard import repair
 from rhino_jax.solver.instance import parse_instance
@@ -79,7 +80,7 @@ def test_two_choices_are_put_together_as_well_as_can_be(seed):
         for parts in itertools.product(*zip(best, other, strict=True))
         if moves.memory.excess(labels := np.array(parts)) <= 0
     ]
-    fused = fuse(moves, best, other, seconds=10, workers=1)
+    fused = fuse(moves, best, [other], Limits(seconds=10))
     wanted = min(map(moves.objective, mixed))
     if fused is None:
         assert (best == other).all()

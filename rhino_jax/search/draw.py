@@ -1,0 +1,111 @@
+"""A program on one mesh: its priced model, folded, and the recipes' choices in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.target import Target
+from rhino_jax.search.build import build_model
+from rhino_jax.search.extract import overlap_of
+from rhino_jax.search.folding import find_folding, marks_of
+from rhino_jax.search.graph import Graph, NodeKind
+from rhino_jax.search.options import Options
+from rhino_jax.search.pool import Effort
+from rhino_jax.search.problem import Labels
+from rhino_jax.search.recipes import Recipe, RecipeBook, recipes_for
+from rhino_jax.search.records import Drawn, Request
+from rhino_jax.search.solve import solve
+
+
+def draw(
+    graph: Graph,
+    mesh_axes: Sequence[tuple[str, int]],
+    target: Target,
+    request: Request,
+) -> Drawn:
+    """Enumerate and price the options on one mesh; recipes are left for later."""
+    pinned = {
+        n.id: spec
+        for n in graph.nodes
+        for kind, pins in (
+            (NodeKind.INPUT, request.pins),
+            (NodeKind.OUTPUT, request.output_pins),
+        )
+        if n.kind is kind and (spec := pins.get(n.slot)) is not None
+    }
+    mesh = replace(lay_out(target, mesh_axes), says_stops=not request.says_only_matmuls)
+    model = build_model(graph, mesh, target, pinned, request.memory_budget_bytes)
+    overlap, book = overlap_of(model), RecipeBook.of(model)
+    folding = find_folding(overlap, marks_of(book))
+    folded = folding.overlap(overlap)
+    return Drawn(model, overlap, book, folding, folded)
+
+
+def with_recipes(drawn: Drawn, effort: Effort) -> Drawn:
+    """The same with the cheapest plan within each recipe; one that allows more starts
+    from those that allow less."""
+    found: dict[str, Labels | None] = {}
+    for recipe, allowed in _allowed(drawn):
+        if allowed is None:
+            found[recipe.name] = None
+            continue
+        small = drawn.folded.problem.restricted(allowed, keeps_memory=False)
+        starts = [_within(allowed, x) for x in found.values() if x is not None]
+        known = [_to_the_letter(drawn, allowed), *starts]
+        local = solve(small, [x for x in known if x is not None], effort).labels
+        assert local is not None
+        found[recipe.name] = _of_allowed(allowed, local)
+    expanded = {
+        name: None if labels is None else drawn.folding.expand(labels)
+        for name, labels in found.items()
+    }
+    return replace(drawn, recipes=expanded)
+
+
+def first_choices(drawn: Drawn) -> list[Labels]:
+    """A choice of all nodes within every recipe, found without a search."""
+    return [
+        drawn.folding.expand(_of_allowed(allowed, _to_the_letter(drawn, allowed)))
+        for _, allowed in _allowed(drawn)
+        if allowed is not None
+    ]
+
+
+def _allowed(drawn: Drawn) -> list[tuple[Recipe, list[np.ndarray] | None]]:
+    """What every recipe allows the classes to choose."""
+    nodes = [drawn.model.graph.nodes[n] for n in drawn.folding.first]
+    recipes = recipes_for(drawn.model.mesh)
+    return [(recipe, drawn.book.restrict(recipe, nodes)) for recipe in recipes]
+
+
+def _of_allowed(allowed: Sequence[np.ndarray], local: Labels) -> Labels:
+    return np.array([a[k] for a, k in zip(allowed, local, strict=True)], np.int64)
+
+
+def _to_the_letter(drawn: Drawn, allowed: Sequence[np.ndarray]) -> Labels:
+    """What a recipe's name says: every class is cut by as many mesh axes as it may."""
+    options = [drawn.model.options[n] for n in drawn.folding.first]
+    found = [_most_cut(o, a) for o, a in zip(options, allowed, strict=True)]
+    return np.array(found, dtype=np.int64)
+
+
+def _most_cut(options: Options, allowed: np.ndarray) -> int:
+    """The place of the allowed option whose results are cut by most mesh axes, and
+    that then costs least."""
+    axes = [sum(map(len, sum(options.strategies[k].results, ()))) for k in allowed]
+    return int(np.lexsort((options.cost_s[allowed], np.negative(axes)))[0])
+
+
+def _within(allowed: Sequence[np.ndarray], labels: Labels) -> Labels | None:
+    """A choice in terms of the allowed options, or None where it uses others."""
+    local = np.zeros(len(labels), dtype=np.int64)
+    for i, options in enumerate(allowed):
+        at = int(np.searchsorted(options, labels[i]))
+        if at == len(options) or options[at] != labels[i]:
+            return None
+        local[i] = at
+    return local

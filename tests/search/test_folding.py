@@ -1,0 +1,138 @@
+"""Folded problems cost what they stand for, and lose nothing on repeated layers."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import rhino_jax as rhino
+from rhino_jax.hardware.files import load_target
+from rhino_jax.models import registry
+from rhino_jax.search import draw
+from rhino_jax.search.extract import overlap_of
+from rhino_jax.search.folding import find_folding, marks_of
+from rhino_jax.search.recipes import RecipeBook
+from tests.search.brute_force import model_of
+
+
+MESH = {"data": 4, "model": 4}
+UNROLLED = {
+    "gpt-tiny-unrolled": {"num_layers": 4},
+    "llama-tiny-unrolled": {"num_layers": 4},
+    "moe-tiny": {"num_layers": 4, "layers": "unroll"},
+    "t5-tiny": {"layers": "unroll"},
+    "wide-resnet-tiny": {"blocks": (4, 4)},
+}
+
+
+def drawn(name, most, **overrides):
+    """The whole problem and its folding."""
+    work = registry.get(name, **overrides)
+    target = load_target("v5e:4x4")
+    model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
+    overlap = overlap_of(model)
+    return overlap, find_folding(overlap, marks_of(RecipeBook.of(model)), most)
+
+
+@pytest.mark.parametrize("name", UNROLLED)
+def test_a_folded_choice_costs_and_holds_what_its_expansion_does(name: str) -> None:
+    whole, folding = drawn(name, most=1, **UNROLLED[name])
+    folded = folding.overlap(whole)
+    assert len(folding.first) < 0.8 * len(folding.classes)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        labels = np.array([rng.integers(len(c)) for c in folded.problem.costs])
+        every = folding.expand(labels)
+        assert (folding.contract(every) == labels).all()
+        assert folded.step_s(labels) == pytest.approx(whole.step_s(every), rel=1e-9)
+        assert folded.hidden_s(labels) == pytest.approx(whole.hidden_s(every), rel=1e-9)
+        assert folded.is_exposed(labels) == whole.is_exposed(every)
+        np.testing.assert_allclose(
+            folded.problem.profile(labels), whole.problem.profile(every), rtol=1e-9
+        )
+
+
+@pytest.mark.parametrize("name", UNROLLED)
+def test_the_folded_optimum_is_the_plain_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To what both searches leave open, and no better than the plain bound."""
+    work = registry.get(name, **UNROLLED[name])
+    found = {}
+    for kind, most in (("folded", 1), ("plain", 10**9)):
+        monkeypatch.setattr(
+            draw, "find_folding", functools.partial(find_folding, most=most)
+        )
+        plan = rhino.plan(
+            work.step,
+            *work.abstract_args(),
+            mesh=MESH,
+            hardware="v5e:4x4",
+            donate_argnums=work.donate_argnums,
+            progress=False,
+        )
+        found[kind] = plan.search
+    folded, plain = found["folded"], found["plain"]
+    assert folded.objective_s == pytest.approx(plain.objective_s, rel=2e-3)
+    assert folded.objective_s >= plain.bound_s
+    assert folded.gap <= 0.01 and plain.gap <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "few", "many"),
+    [("gpt-tiny-unrolled", 6, 12), ("moe-tiny", 8, 16)],
+)
+def test_classes_do_not_grow_with_depth(name: str, few: int, many: int) -> None:
+    """Every second layer of the MoE has experts: those fold with each other."""
+    sizes = [
+        drawn(name, most=1, num_layers=depth, layers="unroll")[1]
+        for depth in (few, many)
+    ]
+    assert len(sizes[1].classes) > 1.8 * len(sizes[0].classes)
+    assert len(sizes[1].first) == len(sizes[0].first)
+
+
+def test_small_programs_are_left_as_they_are() -> None:
+    whole, folding = drawn("mlp-tiny", most=900)
+    assert len(folding.first) == len(whole.problem.costs)
+
+
+def test_a_pin_holds_for_one_layer_of_many() -> None:
+    work = registry.get("gpt-tiny-unrolled", num_layers=12)
+    path = "params['blocks'][5]['mlp']['up']['kernel']"
+    args = work.abstract_args()
+    plan = functools.partial(
+        rhino.plan,
+        work.step,
+        *args,
+        mesh=MESH,
+        hardware="v5e:4x4",
+        donate_argnums=work.donate_argnums,
+        progress=False,
+    )
+    free = {leaf.path: leaf.spec for leaf in plan().inputs}
+    path = next(p for p in free if "[5]" in p and len(free[p]) == 2)
+    pinned = plan(pins={path: P("model", "data")})
+    specs = {leaf.path: leaf.spec for leaf in pinned.inputs}
+    assert specs[path] == ((1,), (0,))
+    others = [p for p in specs if p == path.replace("[5]", "[8]")]
+    assert others and all(specs[p] == free[p] for p in others)
+
+
+def test_nodes_of_a_class_see_equal_surroundings() -> None:
+    """Each class of a chain a - b - a - b has neighbours of one kind."""
+    whole, folding = drawn("gpt-tiny-unrolled", most=1, num_layers=6)
+    around: dict[int, Counter] = {}
+    for edge in whole.problem.edges:
+        for here, there in ((edge.source, edge.target), (edge.target, edge.source)):
+            around.setdefault(here, Counter())[id(edge.table), here < there] += 1
+    kinds: dict[int, set] = {}
+    for node, tables in around.items():
+        kinds.setdefault(int(folding.classes[node]), set()).add(
+            frozenset(tables.items())
+        )
+    assert all(len(k) == 1 for k in kinds.values())
