@@ -21,6 +21,7 @@ import jax
 from rhino_jax.bench.clock import clock_row
 from rhino_jax.bench.compiling import Compiler
 from rhino_jax.bench.methods import parse_method
+from rhino_jax.bench.plan_run import time_row
 from rhino_jax.bench.planned import PlanEntry, add_entry
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
 from rhino_jax.bench.programs import Programs
@@ -101,11 +102,22 @@ def _clock(job: Mapping[str, Any], row: Row) -> None:
     write_json(Path(job["result"]), clock_row(row).to_dict())
 
 
+def _time(job: Mapping[str, Any], row: Row) -> None:
+    """Plan by every method, and take the time."""
+    write_json(Path(job["result"]), time_row(row))
+
+
 def _compiler(job: Mapping[str, Any], row: Row, traced: Traced) -> Compiler:
     return Compiler(traced, row.target, Programs(Path(job["cache"])))
 
 
-_TASKS = {"plan": _plan, "compile": _compile, "refine": _refine, "clock": _clock}
+_TASKS = {
+    "plan": _plan,
+    "compile": _compile,
+    "refine": _refine,
+    "clock": _clock,
+    "time": _time,
+}
 
 
 if __name__ == "__main__":

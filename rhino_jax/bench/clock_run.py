@@ -1,96 +1,37 @@
-"""The runner of suites that take the time, and what it reports."""
+"""What a suite that takes the time reports."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from rhino_jax.bench.clock import Clocked
 from rhino_jax.bench.figures import geometric_mean
-from rhino_jax.bench.process import run_job
-from rhino_jax.bench.progress import Clock, Report, title_of
-from rhino_jax.bench.records import row_key
-from rhino_jax.bench.store import Store, read_json, write_json
-from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.bench.row_run import RowResult, Task
+from rhino_jax.bench.suite import Suite
 from rhino_jax.bench.table import markdown_table
 from rhino_jax.bench.versions import versions, versions_line
 from rhino_jax.units import format_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockResult:
-    """One row: its times, or why there are none.
-
-    Attributes:
-      row: what was run.
-      clocked: the times, or None.
-      error: why there are none.
-    """
-
-    row: Row
-    clocked: Clocked | None
-    error: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        clocked = None if self.clocked is None else self.clocked.to_dict()
-        workload = self.row.workload
-        return {"workload": workload, "clocked": clocked, "error": self.error}
+def clock_task() -> Task[Clocked]:
+    """Every row once: its methods are interleaved within it."""
+    return Task(
+        name="clock",
+        samples=1,
+        is_by_method=False,
+        read=lambda samples: Clocked.from_dict(samples[0]),
+        line=_line,
+    )
 
 
-def run_clock(suite: Suite, store: Store, report: Report) -> tuple[ClockResult, ...]:
-    """Clock every row that was not clocked before, one process at a time."""
-    current = versions()
-    folder = store.folder / "clock"
-    folder.mkdir(exist_ok=True)
-    files = {row: folder / f"{row_key(row)}.json" for row in suite.rows}
-    found: dict[Row, ClockResult] = {}
-    for row, file in files.items():
-        known = read_json(file)
-        asked = [m.name for m in row.methods]
-        if known is not None and (known["versions"], known["methods"]) == (
-            current,
-            asked,
-        ):
-            clocked = Clocked.from_dict(known["clocked"])
-            found[row] = ClockResult(row=row, clocked=clocked)
-    clock = Clock(total=len(files), done=len(found))
-    for row, file in files.items():
-        if row in found:
-            continue
-        result = found[row] = _clock_one(row, store, suite.timeout_s)
-        if result.clocked is not None:
-            entry = {
-                "versions": current,
-                "methods": [m.name for m in row.methods],
-                "clocked": result.clocked.to_dict(),
-            }
-            write_json(file, entry)
-        report(f"{clock.tick()} {title_of(row)}: {_line(result)}")
-    return tuple(found[row] for row in suite.rows)
-
-
-def _clock_one(row: Row, store: Store, timeout_s: float) -> ClockResult:
-    file = store.folder / "clock" / f"{row_key(row)}.result.json"
-    file.unlink(missing_ok=True)
-    job = {"task": "clock", "row": row.to_table(), "result": str(file)}
-    outcome = run_job(job, store.log(f"{row_key(row)}-clock"), timeout_s)
-    values = read_json(file) if outcome.status == "ok" else None
-    file.unlink(missing_ok=True)
-    if values is None:
-        error = f"{outcome.status}. {outcome.error}"
-        return ClockResult(row=row, clocked=None, error=error)
-    return ClockResult(row=row, clocked=Clocked.from_dict(values))
-
-
-def _line(result: ClockResult) -> str:
-    if result.clocked is None:
-        return result.error.splitlines()[0]
-    times = result.clocked.step_s.items()
+def _line(found: Clocked) -> str:
+    times = found.step_s.items()
     return ", ".join(f"{name} {format_seconds(s)}" for name, s in times)
 
 
-def clock_report(suite: Suite, results: Sequence[ClockResult], command: str) -> str:
+def clock_report(
+    suite: Suite, results: Sequence[RowResult[Clocked]], command: str
+) -> str:
     """The times as Markdown: a line per row, the worst and the mean ratio.
 
     Args:
@@ -101,14 +42,14 @@ def clock_report(suite: Suite, results: Sequence[ClockResult], command: str) -> 
     own = [
         name
         for name in dict.fromkeys(m.name for row in suite.rows for m in row.methods)
-        if any(r.clocked and name in r.clocked.ratio for r in results)
+        if any(r.found and name in r.found.ratio for r in results)
     ]
     header = ["workload", "target", "fastest recipe", "ms"]
     header += [f"{name} ms" for name in own] + [f"{name} ÷ recipe" for name in own]
     header += ["arrays", "overhead of a call µs"]
     lines = []
     for r in results:
-        found = r.clocked
+        found = r.found
         if found is None:
             failed = [r.row.workload, r.row.target, r.error.splitlines()[0]]
             lines.append(failed + [""] * (len(header) - len(failed)))
@@ -127,7 +68,7 @@ def clock_report(suite: Suite, results: Sequence[ClockResult], command: str) -> 
         " decorated call over one of `jax.jit`, with the workload's arguments.",
     ]
     for name in own:
-        clocked = [r.clocked for r in results if r.clocked is not None]
+        clocked = [r.found for r in results if r.found is not None]
         ratios = [c.ratio[name] for c in clocked if name in c.ratio]
         parts.append(
             f"- `{name}`: worst ratio {max(ratios):.2f}, geometric mean"

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from rhino_jax.bench.clock_run import clock_report, run_clock
+from rhino_jax.bench.clock_run import clock_report, clock_task
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.figures import figures_of
 from rhino_jax.bench.methods import parse_method
+from rhino_jax.bench.plan_run import plan_report, plan_task
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.readme import write_section
+from rhino_jax.bench.row_run import RowResult, Task, run_rows
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store, write_json
 from rhino_jax.bench.suite import Row, Suite, load_suite, suite_names
@@ -92,14 +94,28 @@ def run_command(command: Command) -> int:
         raise
 
 
+_BY_ROW: dict[str, tuple[Callable[[], Task[Any]], Callable[..., str]]] = {
+    "clock": (clock_task, clock_report),
+    "plan": (plan_task, plan_report),
+}
+"""Kinds of suites whose rows are measured as a whole: how, and what is said of them."""
+
+
+def _row_values(result: RowResult[Any]) -> dict[str, Any]:
+    found = None if result.found is None else asdict(result.found)
+    return {"workload": result.row.workload, "found": found, "error": result.error}
+
+
 def _run(suite: Suite, command: Command) -> int:
     store = Store.open(command.out, suite.name, is_fresh=command.is_fresh)
-    if suite.kind == "clock":
-        clocked = run_clock(suite, store, say)
-        text = clock_report(suite, clocked, _words(command))
-        values: dict[str, Any] = {"results": [r.to_dict() for r in clocked]}
-        failed = sum(r.clocked is None for r in clocked)
-        missing: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    values: dict[str, Any]
+    if suite.kind in _BY_ROW:
+        task, report = _BY_ROW[suite.kind]
+        rows = run_rows(suite, store, say, task())
+        text = report(suite, rows, _words(command))
+        values = {"results": [_row_values(r) for r in rows]}
+        failed = sum(r.found is None for r in rows)
     else:
         missing = _missing_extras(suite, command)
         jobs = command.jobs or min(2, os.cpu_count() or 1)

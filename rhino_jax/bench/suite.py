@@ -1,6 +1,7 @@
 """Suites: what `configs/bench/*.toml` may say.
 
-    kind = "compile"          # or "clock": run on emulated CPU devices, take the time
+    kind = "compile"          # or "clock": run on emulated CPU devices, take the time;
+                              # or "plan": plan only, take the time
     timeout_s = 900           # of planning a row, and of compiling each plan
     methods = ["dp", "fsdp@matmul", "fast", "best"]     # of rows that name none
 
@@ -31,7 +32,7 @@ from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.models import registry
 
 
-KINDS = ("compile", "clock")
+KINDS = ("compile", "clock", "plan")
 REGIMES = ("plenty", "little")
 
 
@@ -78,7 +79,7 @@ class Suite:
 
     Attributes:
       name: the file's stem.
-      kind: "compile" or "clock".
+      kind: one of `KINDS`.
       timeout_s: seconds after which compiling a plan, or planning a row, is stopped;
         a refined cell has as many times as it has candidates.
       rows: in the order of the file.

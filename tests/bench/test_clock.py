@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import pytest
 
-from rhino_jax.bench import clock as clock_module, clock_run
+from rhino_jax.bench import clock as clock_module, row_run
 from rhino_jax.bench.clock import Clocked, call_overhead_s, clock_row, median_ratio
-from rhino_jax.bench.clock_run import clock_report
+from rhino_jax.bench.clock_run import clock_report, clock_task
 from rhino_jax.bench.process import Outcome
+from rhino_jax.bench.row_run import RowResult, run_rows
 from rhino_jax.bench.store import Store, write_json
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.models import registry
@@ -67,13 +68,13 @@ def test_rows_are_clocked_once_and_failures_again(
         write_json(Path(job["result"]), clocked(model, 0.8).to_dict())
         return Outcome(status="ok", error="", seconds=1.0)
 
-    monkeypatch.setattr(clock_run, "run_job", run_job)
-    monkeypatch.setattr(clock_run, "versions", lambda: {"jax": "1"})
+    monkeypatch.setattr(row_run, "run_job", run_job)
+    monkeypatch.setattr(row_run, "versions", lambda: {"jax": "1"})
     store = Store.open(tmp_path, "mine")
 
     def run() -> list[str]:
-        results = clock_run.run_clock(SUITE, store, lambda line: None)
-        return [r.error or r.clocked.workload for r in results if r.clocked or r.error]
+        results = run_rows(SUITE, store, lambda line: None, clock_task())
+        return [r.error or r.found.workload for r in results if r.found or r.error]
 
     assert run() == ["mlp-tiny", "died. why"]
     dead.clear()
@@ -85,13 +86,13 @@ def test_rows_are_clocked_once_and_failures_again(
 def test_the_report() -> None:
     first, second = SUITE.rows
     results = [
-        clock_run.ClockResult(row=first, clocked=clocked("mlp-tiny", 0.5)),
-        clock_run.ClockResult(row=second, clocked=clocked("gpt-tiny", 2.0)),
+        RowResult(row=first, found=clocked("mlp-tiny", 0.5)),
+        RowResult(row=second, found=clocked("gpt-tiny", 2.0)),
     ]
     text = clock_report(SUITE, results, "the command")
     assert "| mlp-tiny | cpu:8 | megatron | 10 | 5 | 0.50 | 51 | 23 |" in text
     assert "`best`: worst ratio 2.00, geometric mean 1.00" in text
-    failed = clock_run.ClockResult(row=second, clocked=None, error="died. why")
+    failed = RowResult(row=second, found=None, error="died. why")
     lines = clock_report(SUITE, [results[0], failed], "x").splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert "died. why" in table[-1]

@@ -1,0 +1,90 @@
+"""Suites that only plan: measured in processes, medians in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhino_jax.bench import row_run
+from rhino_jax.bench.plan_run import plan_report, plan_task, time_row
+from rhino_jax.bench.process import Outcome
+from rhino_jax.bench.row_run import RowResult, run_rows
+from rhino_jax.bench.store import Store, write_json
+from rhino_jax.bench.suite import parse_suite
+
+
+SUITE = parse_suite(
+    {
+        "kind": "plan",
+        "methods": ["fast", "best"],
+        "rows": [
+            {"model": "mlp-tiny", "regime": "plenty", "target": "v5e:4x4"},
+            {
+                "model": "gpt-tiny",
+                "regime": "plenty",
+                "target": "v5e:4x4",
+                "mesh": {"data": 4, "model": 4},
+            },
+        ],
+    },
+    name="mine",
+    file="mine.toml",
+)
+
+
+def measured(method: str, plan_s: float, step_s: float) -> dict[str, Any]:
+    return {
+        "num_ops": 1234,
+        "mesh": {"data": 4, "model": 4},
+        "num_nodes": [2000, 300],
+        "methods": {method: {"plan_s": plan_s, "step_s": step_s, "gap": 0.004}},
+        "peak_bytes": 2**29,
+    }
+
+
+def test_a_row_is_planned_by_each_method() -> None:
+    found = time_row(SUITE.rows[1])
+    assert set(found["methods"]) == {"fast", "best"}
+    assert found["mesh"] == {"data": 4, "model": 4}
+    assert found["num_ops"] > 100 and found["num_nodes"][0] > found["num_nodes"][1]
+    best = found["methods"]["best"]
+    assert best["plan_s"] > 0 and 0 < best["step_s"] and 0 <= best["gap"] < 0.05
+    assert found["peak_bytes"] > 2**26
+
+
+def test_medians_of_processes_that_each_plan_by_one_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([1.0, 2.0, 9.0, 4.0, 3.0, 2.5] * 2)
+    jobs: list[list[str]] = []
+
+    def run_job(job: Mapping[str, Any], log: Path, timeout_s: float) -> Outcome:
+        (method,) = job["row"]["methods"]
+        jobs.append([job["row"]["model"], method])
+        step_s = 0.0102 if method == "fast" else 0.01
+        write_json(Path(job["result"]), measured(method, next(seconds), step_s))
+        return Outcome(status="ok", error="", seconds=1.0)
+
+    monkeypatch.setattr(row_run, "run_job", run_job)
+    monkeypatch.setattr(row_run, "versions", lambda: {"jax": "1"})
+    store = Store.open(tmp_path, "mine")
+    results = run_rows(SUITE, store, lambda line: None, plan_task())
+    assert len(jobs) == 12 and jobs[:2] == [["mlp-tiny", "fast"], ["mlp-tiny", "best"]]
+    first = results[0].found
+    assert first is not None and first.plan_s == {"fast": 3.0, "best": 2.5}
+    text = plan_report(SUITE, results, "the command")
+    cells = "1,234 | 2,000 | 300 | 3 | 2.5 | 0.4% | 0.4% | 1.020 | 512 MiB |"
+    assert f"| mlp-tiny | v5e:4x4 | 4 × 4 (chosen) | {cells}" in text
+    assert f"| gpt-tiny | v5e:4x4 | 4 × 4 | {cells}" in text
+    run_rows(SUITE, store, lambda line: None, plan_task())
+    assert len(jobs) == 12, "kept"
+
+
+def test_a_row_that_failed_keeps_its_place() -> None:
+    failed = RowResult(row=SUITE.rows[0], found=None, error="died. why\nlog")
+    text = plan_report(SUITE, [failed], "the command")
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert "died. why" in table[-1] and len({line.count("|") for line in table}) == 1
