@@ -50,6 +50,11 @@ def assemble(
         notes.append(
             "the time limit was over before the search began: this is the best recipe."
         )
+    if model.is_narrowed:
+        notes.append(
+            "on a mesh of so many axes only what is near to plans with fewer axes was"
+            " searched; the gap counts nothing else."
+        )
     recipes: dict[str, Predicted | None] = {}
     for name, choice in found.drawn.recipes.items():
         recipes[name] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,15 +33,28 @@ SLICE_NUDGE = 1.001
 inside, and a little more: it then holds the whole stack, and nothing hides it."""
 
 
+Narrow = Callable[[OptionBuilder, list[Options]], list[Options]]
+"""Makes shorter lists of options of them all."""
+
+
 @dataclass(slots=True, eq=False)
 class Model:
-    """A program's search problem, with all that is needed to read its solution."""
+    """A program's search problem, with all that is needed to read its solution.
+
+    Attributes:
+      graph, liveness: the program.
+      builder: made the options.
+      options: of every node.
+      problem: costs and memory.
+      is_narrowed: options were left out that no cost rules out.
+    """
 
     graph: Graph
     liveness: Liveness
     builder: OptionBuilder
     options: list[Options]
     problem: Problem
+    is_narrowed: bool = False
 
     def compute_costs(self) -> list[np.ndarray]:
         """For every node, the seconds of each option that are compute."""
@@ -209,6 +223,7 @@ def build_model(
     target: Target,
     pinned: dict[int, Spec],
     memory_budget_bytes: float,
+    narrow: Narrow | None = None,
 ) -> Model:
     """Enumerate options and price them.
 
@@ -218,10 +233,14 @@ def build_model(
       target: the hardware.
       pinned: node id → spec, for pinned inputs and outputs.
       memory_budget_bytes: per device.
+      narrow: leaves options out, or none; see `near`.
     """
     liveness = analyse(graph, Fusing.of(target.device))
     builder = OptionBuilder(graph, liveness, mesh, target, pinned)
     options = builder.build()
+    every = options
+    if narrow is not None:
+        options = narrow(builder, options)
     program = graph.program
     costs = [
         o.cost_s * node.count for o, node in zip(options, graph.nodes, strict=True)
@@ -248,7 +267,7 @@ def build_model(
         problem.node_usages.append(
             NodeUsage(copy.node, usage, copy.start, copy.stop + 1)
         )
-    return Model(graph, liveness, builder, options, problem)
+    return Model(graph, liveness, builder, options, problem, options is not every)
 
 
 def _times_run(graph: Graph, edge: Edge) -> tuple[float, float]:

@@ -8,13 +8,24 @@ from dataclasses import replace
 import numpy as np
 
 from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.spec import Spec
 from rhino_jax.search.build import build_model
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.folding import find_folding, marks_of
 from rhino_jax.search.graph import Graph, NodeKind
-from rhino_jax.search.options import Options
-from rhino_jax.search.pool import Effort
+from rhino_jax.search.near import (
+    MOST_CELLS,
+    Seed,
+    count_cells,
+    groupings,
+    near,
+    taken_together,
+)
+from rhino_jax.search.options import OptionBuilder, Options
+from rhino_jax.search.overlap import solve_overlapped
+from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.recipes import Recipe, RecipeBook, recipes_for
 from rhino_jax.search.records import Drawn, Request
@@ -38,11 +49,51 @@ def draw(
         if n.kind is kind and (spec := pins.get(n.slot)) is not None
     }
     mesh = replace(lay_out(target, mesh_axes), says_stops=not request.says_only_matmuls)
-    model = build_model(graph, mesh, target, pinned, request.memory_budget_bytes)
+    return _draw_on(graph, mesh, target, pinned, request)
+
+
+def _draw_on(
+    graph: Graph,
+    mesh: LaidMesh,
+    target: Target,
+    pinned: dict[int, Spec],
+    request: Request,
+) -> Drawn:
+    def narrow(builder: OptionBuilder, options: list[Options]) -> list[Options]:
+        if len(mesh.axes) <= 2 or count_cells(graph, options) <= MOST_CELLS:
+            return options
+        return near(builder, options, _seeds(graph, mesh, target, request))
+
+    budget = request.memory_budget_bytes
+    model = build_model(graph, mesh, target, pinned, budget, narrow)
     overlap, book = overlap_of(model), RecipeBook.of(model)
     folding = find_folding(overlap, marks_of(book))
     folded = folding.overlap(overlap)
     return Drawn(model, overlap, book, folding, folded)
+
+
+def _seeds(
+    graph: Graph, mesh: LaidMesh, target: Target, request: Request
+) -> list[Seed]:
+    """Plans of meshes in which axes are taken together: of each the best, and all
+    recipes of the first. Pins are not kept there, since they may name one of them."""
+    seeds: list[Seed] = []
+    effort = replace(EFFORTS["fast"], seed=request.seed)
+    for groups in groupings(len(mesh.axes)):
+        joined = taken_together(mesh, groups)
+        drawn = _draw_on(graph, joined, target, {}, request)
+        if not seeds:
+            drawn = with_recipes(drawn, RECIPE_EFFORTS["fast"])
+            known = [x for x in drawn.recipes.values() if x is not None]
+            seeds += [Seed(drawn.model, labels, groups) for labels in known]
+        else:
+            known = first_choices(drawn)
+        starts = [drawn.folding.contract(x) for x in known]
+        found = solve_overlapped(drawn.folded, starts, effort, lambda best, bound: None)
+        if found.labels is not None:
+            labels = drawn.folding.expand(found.labels)
+            seeds.append(Seed(drawn.model, labels, groups))
+    return seeds
 
 
 def with_recipes(drawn: Drawn, effort: Effort) -> Drawn:

@@ -17,27 +17,11 @@ from rhino_jax.search.candidates import Candidate, candidates_of
 from rhino_jax.search.draw import draw, first_choices, with_recipes
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.overlap import solve_overlapped
-from rhino_jax.search.pool import Effort
+from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.records import Drawn, Found, Progress, Request
 from rhino_jax.search.solve import Solution
 
-
-EFFORTS = {
-    "fast": Effort(
-        max_rounds=5,
-        deterministic_s=0.0,
-        max_fusions=1,
-        max_prices=10,
-        max_weights=3,
-        proves=False,
-    ),
-    "best": Effort(),
-}
-RECIPE_EFFORTS = {
-    "fast": Effort(max_rounds=0, deterministic_s=0.0, max_fusions=0, max_prices=0),
-    "best": Effort(max_rounds=5, deterministic_s=0.0, max_fusions=1, max_prices=0),
-}
 
 MOST_KEPT = 3
 """Meshes whose models are kept, as candidates for the compiler."""

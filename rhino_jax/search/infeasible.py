@@ -62,6 +62,8 @@ def _costly_pins(
     peak: float,
 ) -> tuple[list[str], list[str]]:
     """Pins without which the smallest peak is lower, the costliest first."""
+    if model.is_narrowed:
+        return [], []  # all options are too many to be tried once for every pin
     graph, budget = model.graph, model.problem.limit
     slots = {n.slot: n.id for n in graph.nodes if n.kind is NodeKind.INPUT}
     found: list[tuple[float, str]] = []

@@ -237,6 +237,24 @@ class OptionBuilder:
                 )
         return Options(found, compute_s + steps_s, compute_s, flops, ins, outs)
 
+    def restricted(self, options: Options, allowed: np.ndarray) -> Options:
+        """The same with the allowed options only, ascending."""
+        specs = self.table.specs
+
+        def port(whole: PortSpecs) -> PortSpecs:
+            return self.table.port(
+                [specs[whole.unique[i]] for i in whole.index[allowed]]
+            )
+
+        return Options(
+            tuple(options.strategies[k] for k in allowed),
+            options.cost_s[allowed],
+            options.compute_s[allowed],
+            options.flops[allowed],
+            tuple(port(p) for p in options.ins),
+            tuple(port(p) for p in options.outs),
+        )
+
     def shares(self, port: PortSpecs) -> np.ndarray:
         """For every option, the share of the whole value that one device holds."""
         sizes = self.mesh.sizes

@@ -46,6 +46,24 @@ class Effort:
     seed: int = 0
 
 
+EFFORTS = {
+    "fast": Effort(
+        max_rounds=5,
+        deterministic_s=0.0,
+        max_fusions=1,
+        max_prices=10,
+        max_weights=3,
+        proves=False,
+    ),
+    "best": Effort(),
+}
+RECIPE_EFFORTS = {
+    "fast": Effort(max_rounds=0, deterministic_s=0.0, max_fusions=0, max_prices=0),
+    "best": Effort(max_rounds=5, deterministic_s=0.0, max_fusions=1, max_prices=0),
+}
+"""Of the search on one mesh, and of each recipe, by level."""
+
+
 @dataclass(slots=True, eq=False)
 class Pool:
     """Feasible choices that were met; the best first in `best`."""
