@@ -61,12 +61,13 @@ class SearchReport:
         best recipe, because the limit was too short for any search) or "pinned"
         (nothing to choose).
       objective_s: the plan's objective, in seconds.
-      bound_s: proved lower bound on the objective, in seconds.
+      bound_s: proved lower bound on the objective, in seconds, over plans in which
+        repeated layers are treated alike (see `search.folding`).
       gap: (objective - bound) / objective.
       seconds: wall time of planning, tracing excluded.
       variables: Boolean variables in the last CP-SAT model (0: none was needed).
       level: "fast" or "best".
-      nodes: nodes of the search problem before and after reduction.
+      nodes: nodes of the search problem, before and after folding and reduction.
     """
 
     status: str

@@ -37,6 +37,7 @@ def search_memory(
     base = max(problem.objective(labels), 1e-12) / max(problem.limit, 1.0)
     prices: dict[int, float] = {}
     profile = problem.profile(labels)
+    proving = prices
     scale = 0.05 * base
     low, high = 0.0, math.inf
     for _ in range(effort.max_prices):
@@ -47,7 +48,9 @@ def search_memory(
         now = {t: w * scale / sum(prices.values()) for t, w in prices.items()}
         found = solve_pairwise(problem.priced(now), pool.members[-3:], light)
         labels = found.labels
-        bound = max(bound, found.bound - sum(now.values()) * problem.limit)
+        paid = sum(now.values()) * problem.limit
+        if found.bound - paid > bound:
+            bound, proving = found.bound - paid, now
         fits = pool.offer(labels)
         profile = problem.profile(labels)
         over = {t: float(profile[t]) / problem.limit for t in prices}
@@ -65,6 +68,12 @@ def search_memory(
             break
         if time.monotonic() > effort.deadline:
             break
+    if proving and effort.proves:
+        # The same prices again, with all rounds of messages.
+        found = solve_pairwise(problem.priced(proving), pool.members[-3:], effort)
+        paid = sum(proving.values()) * problem.limit
+        bound = max(bound, found.bound - paid)
+        pool.offer(found.labels)
     pool.report(None, bound)
     if not effort.deterministic_s:
         return bound, 0

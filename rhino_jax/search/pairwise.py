@@ -2,7 +2,7 @@
 
 Known choices are climbed from, a random forest of nodes at a time; what they lead to is
 put together by CP-SAT. Messages between nodes give a lower bound and more choices. A
-small problem that is still open is left to CP-SAT, a large one part by part.
+small problem that is still open is left to CP-SAT.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from rhino_jax.solver.fusion import fuse
 from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.messages import Messages
 from rhino_jax.solver.moves import Moves
-from rhino_jax.solver.neighbourhoods import search_neighbourhoods
 from rhino_jax.solver.network import Network
 
 
@@ -189,17 +188,10 @@ class _Search:
                 break
 
     def close(self) -> None:
-        """CP-SAT on the whole where it is small enough, else on parts of it."""
+        """CP-SAT on the whole, where it is small enough."""
         everything = range(len(self.best))
         cells = count_cells(self.moves, everything)
         if cells > MAX_MODEL_CELLS:
-            search_neighbourhoods(
-                self.moves,
-                self.best,
-                self.offer,
-                self.limits(),
-                most=self.effort.neighbourhoods,
-            )
             return
         self.variables = cells
         found = settle(

@@ -27,7 +27,6 @@ class Effort:
       max_rounds: rounds of messages, each there and back.
       deterministic_s: CP-SAT's deterministic limit; 0 leaves CP-SAT out.
       max_fusions: how often good choices are put together.
-      neighbourhoods: parts of large problems that CP-SAT tries to improve.
       max_prices: how many memory prices are tried.
       max_weights: how many weights of what can hide (see `overlap`).
       proves: whether to search where that gives but a better bound.
@@ -35,10 +34,9 @@ class Effort:
       seed: of CP-SAT.
     """
 
-    max_rounds: int = 60
+    max_rounds: int = 120
     deterministic_s: float = 2.0
     max_fusions: int = 3
-    neighbourhoods: int = 0
     max_prices: int = 16
     max_weights: int = 4
     proves: bool = True

@@ -90,18 +90,6 @@ def reduce(problem: Problem, keep: frozenset[int] = frozenset()) -> Core:
     return eliminate(adjacency(problem), keep)
 
 
-def restrict(core: Core, options: dict[int, np.ndarray]) -> Core:
-    """The core in which every node keeps only the given options (by index)."""
-    return Core(
-        {i: c[options[i]] for i, c in core.costs.items()},
-        {
-            i: {j: t[np.ix_(options[i], options[j])] for j, t in around.items()}
-            for i, around in core.tables.items()
-        },
-        size=core.size,
-    )
-
-
 def eliminate(core: Core, keep: frozenset[int] = frozenset()) -> Core:
     """`reduce` on a core, in place."""
     tables, costs = core.tables, core.costs

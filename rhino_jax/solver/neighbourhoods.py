@@ -6,7 +6,6 @@ routing problems", CP 1998.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -33,7 +32,6 @@ def search_neighbourhoods(
     labels: np.ndarray,
     offer: Offer,
     limits: Limits,
-    most: float = math.inf,
 ) -> np.ndarray:
     """Improve a choice that fits, until the time is over.
 
@@ -43,16 +41,13 @@ def search_neighbourhoods(
       offer: called with every better choice.
       limits: of all neighbourhoods together, but for `deterministic_s` and `workers`,
         which are of each.
-      most: neighbourhoods to try.
     """
     deadline = time.monotonic() + limits.seconds
     rng = np.random.default_rng(limits.seed)
     value = moves.objective(labels)
     cells = FIRST_CELLS
     visits = np.zeros(len(labels))
-    tried = 0
-    while tried < most and (left := deadline - time.monotonic()) > 0.05:
-        tried += 1
+    while (left := deadline - time.monotonic()) > 0.05 and len(labels):
         first = moves.memory.first
         totals = moves.totals(moves.costs, labels)
         own = totals[first[:-1] + labels]
