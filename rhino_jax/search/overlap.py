@@ -39,8 +39,8 @@ LEAST_WEIGHT = 1e-3
 PREFERRED = 1e-3
 """Share of T that a choice found at the least weight must save, since it hides more."""
 
-BRIEF_ROUNDS = 5
-"""Rounds of messages at a weight that bounds nothing."""
+BRIEFLY_NEAR = 0.03
+"""How near to the bound a choice need be at a weight whose bound does not count."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +155,7 @@ def solve_overlapped(
     weight = 1.0 if best is None or overlap.is_exposed(best) else HIDDEN_WEIGHT
     tried: set[float] = set()
     starts = known if best is None else [best, *known]
-    brief = replace(effort, max_rounds=min(effort.max_rounds, BRIEF_ROUNDS))
+    brief = replace(effort, near=max(effort.near, BRIEFLY_NEAR))
     while True:
         # At the weights between, the bound is not what counts.
         is_last = weight in (1.0, LEAST_WEIGHT)
@@ -182,7 +182,7 @@ def solve_overlapped(
         if weight == LEAST_WEIGHT and not effort.proves:
             break
         assert best is not None
-        starts = [best]
+        starts = [best, *known]
     assert best is not None
     return replace(
         found,

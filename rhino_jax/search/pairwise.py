@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino_jax.search.pool import MAX_MODEL_CELLS, OPTIMAL_GAP, Effort
+from rhino_jax.search.pool import OPTIMAL_GAP, Effort
 from rhino_jax.search.problem import Labels, Problem
 from rhino_jax.search.reduction import Core, reduce
 from rhino_jax.solver.exact import Limits, count_cells, settle
@@ -47,8 +47,9 @@ FUSE_DETERMINISTIC_S = 1.0
 """CP-SAT's deterministic limit while choices are put together: it needs a tenth of it
 where 300 nodes of a ResNet-50 differ."""
 
-NEAR_BOUND = 4e-3
-"""Messages stop when the best choice is so near to the bound."""
+MOST_CLOSED = 12_000
+"""Edge variables up to which CP-SAT takes the whole: with three times as many it takes
+ten seconds for next to nothing (a U-Net)."""
 
 NEAR, MOST_FUSED = 1.3, 12
 """Choices up to so many times dearer than the best, and so many, are put together."""
@@ -125,7 +126,7 @@ class _Search:
             self.climb(start)
         self.put_together()
         self.pass_messages()
-        if self.is_open(NEAR_BOUND):
+        if self.is_open(self.effort.near):
             self.put_together()
         if self.is_open() and self.effort.deterministic_s:
             self.close()
@@ -166,7 +167,7 @@ class _Search:
             self.bound = max(self.bound, bound)
             if (k + 1 - FIRST_CLIMB) % ROUNDS_PER_CLIMB == 0:
                 self.climb(labels)
-            if not self.is_open(NEAR_BOUND):
+            if not self.is_open(self.effort.near):
                 break
             slow = gain < STALLED_SHARE * (self.value - self.bound)
             stalled = stalled + 1 if slow else 0
@@ -191,7 +192,7 @@ class _Search:
         """CP-SAT on the whole, where it is small enough."""
         everything = range(len(self.best))
         cells = count_cells(self.moves, everything)
-        if cells > MAX_MODEL_CELLS:
+        if cells > MOST_CLOSED:
             return
         self.variables = cells
         found = settle(

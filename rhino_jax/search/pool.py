@@ -25,6 +25,7 @@ class Effort:
 
     Attributes:
       max_rounds: rounds of messages, each there and back.
+      near: share of a choice's cost to the bound at which messages stop.
       deterministic_s: CP-SAT's deterministic limit; 0 leaves CP-SAT out.
       max_fusions: how often good choices are put together.
       max_prices: how many memory prices are tried.
@@ -35,6 +36,7 @@ class Effort:
     """
 
     max_rounds: int = 120
+    near: float = 4e-3
     deterministic_s: float = 2.0
     max_fusions: int = 3
     max_prices: int = 16
@@ -46,7 +48,8 @@ class Effort:
 
 EFFORTS = {
     "fast": Effort(
-        max_rounds=5,
+        max_rounds=40,
+        near=0.03,
         deterministic_s=0.0,
         max_fusions=1,
         max_prices=10,
