@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,6 +58,9 @@ RAISE = 4.0
 
 REPAIRABLE = 0.3
 """Share of the limit beyond which a choice is not taken back into it."""
+
+FUSE_S = 3.0
+"""Seconds that CP-SAT has to put choices together; mostly it needs less."""
 
 NEAR, FUSING_SHARE = 1.3, 0.5
 """Choices are put together where the worse is at most so many times the better, and
@@ -261,7 +264,7 @@ class _Run:
             self.moves,
             self.best,
             [before if is_best else better],
-            self.limits(),
+            replace(self.limits(), seconds=min(FUSE_S, self.deadline - begun)),
         )
         if fused is not None:
             self.offer(fused)

@@ -6,16 +6,11 @@ Source: fusion moves: Lempitsky, Rother, Roth, Blake, PAMI 32 (2010).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from rhino_jax.solver.exact import Limits, settle
 from rhino_jax.solver.moves import Moves
-
-
-FUSE_S = 3.0
-"""Seconds that CP-SAT has to put choices together; mostly it needs less."""
 
 
 def fuse(
@@ -36,5 +31,4 @@ def fuse(
     if not differ:
         return None
     allowed = {n: np.unique(every[:, n]) for n in differ}
-    limits = replace(limits, seconds=min(limits.seconds, FUSE_S))
     return settle(moves, best, differ, limits, allowed).labels
