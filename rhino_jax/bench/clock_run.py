@@ -51,8 +51,7 @@ def clock_report(
     for r in results:
         found = r.found
         if found is None:
-            failed = [r.row.workload, r.row.target, r.error.splitlines()[0]]
-            lines.append(failed + [""] * (len(header) - len(failed)))
+            lines.append(r.error_cells(len(header)))
             continue
         line = [found.workload, found.target, found.recipe]
         line.append(_ms(found.step_s.get(found.recipe)))

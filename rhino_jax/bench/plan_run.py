@@ -115,8 +115,7 @@ def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str)
     for r in results:
         found = r.found
         if found is None:
-            failed = [r.row.workload, r.row.target, r.error.splitlines()[0]]
-            lines.append(failed + [""] * (len(header) - len(failed)))
+            lines.append(r.error_cells(len(header)))
             continue
         mesh = " × ".join(map(str, found.mesh.values()))
         mesh += "" if r.row.mesh else " (chosen)"

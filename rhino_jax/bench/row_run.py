@@ -32,6 +32,11 @@ class RowResult(Generic[T]):
     found: T | None
     error: str = ""
 
+    def error_cells(self, count: int) -> list[str]:
+        """A line of a table of so many columns that says why there is nothing."""
+        cells = [self.row.workload, self.row.target, self.error.splitlines()[0]]
+        return cells + [""] * (count - len(cells))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(Generic[T]):
