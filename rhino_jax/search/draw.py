@@ -15,6 +15,7 @@ from rhino_jax.search.build import build_model
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.folding import find_folding, marks_of
 from rhino_jax.search.graph import Graph, NodeKind
+from rhino_jax.search.memory_search import smallest_peak
 from rhino_jax.search.near import (
     MOST_CELLS,
     Seed,
@@ -25,11 +26,11 @@ from rhino_jax.search.near import (
 )
 from rhino_jax.search.options import OptionBuilder, Options
 from rhino_jax.search.overlap import solve_overlapped
-from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort
+from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort, Report
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.recipes import Recipe, RecipeBook, recipes_for
 from rhino_jax.search.records import Drawn, Request
-from rhino_jax.search.solve import solve
+from rhino_jax.search.solve import Solution, solve
 
 
 def draw(
@@ -88,12 +89,42 @@ def _seeds(
             seeds += [Seed(drawn.model, labels, groups) for labels in known]
         else:
             known = first_choices(drawn)
-        starts = [drawn.folding.contract(x) for x in known]
-        found = solve_overlapped(drawn.folded, starts, effort, lambda best, bound: None)
-        if found.labels is not None:
-            labels = drawn.folding.expand(found.labels)
+        labels = solve_drawn(drawn, known, effort).labels
+        if labels is not None:
             seeds.append(Seed(drawn.model, labels, groups))
     return seeds
+
+
+def solve_drawn(
+    drawn: Drawn,
+    starts: Sequence[Labels],
+    effort: Effort,
+    report: Report = lambda best, bound: None,
+) -> Solution:
+    """Search the folded problem, and the whole one where only that fits the limit.
+
+    Args:
+      drawn: what to search.
+      starts: known choices of all nodes.
+      effort: limits.
+      report: called with new best objectives and bounds.
+    Returns:
+      A choice of all nodes; None where nothing fits.
+    """
+    folding, whole = drawn.folding, drawn.overlap
+    contracted = [folding.contract(s) for s in starts]
+    found = solve_overlapped(drawn.folded, contracted, effort, report)
+    if found.labels is not None:
+        labels = folding.expand(found.labels)
+        nodes = len(folding.classes), found.nodes[1]
+        return replace(found, labels=labels, nodes=nodes)
+    if folding.is_identity:
+        return found
+    # Repeats that choose alike hold most at once; left alone they may fit.
+    smallest = smallest_peak(whole.problem)
+    if whole.problem.peak(smallest) > whole.problem.limit:
+        return found
+    return solve_overlapped(whole, [smallest, *starts], effort, report)
 
 
 def with_recipes(drawn: Drawn, effort: Effort) -> Drawn:

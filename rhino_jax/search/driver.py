@@ -14,9 +14,8 @@ from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import Plan
 from rhino_jax.search.assemble import assemble
 from rhino_jax.search.candidates import Candidate, candidates_of
-from rhino_jax.search.draw import draw, first_choices, with_recipes
+from rhino_jax.search.draw import draw, first_choices, solve_drawn, with_recipes
 from rhino_jax.search.flatten import flatten
-from rhino_jax.search.overlap import solve_overlapped
 from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.records import Drawn, Found, Progress, Request
@@ -245,20 +244,14 @@ def _solve(
 ) -> Found:
     """Search, from the recipes and other known choices."""
     deadline = started + (request.time_limit_s or math.inf)
-    problem, folding = drawn.model.problem, drawn.folding
+    problem = drawn.model.problem
     known = [*starts, *(x for x in drawn.recipes.values() if x is not None)]
     fitting = [s for s in known if problem.peak(s) <= problem.limit]
     if time.monotonic() > deadline and fitting:
         return Found(drawn, _best_start(drawn, fitting), is_fallback=True)
     effort = replace(effort, deadline=deadline, seed=request.seed)
     report = progress or (lambda best, bound: None)
-    found = solve_overlapped(
-        drawn.folded, [folding.contract(s) for s in known], effort, report
-    )
-    labels = None if found.labels is None else folding.expand(found.labels)
-    return Found(
-        drawn, replace(found, labels=labels, nodes=(len(problem.costs), found.nodes[1]))
-    )
+    return Found(drawn, solve_drawn(drawn, known, effort, report))
 
 
 def _best_start(drawn: Drawn, starts: list[Labels]) -> Solution:

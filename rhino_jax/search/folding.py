@@ -50,6 +50,11 @@ class Folding:
     classes: np.ndarray
     first: np.ndarray
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether every node chooses on its own."""
+        return len(self.first) == len(self.classes)
+
     def expand(self, labels: Labels) -> Labels:
         """The choice in which every node does as its class."""
         return labels[self.classes]
@@ -110,8 +115,9 @@ class Folding:
                 folded.edge_usages.append(both)
                 continue
             # A class that reads its own kind holds what it would choose for both.
-            diagonal = own.setdefault(id(pair.usage), np.diagonal(pair.usage).copy())
-            mine = NodeUsage(a, diagonal, pair.start, pair.stop)
+            if id(pair.usage) not in own:
+                own[id(pair.usage)] = np.diagonal(pair.usage).copy()
+            mine = NodeUsage(a, own[id(pair.usage)], pair.start, pair.stop)
             folded.node_usages.append(mine)
 
 

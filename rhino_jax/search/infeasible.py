@@ -38,6 +38,11 @@ def explain(
     )
     budget = f"memory budget {format_bytes(problem.limit)} per device"
     culprits, fixes = _costly_pins(model, pins, program, target, peak)
+    if model.is_narrowed:
+        fixes.append(
+            "give a mesh of at most two axes (on this one, only options near to plans"
+            " with fewer axes were tried)"
+        )
     least = math.ceil(peak)
     fixes += [
         f"raise memory_budget_bytes to {least} ({format_bytes(least)})",

@@ -103,7 +103,6 @@ def test_small_programs_are_left_as_they_are() -> None:
 
 def test_a_pin_holds_for_one_layer_of_many() -> None:
     work = registry.get("gpt-tiny-unrolled", num_layers=12)
-    path = "params['blocks'][5]['mlp']['up']['kernel']"
     args = work.abstract_args()
     plan = functools.partial(
         rhino.plan,
