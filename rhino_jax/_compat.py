@@ -78,17 +78,32 @@ def close_jaxpr(jaxpr: Any, consts: Sequence[Any]) -> Any:
     return jex_core.ClosedJaxpr(jaxpr, list(consts))
 
 
-def retrace(fn: Callable[..., Any], jaxpr: Any) -> tuple[Any, list[Any]]:
+def retrace(
+    fn: Callable[..., Any],
+    jaxpr: Any,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+) -> tuple[Any, list[Any]]:
     """Trace `fn` on the very types of `jaxpr`'s inputs, references included.
 
     `jax.make_jaxpr` takes arrays only and would lose the debug names. Same on
     both versions.
 
+    Args:
+      fn: the function.
+      jaxpr: whose inputs it takes.
+      shapes: of the inputs, where they are other ones.
     Returns:
       The jaxpr without its constants, and the constants.
     """
     wrapped = linear_util.wrap_init(fn, debug_info=jaxpr.debug_info)
     avals = [v.aval for v in jaxpr.invars]
+    if shapes is not None:
+        avals = [
+            aval
+            if getattr(aval, "shape", ()) == shape
+            else jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+            for aval, shape in zip(avals, shapes, strict=True)
+        ]
     new, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
     return new, list(consts)
 

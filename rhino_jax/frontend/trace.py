@@ -28,6 +28,7 @@ from rhino_jax.frontend.leaves import (
 from rhino_jax.frontend.noops import without_noops
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.state import match_state
+from rhino_jax.frontend.unmerge import unmerge
 from rhino_jax.ir.program import Program
 
 
@@ -197,7 +198,8 @@ def trace_call(
     flat.__name__ = flat.__qualname__ = parameters.name
     try:
         with _only_mesh(mesh):
-            closed = without_noops(low_jaxpr(jax.make_jaxpr(flat)(*types)))
+            jaxpr = low_jaxpr(jax.make_jaxpr(flat)(*types))
+            closed = unmerge(without_noops(jaxpr))
     except Exception as error:
         error.add_note(f"raised while {what} traced `{parameters.name}`")
         raise

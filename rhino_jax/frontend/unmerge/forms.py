@@ -1,0 +1,129 @@
+"""Forms: values whose merged dims are kept apart.
+
+`(2, 4096, 64)` reshaped to `(8192, 64)` has a first dim of two parts, major first:
+its groups are `(2 · 4096), (64)`, and kept apart it is an array of shape
+`(2, 4096, 64)`. A value as the program has it has one part per dim.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+Origin = tuple[int, int]
+"""Where a dim was merged: the identity of a reshape, and the dim of its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One dim, as the product of its parts.
+
+    Attributes:
+      sizes: of the parts, major first; never empty.
+      origins: where they were merged.
+    """
+
+    sizes: tuple[int, ...]
+    origins: frozenset[Origin] = field(default=frozenset(), compare=False)
+
+    @property
+    def is_apart(self) -> bool:
+        return len(self.sizes) > 1
+
+    @property
+    def merged(self) -> Parts:
+        """The dim as the program has it."""
+        return Parts((math.prod(self.sizes),)) if self.is_apart else self
+
+
+Groups = tuple[Parts, ...]
+"""The parts of every dim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a value may be had.
+
+    Attributes:
+      groups: as it is.
+      free: dims that may be had in any parts, since nothing is stored in their
+        order: those of a broadcast.
+    """
+
+    groups: Groups
+    free: frozenset[int] = frozenset()
+
+    @property
+    def is_apart(self) -> bool:
+        return is_apart(self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """An op on values whose merged dims are apart.
+
+    Attributes:
+      operands: groups in which each operand is read.
+      results: groups of each result.
+      params: parameters of the op there.
+      used: dims whose parts go ways of their own here: the reason to keep them apart.
+      free: dims of the results that may be had in any parts.
+    """
+
+    operands: tuple[Groups, ...]
+    results: tuple[Groups, ...]
+    params: Mapping[str, Any]
+    used: tuple[Parts, ...] = ()
+    free: frozenset[int] = frozenset()
+
+
+def as_it_is(shape: Iterable[int]) -> Groups:
+    """The groups of a value of this shape with nothing apart."""
+    return tuple(Parts((int(size),)) for size in shape)
+
+
+def groups_of(atom: Any) -> Groups:
+    """The groups of a variable as the program has it."""
+    return as_it_is(getattr(atom.aval, "shape", ()))
+
+
+def is_apart(groups: Groups) -> bool:
+    """Whether some dim has several parts."""
+    return any(parts.is_apart for parts in groups)
+
+
+def merged(groups: Groups) -> Groups:
+    """The groups of the same value with nothing apart."""
+    return tuple(parts.merged for parts in groups)
+
+
+def shape_of(groups: Groups) -> tuple[int, ...]:
+    """The shape of the array."""
+    return tuple(size for parts in groups for size in parts.sizes)
+
+
+def places(groups: Groups, dims: Iterable[int]) -> tuple[int, ...]:
+    """Where the parts of these dims are among the array's dims."""
+    ends = list(itertools.accumulate((len(p.sizes) for p in groups), initial=0))
+    return tuple(k for d in dims for k in range(ends[d], ends[d + 1]))
+
+
+def join(seen: Sequence[tuple[Form, int]]) -> Parts:
+    """The parts of a dim that several operands share.
+
+    Apart only where all that are stored have the same parts.
+
+    Args:
+      seen: operands, and which of their dims it is.
+    """
+    every = [form.groups[d] for form, d in seen]
+    stored = [form.groups[d] for form, d in seen if d not in form.free]
+    if len(set(stored)) != 1:
+        return every[0].merged
+    return Parts(
+        stored[0].sizes, frozenset().union(*(parts.origins for parts in stored))
+    )
