@@ -40,10 +40,8 @@ class Constraints:
     )
 
     def sharding(self, spec: Spec, shape: Sequence[int]) -> NamedSharding:
-        """The sharding that `spec` is; dims that it does not divide are left open.
-
-        A constraint that does not divide would replicate without a word.
-        """
+        """The sharding that `spec` is; dims of fewer elements than pieces are left
+        open."""
         key = (spec, tuple(shape))
         found = self._known.get(key)
         if found is None:
@@ -73,13 +71,14 @@ class Constraints:
 
 
 def partition_spec(spec: Spec, shape: Sequence[int], mesh: Any) -> PartitionSpec:
-    """The spec as JAX writes it; UNCONSTRAINED where it does not divide."""
+    """The spec as JAX writes it; UNCONSTRAINED where there are more pieces than
+    elements."""
     names, sizes = mesh.axis_names, mesh.axis_sizes
     parts: list[Any] = []
     for dim, size, shards in zip(spec, shape, shards_per_dim(spec, sizes), strict=True):
         if not dim:
             parts.append(None)
-        elif size % shards:
+        elif 0 < size < shards:
             parts.append(PartitionSpec.UNCONSTRAINED)
         else:
             axes = tuple(names[a] for a in dim)

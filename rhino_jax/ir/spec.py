@@ -39,6 +39,25 @@ def is_even(spec: Spec, shape: Sequence[int], sizes: Sequence[int]) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def share_of(spec: Spec, shape: tuple[int, ...], sizes: tuple[int, ...]) -> float:
+    """The share of a value that one device holds; where a cut is uneven, with the
+    padding that makes all shards as large as the largest."""
+    return math.prod(
+        -(-d // n) / d if d else 1.0 / n
+        for d, n in zip(shape, shards_per_dim(spec, sizes), strict=True)
+    )
+
+
+def padding_of(spec: Spec, shape: tuple[int, ...], sizes: tuple[int, ...]) -> float:
+    """How many times its own size a value has with its padding; 1 where all cuts are
+    even."""
+    pieces = shards_per_dim(spec, sizes)
+    return math.prod(
+        -(-d // n) * n / d for d, n in zip(shape, pieces, strict=True) if d
+    )
+
+
 def local_shape(
     spec: Spec, shape: Sequence[int], sizes: Sequence[int]
 ) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from rhino_jax.search.extract import (
     predicted_of,
 )
 from rhino_jax.search.infeasible import explain
+from rhino_jax.search.padding import padding_notes
 from rhino_jax.search.pool import OPTIMAL_GAP
 from rhino_jax.search.records import Found, Request
 
@@ -55,6 +56,7 @@ def assemble(
             "on a mesh of so many axes only what is near to plans with fewer axes was"
             " searched; the gap counts nothing else."
         )
+    notes += padding_notes(program, decisions.values, model.mesh)
     recipes: dict[str, Predicted | None] = {}
     for name, choice in found.drawn.recipes.items():
         recipes[name] = (

@@ -12,6 +12,7 @@ from rhino_jax.cost.collectives import collective_s
 from rhino_jax.cost.reshard import reshard_steps
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Value
 from rhino_jax.ir.spec import Spec, shards_per_dim
 from rhino_jax.search.graph import Edge, Graph, NodeKind, Port
 from rhino_jax.search.liveness import Liveness, analyse
@@ -94,10 +95,8 @@ class _ReshardTables:
     _lists: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict
     )
-    _tables: dict[tuple[int, int, int, float, float], np.ndarray] = field(
-        default_factory=dict
-    )
-    _copies: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
+    _tables: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
+    _copies: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, builder: OptionBuilder) -> _ReshardTables:
@@ -170,7 +169,7 @@ class _ReshardTables:
         self,
         source: PortSpecs,
         target: PortSpecs,
-        whole_bytes: int,
+        whole: Value,
         count: float,
         latency_count: float,
     ) -> np.ndarray:
@@ -178,15 +177,22 @@ class _ReshardTables:
 
         Args:
           source, target: specs at both ends.
-          whole_bytes: bytes of the whole value.
+          whole: the value.
           count: how often it is carried.
           latency_count: how often latency is paid.
         """
-        key = (source.key, target.key, whole_bytes, count, latency_count)
+        paddings = [self.builder.paddings(p, whole.shape) for p in (source, target)]
+        is_padded = any(p is not None for p in paddings)
+        shape = whole.shape if is_padded else None
+        key = (source.key, target.key, whole.bytes, count, latency_count, shape)
         found = self._tables.get(key)
         if found is None:
             fixed, per_byte = self._coefficients(source, target)
-            small = fixed * latency_count + per_byte * whole_bytes * count
+            small = fixed * latency_count + per_byte * whole.bytes * count
+            if is_padded:
+                have, want = (1.0 if p is None else p for p in paddings)
+                most = np.maximum(np.reshape(have, (-1, 1)), np.reshape(want, (1, -1)))
+                small = small + per_byte * whole.bytes * count * (most - 1)
             found = small[np.ix_(source.index, target.index)]
             self._tables[key] = found
         return found
@@ -203,16 +209,17 @@ class _ReshardTables:
             found = self._lists[key] = (self.fixed_s[where], self.s_per_byte[where])
         return found
 
-    def copies(
-        self, source: PortSpecs, target: PortSpecs, whole_bytes: int
-    ) -> np.ndarray:
+    def copies(self, source: PortSpecs, target: PortSpecs, whole: Value) -> np.ndarray:
         """Bytes of the resharded copy for every pair; 0 where none is made."""
-        key = (source.key, target.key, whole_bytes)
+        shape = None
+        if self.builder.paddings(target, whole.shape) is not None:
+            shape = whole.shape
+        key = (source.key, target.key, whole.bytes, shape)
         found = self._copies.get(key)
         if found is None:
             fixed, _ = self._coefficients(source, target)
             moved = (fixed > 0)[np.ix_(source.index, target.index)]
-            found = moved * (whole_bytes * self.builder.shares(target))[None, :]
+            found = moved * (whole.bytes * self.builder.shares(target, shape))[None, :]
             self._copies[key] = found
         return found
 
@@ -250,10 +257,10 @@ def build_model(
     for edge, (start, stop) in zip(graph.edges, liveness.edge_interval, strict=True):
         source = options[edge.source.node].outs[edge.source.index]
         wanted = options[edge.target].ins[edge.operand]
-        whole = program.values[edge.value].bytes
+        whole = program.values[edge.value]
         table = tables.table(source, wanted, whole, *_times_run(graph, edge))
         problem.edges.append(PairTable(edge.source.node, edge.target, table))
-        if whole > SMALL_SHARE * memory_budget_bytes and _is_copied(graph, edge):
+        if whole.bytes > SMALL_SHARE * memory_budget_bytes and _is_copied(graph, edge):
             copies = tables.copies(source, wanted, whole)
             problem.edge_usages.append(
                 EdgeUsage(edge.source.node, edge.target, copies, start, stop + 1)
@@ -305,4 +312,5 @@ def _local_bytes(builder: OptionBuilder, specs: PortSpecs, port: Port) -> np.nda
     if node.kind is NodeKind.OP:
         assert node.op is not None
         value = node.op.results[port.index]
-    return builder.graph.program.values[value].bytes * builder.shares(specs)
+    whole = builder.graph.program.values[value]
+    return whole.bytes * builder.shares(specs, whole.shape)

@@ -12,7 +12,7 @@ from rhino_jax.cost.combine import combine_route
 from rhino_jax.cost.reshard import Step, reshard_steps
 from rhino_jax.hardware.mesh import size_of
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.ir.spec import Spec, format_spec, replicated
+from rhino_jax.ir.spec import Spec, format_spec, padding_of, replicated
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import Collective, Holding, Predicted
 from rhino_jax.search.build import Model
@@ -90,11 +90,14 @@ def collectives_of(model: Model, labels: Labels) -> tuple[Collective, ...]:
     for edge in graph.edges:
         have = model.spec(edge.source, int(labels[edge.source.node]))
         want = model.wanted(edge, int(labels[edge.target]))
-        whole = graph.program.values[edge.value].bytes
+        value = graph.program.values[edge.value]
+        padding = 1.0
+        if not model.builder.padded_dims.isdisjoint(value.shape):
+            padding = max(padding_of(s, value.shape, mesh.sizes) for s in (have, want))
         for step in reshard_steps(
             have,
             want,
-            whole,
+            round(value.bytes * padding),
             mesh.sizes,
             by_axis=mesh.gathers_by_axis,
             says_stops=mesh.says_stops,

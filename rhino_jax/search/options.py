@@ -18,9 +18,10 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program, item_bytes
-from rhino_jax.ir.spec import Spec, shards_per_dim
+from rhino_jax.ir.spec import Spec, padding_of, shards_per_dim, share_of
 from rhino_jax.search.graph import Graph, Node, NodeKind, Port
 from rhino_jax.search.liveness import Liveness
+from rhino_jax.search.padding import matmul_dims, may_pad
 from rhino_jax.search.stored import is_fusible
 from rhino_jax.search.strategies import Strategy, all_specs, strategies
 
@@ -96,6 +97,7 @@ class OptionBuilder:
       graph, liveness: what is planned.
       mesh, target: where it runs.
       pinned: node id → the only spec allowed (inputs and outputs).
+      padded_dims: sizes of dims that may be cut unevenly.
     """
 
     graph: Graph
@@ -104,7 +106,12 @@ class OptionBuilder:
     target: Target
     pinned: dict[int, Spec]
     table: SpecTable = field(default_factory=SpecTable)
+    padded_dims: frozenset[int] = field(init=False)
     _cache: dict[object, Options] = field(default_factory=dict)
+    _paddings: dict[tuple[object, ...], np.ndarray | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.padded_dims = matmul_dims(self.graph)
 
     def build(self) -> list[Options]:
         return [self.options(node) for node in self.graph.nodes]
@@ -124,7 +131,12 @@ class OptionBuilder:
         key = (node.kind, shape, pin, copied)
         found = self._cache.get(key)
         if found is None:
-            specs = list(all_specs(shape, self.mesh.sizes)) if pin is None else [pin]
+            padded: frozenset[int] = frozenset()
+            if node.kind is NodeKind.COPY:
+                dims = enumerate(shape)
+                padded = frozenset(d for d, n in dims if n in self.padded_dims)
+            every = all_specs(shape, self.mesh.sizes, padded)
+            specs = list(every) if pin is None else [pin]
             found = self._cache[key] = self._border(node.kind, specs, copied)
         return found
 
@@ -197,7 +209,8 @@ class OptionBuilder:
     ) -> Options:
         op, program, mesh = node.op, self.graph.program, self.mesh
         assert op is not None and op.rule is not None
-        found = strategies(op.rule, shapes, mesh.sizes)
+        padded = may_pad(op, self.padded_dims)
+        found = strategies(op.rule, shapes, mesh.sizes, padded)
         if op.flops and not op.is_fusible and is_pure_communication(self.target):
             found = _sharing_work(found, len(mesh.sizes))
         flags, is_launched = self._traffic_flags(node)
@@ -217,11 +230,10 @@ class OptionBuilder:
             (*op.operands, *op.results), (*ins, *made), flags, strict=True
         ):
             if is_moved:
-                traffic += program.values[value].bytes * self.shares(port)
-        sizes = mesh.sizes
-        flops = op.flops / np.array(
-            [math.prod(sizes[a] for axes in s.cut for a in axes) for s in found]
-        )
+                whole = program.values[value]
+                traffic += whole.bytes * self.shares(port, whole.shape)
+        dims = tuple(f.size for f in op.rule.factors)
+        flops = op.flops * np.array([share_of(s.cut, dims, mesh.sizes) for s in found])
         # Elementwise arithmetic hides behind its memory traffic.
         heavy_flops = 0.0 * flops if is_fusible(node) else flops
         dtype = program.values[op.operands[0]].dtype if op.operands else "float32"
@@ -255,16 +267,37 @@ class OptionBuilder:
             tuple(port(p) for p in options.outs),
         )
 
-    def shares(self, port: PortSpecs) -> np.ndarray:
-        """For every option, the share of the whole value that one device holds."""
-        sizes = self.mesh.sizes
+    def shares(
+        self, port: PortSpecs, shape: tuple[int, ...] | None = None
+    ) -> np.ndarray:
+        """For every option, the share of the whole value that one device holds.
+
+        Args:
+          port: where the value is had.
+          shape: of the value; None where all cuts are even.
+        """
+        sizes, specs = self.mesh.sizes, [self.table.specs[s] for s in port.unique]
         unique = np.array(
             [
-                1 / math.prod(shards_per_dim(self.table.specs[s], sizes))
-                for s in port.unique
+                1 / math.prod(shards_per_dim(s, sizes))
+                if shape is None
+                else share_of(s, shape, sizes)
+                for s in specs
             ]
         )
         return unique[port.index]
+
+    def paddings(self, port: PortSpecs, shape: tuple[int, ...]) -> np.ndarray | None:
+        """For every different spec at a port, how many times its own size the value
+        has with its padding; None where all cuts are even."""
+        if self.padded_dims.isdisjoint(shape):
+            return None
+        key = port.key, shape
+        if key not in self._paddings:
+            sizes, specs = self.mesh.sizes, [self.table.specs[s] for s in port.unique]
+            found = np.array([padding_of(s, shape, sizes) for s in specs])
+            self._paddings[key] = found if (found > 1).any() else None
+        return self._paddings[key]
 
 
 def is_pure_communication(target: Target) -> bool:
@@ -282,8 +315,8 @@ def _sharing_work(found: tuple[Strategy, ...], num_axes: int) -> tuple[Strategy,
 
 
 def _local_bytes(program: Program, value: int, spec: Spec, mesh: LaidMesh) -> float:
-    whole = program.values[value].bytes
-    return whole / math.prod(shards_per_dim(spec, mesh.sizes))
+    whole = program.values[value]
+    return whole.bytes * share_of(spec, whole.shape, mesh.sizes)
 
 
 def own_steps(

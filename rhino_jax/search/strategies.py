@@ -79,19 +79,39 @@ def _axes_of_dim(
     axes: list[int] = []
     is_complete = True
     for factor in dim:
+        pieces = math.prod(sizes[a] for a in cut[factor])
         if cut[factor]:
-            if not is_complete:
+            if not is_complete or factor_sizes[factor] % pieces:
                 return None
             axes.extend(cut[factor])
-        pieces = math.prod(sizes[a] for a in cut[factor])
         is_complete = is_complete and pieces == factor_sizes[factor]
     return tuple(axes)
 
 
+MOST_PADDED = 1.5
+"""An uneven cut is an option where the shards, all as large as the largest, add up to
+no more than this many times the dim. What the padding costs is priced."""
+
+
+def _is_cut_well(size: int, pieces: int, is_padded: bool) -> bool:
+    """Whether a factor may be cut into so many pieces."""
+    if size % pieces == 0:
+        return True
+    return (
+        is_padded
+        and pieces <= size
+        and -(-size // pieces) * pieces <= (MOST_PADDED * size)
+    )
+
+
 def _assignments(
-    factor_sizes: tuple[int, ...], cuttable: tuple[int, ...], sizes: tuple[int, ...]
+    factor_sizes: tuple[int, ...],
+    cuttable: tuple[int, ...],
+    sizes: tuple[int, ...],
+    padded: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All cuts that divide evenly; what has no elements is not cut.
+    """All cuts that divide evenly, and uneven ones of the factors in `padded`; what
+    has no elements is not cut.
 
     Both orders of two axes on one factor are kept on meshes of up to two axes; with
     more axes only the mesh's order is.
@@ -104,9 +124,12 @@ def _assignments(
         for axis, factor in enumerate(choice):
             if factor >= 0:
                 cut[factor] = (*cut[factor], axis)
-        if any(
-            axes and factor_sizes[f] % math.prod(sizes[a] for a in axes)
+        if not all(
+            _is_cut_well(
+                factor_sizes[f], math.prod(sizes[a] for a in axes), f in padded
+            )
             for f, axes in enumerate(cut)
+            if axes
         ):
             continue
         yield tuple(cut)
@@ -138,7 +161,8 @@ def _scatters(
                 spec[dim] = (*spec[dim], axis)
         if all(
             d % math.prod(sizes[a] for a in axes) == 0
-            for d, axes in zip(shape, spec, strict=True)
+            for d, axes, before in zip(shape, spec, made, strict=True)
+            if axes != before
         ):
             yield tuple(spec)
 
@@ -157,17 +181,26 @@ def _is_legal_halo(
 
 @functools.cache
 def strategies(
-    rule: Rule, result_shapes: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]
+    rule: Rule,
+    result_shapes: tuple[tuple[int, ...], ...],
+    sizes: tuple[int, ...],
+    padded: frozenset[int] = frozenset(),
 ) -> tuple[Strategy, ...]:
     """All strategies of an op with this rule on a mesh with these axis sizes.
 
     The first cuts nothing. Specs that no NamedSharding can express are left out.
+
+    Args:
+      rule: the op's factors.
+      result_shapes: shapes of its results.
+      sizes: mesh axis sizes.
+      padded: factors that may be cut unevenly, see `padding`.
     """
     factor_sizes = tuple(f.size for f in rule.factors)
     cuttable = tuple(i for i, f in enumerate(rule.factors) if f.is_cuttable)
     batch_dims = _batch_dims(rule)
     found: list[Strategy] = []
-    for cut in _assignments(factor_sizes, cuttable, sizes):
+    for cut in _assignments(factor_sizes, cuttable, sizes, padded):
         if not _is_legal_halo(rule, cut, sizes):
             continue
         operands = [_spec_of(x, cut, factor_sizes, sizes) for x in rule.operands]
@@ -209,7 +242,12 @@ def _partial_axes(
 
 
 @functools.cache
-def all_specs(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Spec, ...]:
-    """Every even spec of a value of this shape; the first is replicated."""
+def all_specs(
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    padded: frozenset[int] = frozenset(),
+) -> tuple[Spec, ...]:
+    """Every spec of a value of this shape that is even but for the dims in `padded`;
+    the first is replicated."""
     cuttable = tuple(i for i, d in enumerate(shape) if d > 1)
-    return tuple(_assignments(shape, cuttable, sizes))
+    return tuple(_assignments(shape, cuttable, sizes, padded))

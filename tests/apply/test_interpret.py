@@ -126,7 +126,7 @@ def test_partial_sums_pass_through_every_stop() -> None:
     assert last.invars[0] is first.outvars[0]
 
 
-def test_a_spec_that_does_not_divide_is_left_open() -> None:
+def test_a_dim_of_fewer_elements_than_pieces_is_left_open() -> None:
     def small(x: Any, w: Any) -> Any:
         return x[:3] * 2.0
 
