@@ -1,0 +1,45 @@
+"""A small train step with optimizer state, and what it gives on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.apply.stand_in import normal
+
+
+def train_step(params: Any, opt_state: Any, batch: Any) -> Any:
+    def loss_of(p: Any) -> Any:
+        hidden = jax.nn.relu(batch["x"] @ p["w1"] + p["b1"])
+        return jnp.mean((hidden @ p["w2"] - batch["y"]) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, opt_state["m"], grads)
+    params = jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum)
+    return params, {"m": momentum, "step": opt_state["step"] + 1}, loss
+
+
+def state() -> tuple[Any, Any, Any]:
+    params = {
+        "w1": normal(0, 16, 32) * 0.2,
+        "b1": jnp.zeros(32),
+        "w2": normal(1, 32, 8) * 0.2,
+    }
+    opt = {"m": jax.tree.map(jnp.zeros_like, params), "step": jnp.int32(0)}
+    batch = {"x": np.asarray(normal(2, 64, 16)), "y": np.asarray(normal(3, 64, 8))}
+    return params, opt, batch
+
+
+def shapes_of_state() -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state())
+
+
+def expected(steps: int) -> Any:
+    params, opt, batch = state()
+    loss = None
+    for _ in range(steps):
+        params, opt, loss = jax.jit(train_step)(params, opt, batch)
+    return params, opt, loss
