@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from rhino_jax.bench.clock import Clocked
 from rhino_jax.bench.figures import geometric_mean
-from rhino_jax.bench.row_run import RowResult, Task
-from rhino_jax.bench.suite import Suite
-from rhino_jax.bench.table import markdown_table
-from rhino_jax.bench.versions import versions, versions_line
+from rhino_jax.bench.row_run import RowResult, Task, table_of_rows
+from rhino_jax.bench.suite import Row, Suite
 from rhino_jax.units import format_seconds
 
 
@@ -47,21 +45,16 @@ def clock_report(
     header = ["workload", "target", "fastest recipe", "ms"]
     header += [f"{name} ms" for name in own] + [f"{name} ÷ recipe" for name in own]
     header += ["arrays", "overhead of a call µs"]
-    lines = []
-    for r in results:
-        found = r.found
-        if found is None:
-            lines.append(r.error_cells(len(header)))
-            continue
-        line = [found.workload, found.target, found.recipe]
+
+    def cells(row: Row, found: Clocked) -> list[str]:
+        line = [row.workload, row.target, found.recipe]
         line.append(_ms(found.step_s.get(found.recipe)))
         line += [_ms(found.step_s.get(name)) for name in own]
         line += [f"{found.ratio[n]:.2f}" if n in found.ratio else "" for n in own]
-        line += [str(found.num_arrays), f"{1e6 * found.overhead_s:.0f}"]
-        lines.append(line)
+        return [*line, str(found.num_arrays), f"{1e6 * found.overhead_s:.0f}"]
+
     parts = [
-        f"Suite `{suite.name}`: `{command}`. Made with {versions_line(versions())}.",
-        markdown_table(header, lines, left=3),
+        *table_of_rows(suite, results, command, header, cells),
         "Seconds of all devices together on this host's cores: medians of interleaved"
         " samples; ratios are medians of ratios within a sample. The overhead is of a"
         " decorated call over one of `jax.jit`, with the workload's arguments.",

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax.bench.planning import Planner
-from rhino_jax.bench.row_run import RowResult, Task
+from rhino_jax.bench.row_run import RowResult, Task, table_of_rows
 from rhino_jax.bench.suite import Row, Suite
-from rhino_jax.bench.table import markdown_table
-from rhino_jax.bench.versions import versions, versions_line
 from rhino_jax.units import format_bytes, format_seconds
 
 
@@ -111,15 +109,11 @@ def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str)
     header += [f"{name} s" for name in methods]
     header += [f"{name} gap" for name in methods]
     header += [f"{name} ÷ {methods[-1]}" for name in methods[:-1]] + ["held"]
-    lines = []
-    for r in results:
-        found = r.found
-        if found is None:
-            lines.append(r.error_cells(len(header)))
-            continue
+
+    def cells(row: Row, found: Timed) -> list[str]:
         mesh = " × ".join(map(str, found.mesh.values()))
-        mesh += "" if r.row.mesh else " (chosen)"
-        line = [r.row.workload, r.row.target, mesh, f"{found.num_ops:,}"]
+        mesh += "" if row.mesh else " (chosen)"
+        line = [row.workload, row.target, mesh, f"{found.num_ops:,}"]
         line += [f"{n:,}" for n in found.num_nodes]
         last = found.step_s.get(methods[-1])
         line += [_number(found.plan_s.get(name), "{:.3g}") for name in methods]
@@ -128,10 +122,10 @@ def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str)
             step_s = found.step_s.get(name)
             ratio = None if step_s is None or not last else step_s / last
             line.append(_number(ratio, "{:.3f}"))
-        lines.append([*line, format_bytes(found.peak_bytes)])
+        return [*line, format_bytes(found.peak_bytes)]
+
     parts = [
-        f"Suite `{suite.name}`: `{command}`. Made with {versions_line(versions())}.",
-        markdown_table(header, lines, left=3),
+        *table_of_rows(suite, results, command, header, cells),
         f"Seconds of planning, tracing excluded: medians of {SAMPLES} processes. The"
         " gap is how far the predicted step may be above the best of plans that treat"
         " repeated layers alike, proved by a lower bound. `nodes` choose in the whole"

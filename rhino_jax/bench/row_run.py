@@ -12,7 +12,8 @@ from rhino_jax.bench.progress import Clock, Report, title_of
 from rhino_jax.bench.records import row_key
 from rhino_jax.bench.store import Store, read_json, write_json
 from rhino_jax.bench.suite import Row, Suite
-from rhino_jax.bench.versions import versions
+from rhino_jax.bench.table import markdown_table
+from rhino_jax.bench.versions import versions, versions_line
 
 
 T = TypeVar("T")
@@ -31,11 +32,6 @@ class RowResult(Generic[T]):
     row: Row
     found: T | None
     error: str = ""
-
-    def error_cells(self, count: int) -> list[str]:
-        """A line of a table of so many columns that says why there is nothing."""
-        cells = [self.row.workload, self.row.target, self.error.splitlines()[0]]
-        return cells + [""] * (count - len(cells))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +86,35 @@ def run_rows(
         said = error.splitlines()[0] if error else task.line(task.read(samples))
         report(f"{clock.tick()} {title_of(row)}: {said}")
     return tuple(found[row] for row in suite.rows)
+
+
+def table_of_rows(
+    suite: Suite,
+    results: Sequence[RowResult[T]],
+    command: str,
+    header: Sequence[str],
+    cells: Callable[[Row, T], list[str]],
+) -> list[str]:
+    """The first parts of a report: what made it, and a table.
+
+    Args:
+      suite: what was run.
+      results: of all its rows.
+      command: that made them, to be repeated.
+      header: of the table; workload and target come first.
+      cells: a line of it. A row of which there is nothing says why instead.
+    """
+    lines = []
+    for r in results:
+        if r.found is None:
+            line = [r.row.workload, r.row.target, r.error.splitlines()[0]]
+            lines.append(line + [""] * (len(header) - len(line)))
+        else:
+            lines.append(cells(r.row, r.found))
+    return [
+        f"Suite `{suite.name}`: `{command}`. Made with {versions_line(versions())}.",
+        markdown_table(header, lines, left=3),
+    ]
 
 
 def _sample(
