@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.planning import Planner
+from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.row_run import RowResult, Task, table_of_rows
 from rhino_jax.bench.suite import Row, Suite
 from rhino_jax.units import format_bytes, format_seconds
@@ -50,13 +52,24 @@ def plan_task() -> Task[Timed]:
 
 
 def time_row(row: Row) -> dict[str, Any]:
-    """Plan a row by each of its methods, as JSON."""
+    """Plan a row by each of its methods, as JSON.
+
+    Raises:
+      BenchError: a method gives no plan.
+    """
     planner = Planner.of(row)
     methods: dict[str, Any] = {}
     found: dict[str, Any] = {"num_ops": len(planner.traced.program.ops)}
     for planned in planner.plans(row.methods):
         if planned.plan is None:
-            raise RuntimeError(f"{planned.method.name}: {planned.error}")
+            why, _, _ = planned.error.partition("\n")
+            raise BenchError(
+                f"`bench`: {planned.method.name} gives no plan to take the time of.",
+                where=title_of(row),
+                numbers=why,
+                fix="leave the method out, or change the row's mesh, target or"
+                " overrides.",
+            )
         search = planned.plan.search
         found["mesh"] = dict(planned.plan.mesh_axes)
         found["num_nodes"] = search.nodes

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rhino_jax.bench import row_run
+from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.plan_run import plan_report, plan_task, time_row
 from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.row_run import RowResult, run_rows
@@ -53,6 +56,18 @@ def test_a_row_is_planned_by_each_method() -> None:
     best = found["methods"]["best"]
     assert best["plan_s"] > 0 and 0 < best["step_s"] and 0 <= best["gap"] < 0.05
     assert found["peak_bytes"] > 2**26
+
+
+def test_a_method_without_a_plan_is_told_in_four_parts() -> None:
+    row = replace(
+        SUITE.rows[1], mesh=(("x", 16),), methods=(parse_method("megatron+fsdp"),)
+    )
+    with pytest.raises(BenchError, match=r"megatron\+fsdp gives no plan") as caught:
+        time_row(row)
+    error = caught.value
+    assert error.where == "gpt-tiny (plenty), v5e:4x4, x=16"
+    assert "a mesh of more axes" in error.numbers
+    assert "method" in error.fix
 
 
 def test_medians_of_processes_that_each_plan_by_one_method(
