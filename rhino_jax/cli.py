@@ -1,7 +1,7 @@
 """The command line: `python -m rhino_jax COMMAND`; `--help` lists the commands.
 
-Exit codes: 0 done; 1 no plan satisfies pins and memory budget together, or cells of a
-benchmark failed; 2 bad input, told in four parts on standard error.
+Its exit codes are in `EXIT_CODES`, which `--help` shows; errors are told in four parts
+on standard error.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rhino_jax.errors import InfeasiblePlanError, MeshError, RhinoError
+from rhino_jax.solver.errors import UnsatisfiedError
 
 
 if TYPE_CHECKING:
     from rhino_jax.plan.plan import Plan
+
+
+EXIT_CODES = (
+    "exit codes: 0 done; 1 nothing satisfies what is asked (of `solve`: or nothing that"
+    " does was found in time), or cells of a benchmark failed; 2 bad input"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int | None] = args.run
         code = run(args)
         sys.stdout.flush()
-    except InfeasiblePlanError as error:
+    except (InfeasiblePlanError, UnsatisfiedError) as error:
         return _fail(error, 1)
     except RhinoError as error:
         return _fail(error, 2)
@@ -60,7 +67,9 @@ def _fail(error: RhinoError, code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m rhino_jax", description="Plans how a JAX program is sharded."
+        prog="python -m rhino_jax",
+        description="Plans how a JAX program is sharded.",
+        epilog=EXIT_CODES,
     )
     commands = parser.add_subparsers(
         required=True, metavar="{demo,plan,show,diff,bench,fit,measure,solve}"
@@ -74,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "plan",
         help="plan a function or a model of the zoo",
         description="Plan a function, or a model of the zoo, from shapes alone.",
+        epilog=EXIT_CODES,
     )
     plan.add_argument(
         "target", help="`module:function` (with --shapes), or a model, as gpt-7b"
@@ -165,9 +175,10 @@ def _parser() -> argparse.ArgumentParser:
         description="Solve an instance of the ASPLOS/EuroSys 2025 contest on"
         " intra-operator parallelism: one strategy per node, least cost, memory within"
         " its limit at every time. An independent checker recomputes what is printed.",
+        epilog=EXIT_CODES,
     )
     solve.add_argument("file", metavar="FILE.json[.gz]")
-    solve.add_argument("--time-limit-s", type=_positive, default=60.0)
+    solve.add_argument("--time-limit-s", type=_positive, default=60.0, help="in all")
     solve.add_argument("--output", metavar="FILE", help="write the choices as JSON")
     solve.add_argument("--workers", type=_positive_int, help="of CP-SAT")
     solve.add_argument("--seed", type=int, default=0)

@@ -36,8 +36,8 @@ def run_solve(
       seed: of everything random.
       shows_progress: say every better objective on the error stream.
     Raises:
-      InstanceError: the file is malformed, nothing satisfies it, no choice was found
-        in time, or the output cannot be written.
+      InstanceError: the file is malformed, or the output cannot be written.
+      UnsatisfiedError: nothing satisfies it, or nothing that does was found in time.
     """
     started = time.monotonic()
     instance = read_instance(file)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino_jax.solver.check import Checked, check
-from rhino_jax.solver.errors import InstanceError
+from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.exact import Limits, count_cells, settle
 from rhino_jax.solver.fusion import fuse
 from rhino_jax.solver.hard import improve, repair
@@ -106,7 +106,7 @@ def solve_instance(
       seed: of everything random.
       report: called with every better choice.
     Raises:
-      InstanceError: nothing satisfies it, or nothing that does was found in time.
+      UnsatisfiedError: nothing satisfies it, or nothing that does was found in time.
     """
     return _Run(instance, deadline, workers, seed, report).run()
 
@@ -149,7 +149,7 @@ class _Run:
                 self.limits(),
             )
         if self.best is None:
-            raise InstanceError(
+            raise UnsatisfiedError(
                 "`solve`: no choice that satisfies the instance was found in time.",
                 numbers=f"{time.monotonic() - self.started:.1f} s, memory limit"
                 f" {self.instance.limit}",
@@ -173,7 +173,7 @@ class _Run:
         if found.labels is not None:
             self.offer(found.labels)
         elif found.is_optimal:
-            raise InstanceError(
+            raise UnsatisfiedError(
                 "`solve`: no choice satisfies the instance, which was proved.",
                 numbers=f"{len(self.instance.costs)} nodes, memory limit"
                 f" {self.instance.limit}",

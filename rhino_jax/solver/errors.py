@@ -1,4 +1,4 @@
-"""The error of instances that cannot be solved or read."""
+"""The errors of instances that cannot be read, or solved."""
 
 from __future__ import annotations
 
@@ -6,4 +6,8 @@ from rhino_jax.errors import RhinoError
 
 
 class InstanceError(RhinoError, ValueError):
-    """A malformed instance, or one that no choice satisfies."""
+    """A malformed instance, or choices that do not belong to it."""
+
+
+class UnsatisfiedError(RhinoError, RuntimeError):
+    """No choice satisfies the instance, or none that does was found in time."""

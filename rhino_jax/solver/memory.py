@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.solver.errors import InstanceError
+from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.network import Network
 
 
@@ -82,7 +82,7 @@ def build_memory(network: Network) -> Memory:
     """The memory of a network.
 
     Raises:
-      InstanceError: at some time even the least that all nodes hold is too much.
+      UnsatisfiedError: at some time even the least that all nodes hold is too much.
     """
     uses = [
         (n, use) for n, node in enumerate(network.costs) for use in network.uses[node]
@@ -106,7 +106,7 @@ def build_memory(network: Network) -> Memory:
             most[stop] -= above.max()
     room = network.limit - np.cumsum(least)[:-1]
     if room.min(initial=0.0) < 0:
-        raise InstanceError(
+        raise UnsatisfiedError(
             "`solve`: no choice stays within the memory limit.",
             where=f"time {times[int(room.argmin())]}",
             numbers=f"at least {int(network.limit - room.min())} are in use,"

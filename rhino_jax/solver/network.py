@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.solver.errors import InstanceError
+from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.instance import FORBIDDEN, Instance
 
 
@@ -67,7 +67,7 @@ def build_network(instance: Instance) -> Network:
     """The network of an instance, reduced.
 
     Raises:
-      InstanceError: a node has no option that its neighbours allow.
+      UnsatisfiedError: a node has no option that its neighbours allow.
     """
     costs = {i: _floats(cost) for i, cost in enumerate(instance.costs)}
     network = Network(
@@ -134,7 +134,7 @@ def _make_consistent(network: Network, nodes: Iterable[int]) -> None:
         if mask.all():
             continue
         if not mask.any():
-            raise InstanceError(
+            raise UnsatisfiedError(
                 "`solve`: no choice avoids all that is forbidden.",
                 where=f"node {node}",
                 numbers=f"none of its {len(network.options[node])} strategies left is"

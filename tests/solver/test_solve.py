@@ -9,7 +9,7 @@ import pytest
 from rhino_jax.solver import engine, exact
 from rhino_jax.solver.check import check
 from rhino_jax.solver.engine import solve_instance
-from rhino_jax.solver.errors import InstanceError
+from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.exact import Limits
 from rhino_jax.solver.fusion import fuse
 from rhino_jax.solver.hard import repair
@@ -27,7 +27,7 @@ def solve(instance, seconds=20.0):
 def is_solved_to_the_best(instance):
     best = best_by_trying(instance)
     if best is None:
-        with pytest.raises(InstanceError, match="no choice"):
+        with pytest.raises(UnsatisfiedError, match="no choice"):
             solve(instance)
         return
     answer = solve(instance)
@@ -96,7 +96,7 @@ def test_the_network_keeps_objective_and_memory(seed):
     try:
         network = build_network(instance)
         memory = build_memory(network)
-    except InstanceError:
+    except UnsatisfiedError:
         assert best_by_trying(instance) is None
         return
     assert len(network.costs) <= 9
@@ -141,6 +141,6 @@ def test_followers_are_merged():
 
 def test_memory_that_nothing_fits_is_said():
     instance = random_instance(3, forbidden=0.0, tightness=-0.2)
-    with pytest.raises(InstanceError, match="memory limit") as raised:
+    with pytest.raises(UnsatisfiedError, match="memory limit") as raised:
         solve(instance)
     assert "raise usage_limit" in str(raised.value)

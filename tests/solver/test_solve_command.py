@@ -7,6 +7,7 @@ import json
 import pytest
 
 from rhino_jax.cli import main
+from rhino_jax.solver import engine
 from rhino_jax.solver.check import Checked, check
 from rhino_jax.solver.command import summary
 from rhino_jax.solver.engine import Answer
@@ -78,6 +79,46 @@ def test_what_is_no_json_is_refused(tmp_path, capsys):
         assert main(["solve", str(tmp_path / "x.json")]) == 2
         assert "cannot be read" in capsys.readouterr().err
     assert main(["solve", str(tmp_path / "missing.json")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda p: p.update(usage_limit=0), "no choice stays within the memory limit"),
+        (
+            lambda p: p["nodes"]["costs"].__setitem__(0, [10**18] * 2),
+            "no choice avoids all that is forbidden",
+        ),
+    ],
+)
+def test_what_nothing_satisfies_is_exit_code_1(change, says, tmp_path, capsys):
+    values = spoiled(change)
+    assert best_by_trying(parse_instance(values)) is None
+    output = tmp_path / "choices.json"
+    words = ["solve", write(tmp_path, values), "--output", str(output)]
+    assert main(words) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("UnsatisfiedError:") and says in captured.err
+    assert not captured.out and not output.exists()
+
+
+def test_too_little_time_is_exit_code_1(tmp_path, capsys, monkeypatch):
+    """Where nothing that satisfies the instance is met before the time is over."""
+
+    def nothing_fits(self, until):
+        pass
+
+    monkeypatch.setattr(engine._Run, "price", nothing_fits)
+    monkeypatch.setattr(engine, "MOST_CELLS", 0)
+    assert main(["solve", write(tmp_path, VALUES), "--time-limit-s", "1"]) == 1
+    assert "found in time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["solve", "--help"]])
+def test_help_states_the_exit_codes(words, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "exit codes: 0 done; 1 nothing satisfies" in capsys.readouterr().out
 
 
 def test_what_cannot_be_written_is_said(tmp_path, capsys):
