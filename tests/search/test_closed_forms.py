@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Any
 
 import pytest
 from jax.sharding import PartitionSpec
@@ -13,18 +12,7 @@ import rhino_jax as rhino
 from rhino_jax.hardware.target import Target
 from rhino_jax.models import registry
 from rhino_jax.plan.plan import Plan
-
-
-def planned(name: str, mesh: dict[str, int], hardware: Any, **overrides: Any) -> Plan:
-    work = registry.get(name, **overrides)
-    return rhino.plan(
-        work.step,
-        *work.abstract_args(),
-        mesh=mesh,
-        hardware=hardware,
-        donate_argnums=work.donate_argnums,
-        progress=False,
-    )
+from tests.search.zoo import planned
 
 
 def specs_of(plan: Plan, part: str) -> list[tuple]:
@@ -63,7 +51,8 @@ def test_a_slow_first_axis_takes_the_batch_and_a_fast_second_the_weights() -> No
     """With 5·batch < 12·width < 10·batch, reducing activations over the fast axis and
     gradients over the slow one beats one kind on both."""
     target = Target.pure_communication({"slow": (1e-6, 2e8), "fast": (1e-6, 1e9)})
-    plan = planned("mlp-tensor", {"slow": 2, "fast": 2}, target, batch=384, width=256)
+    work = registry.get("mlp-tensor", batch=384, width=256)
+    plan = planned(work, {"slow": 2, "fast": 2}, target)
     mix = plan.recipes["megatron"].step_time_s
     assert mix < plan.recipes["dp"].step_time_s
     assert plan.predicted.step_time_s <= mix
@@ -76,7 +65,8 @@ def test_a_slow_first_axis_takes_the_batch_and_a_fast_second_the_weights() -> No
 
 
 def test_experts_go_on_an_axis_and_tokens_move_by_all_to_all() -> None:
-    plan = planned("moe-1.3b", {"x": 8}, "h100", batch=16, num_layers=2)
+    work = registry.get("moe-1.3b", batch=16, num_layers=2)
+    plan = planned(work, {"x": 8}, "h100")
     for weight in ("['up']", "['down']"):
         (spec,) = specs_of(plan, f"params['groups']['sparse']['experts']{weight}")
         assert spec[1] == (0,), "the experts' dim is cut"
@@ -90,7 +80,8 @@ def test_a_small_batch_transformer_cuts_heads_and_hidden_width(
 ) -> None:
     """With more work, what compute can hide makes moving weights as good."""
     target = rhino.load_target("h100").replace(overlap_share=overlap_share)
-    plan = planned("gpt-medium", {"x": 8}, target, batch=batch, num_layers=2)
+    work = registry.get("gpt-medium", batch=batch, num_layers=2)
+    plan = planned(work, {"x": 8}, target)
     for block in range(2):
         (qkv,) = specs_of(plan, f"params['blocks'][{block}]['attention']['qkv']")
         assert qkv == ((), (), (0,), ())
@@ -103,18 +94,9 @@ def test_a_small_batch_transformer_cuts_heads_and_hidden_width(
 
 def test_a_tight_budget_spreads_weights_and_optimizer_state() -> None:
     work = registry.get("mlp-data", optimizer="adamw", width=256, batch=512)
-    args = work.abstract_args()
 
     def at(budget: int | None) -> Plan:
-        return rhino.plan(
-            work.step,
-            *args,
-            mesh={"x": 4},
-            hardware=ONE_AXIS,
-            donate_argnums=(0, 1),
-            memory_budget_bytes=budget,
-            progress=False,
-        )
+        return planned(work, {"x": 4}, ONE_AXIS, memory_budget_bytes=budget)
 
     def state_bytes(plan: Plan) -> int:
         return sum(x.bytes_per_device for x in plan.inputs if "batch" not in x.path)
@@ -129,20 +111,11 @@ def test_a_tight_budget_spreads_weights_and_optimizer_state() -> None:
 
 def test_time_never_falls_as_the_budget_shrinks_until_nothing_fits() -> None:
     work = registry.get("mlp-tensor", optimizer="adamw")
-    args = work.abstract_args()
     times: list[float] = []
     budget = 6_000_000
     with pytest.raises(rhino.InfeasiblePlanError) as error:
         while True:
-            plan = rhino.plan(
-                work.step,
-                *args,
-                mesh={"x": 4},
-                hardware="h100",
-                donate_argnums=(0, 1),
-                memory_budget_bytes=budget,
-                progress=False,
-            )
+            plan = planned(work, {"x": 4}, "h100", memory_budget_bytes=budget)
             assert plan.predicted.peak_bytes <= budget
             times.append(plan.predicted.step_time_s)
             budget = int(budget * 0.85)
@@ -177,18 +150,14 @@ def test_the_same_input_gives_the_same_plan() -> None:
 
 def test_a_pin_that_cannot_fit_is_named_with_what_dropping_it_gains() -> None:
     work = registry.get("mlp-tensor", optimizer="adamw")
-    args = work.abstract_args()
     path = "params['layer_3']['weight']"
     with pytest.raises(rhino.InfeasiblePlanError) as error:
-        rhino.plan(
-            work.step,
-            *args,
-            mesh={"x": 4},
-            hardware="h100",
-            donate_argnums=(0, 1),
+        planned(
+            work,
+            {"x": 4},
+            "h100",
             memory_budget_bytes=1_600_000,
             pins={path: PartitionSpec(), "params['layer_0']*": PartitionSpec("x")},
-            progress=False,
         )
     where, fix = error.value.where, error.value.fix
     assert f"pin {path} = P()" in where
@@ -198,16 +167,7 @@ def test_a_pin_that_cannot_fit_is_named_with_what_dropping_it_gains() -> None:
 
 
 def test_a_time_limit_too_short_falls_back_to_the_best_recipe_and_says_so() -> None:
-    work = registry.get("gpt-tiny")
-    plan = rhino.plan(
-        work.step,
-        *work.abstract_args(),
-        mesh={"x": 2, "y": 4},
-        hardware="v5e",
-        donate_argnums=work.donate_argnums,
-        time_limit_s=1e-6,
-        progress=False,
-    )
+    plan = planned("gpt-tiny", {"x": 2, "y": 4}, "v5e", time_limit_s=1e-6)
     assert plan.search.status == "recipe"
     assert any("best recipe" in note for note in plan.notes)
     assert plan.predicted.step_time_s == pytest.approx(
@@ -217,13 +177,6 @@ def test_a_time_limit_too_short_falls_back_to_the_best_recipe_and_says_so() -> N
 
 def test_meshes_of_three_axes_are_left_out_of_large_programs_and_that_is_said() -> None:
     work = registry.get("gpt-small", num_layers=6)
-    plan = rhino.plan(
-        work.step,
-        *work.abstract_args(),
-        hardware="h100:1x8",
-        donate_argnums=work.donate_argnums,
-        level="fast",
-        progress=False,
-    )
+    plan = planned(work, None, "h100:1x8", level="fast")
     assert {len(shape) for shape, _ in plan.meshes} == {1, 2}
     assert any("not tried" in note for note in plan.notes)

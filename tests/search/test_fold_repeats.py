@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import rhino_jax as rhino
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
 from rhino_jax.search import draw
@@ -17,6 +16,7 @@ from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.folding import find_folding, marks_of
 from rhino_jax.search.recipes import RecipeBook
 from tests.search.brute_force import model_of
+from tests.search.zoo import planned
 
 
 MESH = {"data": 4, "model": 4}
@@ -67,15 +67,7 @@ def test_the_folded_optimum_is_the_plain_one(
         monkeypatch.setattr(
             draw, "find_folding", functools.partial(find_folding, most=most)
         )
-        plan = rhino.plan(
-            work.step,
-            *work.abstract_args(),
-            mesh=MESH,
-            hardware="v5e:4x4",
-            donate_argnums=work.donate_argnums,
-            progress=False,
-        )
-        found[kind] = plan.search
+        found[kind] = planned(work, MESH, "v5e:4x4").search
     folded, plain = found["folded"], found["plain"]
     assert folded.objective_s == pytest.approx(plain.objective_s, rel=2e-3)
     assert folded.objective_s >= plain.bound_s
@@ -103,19 +95,10 @@ def test_small_programs_are_left_as_they_are() -> None:
 
 def test_a_pin_holds_for_one_layer_of_many() -> None:
     work = registry.get("gpt-tiny-unrolled", num_layers=12)
-    args = work.abstract_args()
-    plan = functools.partial(
-        rhino.plan,
-        work.step,
-        *args,
-        mesh=MESH,
-        hardware="v5e:4x4",
-        donate_argnums=work.donate_argnums,
-        progress=False,
-    )
-    free = {leaf.path: leaf.spec for leaf in plan().inputs}
+    free = {leaf.path: leaf.spec for leaf in planned(work, MESH, "v5e:4x4").inputs}
     path = next(p for p in free if "[5]" in p and len(free[p]) == 2)
-    pinned = plan(pins={path: P("model", "data")})
+    pins = {path: P("model", "data")}
+    pinned = planned(work, MESH, "v5e:4x4", pins=pins)
     specs = {leaf.path: leaf.spec for leaf in pinned.inputs}
     assert specs[path] == ((1,), (0,))
     others = [p for p in specs if p == path.replace("[5]", "[8]")]

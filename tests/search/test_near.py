@@ -6,29 +6,16 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import rhino_jax as rhino
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.models import registry
 from rhino_jax.search import draw
 from rhino_jax.search.near import Seed, _Full, groupings, taken_together
 from tests.search.brute_force import model_of
+from tests.search.zoo import planned
 
 
 MESH = {"a": 2, "b": 2, "c": 2}
-
-
-def planned(name, mesh, hardware, pins=None, **overrides):
-    work = registry.get(name, **overrides)
-    return rhino.plan(
-        work.step,
-        *work.abstract_args(),
-        mesh=mesh,
-        hardware=hardware,
-        donate_argnums=work.donate_argnums,
-        pins=pins or {},
-        progress=False,
-    )
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny", "wide-resnet-tiny"])
@@ -55,7 +42,7 @@ def test_pins_hold_though_seeds_know_none(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(draw, "MOST_CELLS", 0)
     free = planned("mlp-tiny", MESH, "v5e:4x2")
     path = next(leaf.path for leaf in free.inputs if len(leaf.spec) == 2)
-    pinned = planned("mlp-tiny", MESH, "v5e:4x2", {path: P(("c",), ("b",))})
+    pinned = planned("mlp-tiny", MESH, "v5e:4x2", pins={path: P(("c",), ("b",))})
     assert {leaf.path: leaf.spec for leaf in pinned.inputs}[path] == ((2,), (1,))
 
 
@@ -64,16 +51,8 @@ def test_what_is_near_compiles_to_what_was_promised(
 ) -> None:
     monkeypatch.setattr(draw, "MOST_CELLS", 0)
     work = registry.get("gpt-tiny")
-    args = work.abstract_args()
-    plan = rhino.plan(
-        work.step,
-        *args,
-        mesh=MESH,
-        hardware="cpu:8",
-        donate_argnums=work.donate_argnums,
-        progress=False,
-    )
-    verified = plan.verify(work.step, *args, compile_for="cpu")
+    plan = planned(work, MESH, "cpu:8")
+    verified = plan.verify(work.step, *work.abstract_args(), compile_for="cpu")
     assert verified.ok, verified.table()
 
 

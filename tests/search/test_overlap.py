@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import rhino_jax as rhino
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
 from rhino_jax.search.overlap import Overlap, solve_overlapped
 from rhino_jax.search.pool import Effort
 from rhino_jax.search.slack import Slack
 from tests.search.brute_force import model_of, objectives
+from tests.search.zoo import planned
 
 
 def two_layers(w1: jax.Array, w2: jax.Array, x: jax.Array) -> jax.Array:
@@ -63,14 +63,7 @@ def test_more_overlap_never_costs_and_hides_at_most_the_budget() -> None:
     times = []
     for share in (0.0, 0.2, 0.6):
         target = load_target("h100").replace(overlap_share=share)
-        plan = rhino.plan(
-            work.step,
-            *work.abstract_args(),
-            mesh={"x": 8},
-            hardware=target,
-            donate_argnums=work.donate_argnums,
-            progress=False,
-        )
+        plan = planned(work, {"x": 8}, target)
         moved_s = sum(c.seconds for c in plan.collectives)
         hidden_s = moved_s - plan.predicted.communication_s
         assert 0 <= hidden_s + 1e-12

@@ -1,0 +1,38 @@
+"""Plans of the models of the zoo, as the tests of the search ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import rhino_jax as rhino
+from rhino_jax.hardware.target import Target
+from rhino_jax.models import registry
+from rhino_jax.models.workload import Workload
+from rhino_jax.plan.plan import Plan
+
+
+def planned(
+    workload: Workload | str,
+    mesh: Mapping[str, int] | None,
+    hardware: Target | str,
+    **options: Any,
+) -> Plan:
+    """The plan of a workload, or of the model of that name, on shapes alone.
+
+    Args:
+      workload: what to plan.
+      mesh: axis → size; None leaves it to the search.
+      hardware: the target.
+      options: of `rhino.plan`.
+    """
+    work = registry.get(workload) if isinstance(workload, str) else workload
+    return rhino.plan(
+        work.step,
+        *work.abstract_args(),
+        mesh=mesh,
+        hardware=hardware,
+        donate_argnums=work.donate_argnums,
+        progress=False,
+        **options,
+    )
