@@ -173,10 +173,3 @@ def test_a_time_limit_too_short_falls_back_to_the_best_recipe_and_says_so() -> N
     assert plan.predicted.step_time_s == pytest.approx(
         min(r.step_time_s for r in plan.recipes.values() if r is not None)
     )
-
-
-def test_meshes_of_three_axes_are_left_out_of_large_programs_and_that_is_said() -> None:
-    work = registry.get("gpt-small", num_layers=6)
-    plan = planned(work, None, "h100:1x8", level="fast")
-    assert {len(shape) for shape, _ in plan.meshes} == {1, 2}
-    assert any("not tried" in note for note in plan.notes)

@@ -1,0 +1,36 @@
+"""Meshes that the search chooses from, where none is given."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhino_jax.search import driver
+from tests.search.zoo import planned
+
+
+def test_three_axes_are_tried_where_two_gain() -> None:
+    plan = planned("mlp-tensor", None, "v5e:4x2", level="fast")
+    best = {len(shape): step_s for shape, step_s in plan.meshes}
+    assert set(best) == {1, 2, 3}
+    assert best[2] < 0.99 * best[1]
+    assert not any("not tried" in note for note in plan.notes)
+
+
+def test_three_axes_are_left_out_where_two_gain_nothing_and_that_is_said() -> None:
+    plan = planned("mlp-data", None, "v5e:4x2", level="fast")
+    best = {len(shape): step_s for shape, step_s in plan.meshes}
+    assert set(best) == {1, 2}
+    assert best[2] > 0.99 * best[1]
+    (note,) = (note for note in plan.notes if "not tried" in note)
+    assert "the axis before gained less than 1%: 1." in note
+
+
+def test_three_axes_are_left_out_of_large_programs_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where two gain, as here."""
+    monkeypatch.setattr(driver, "MANY_CELLS", 0)
+    plan = planned("mlp-tensor", None, "v5e:4x2", level="fast")
+    assert {len(shape) for shape, _ in plan.meshes} == {1, 2}
+    (note,) = (note for note in plan.notes if "not tried" in note)
+    assert "the program is large: 1." in note
