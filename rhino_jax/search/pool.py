@@ -10,8 +10,8 @@ from rhino_jax.search.problem import Labels, Problem
 
 
 MAX_MODEL_CELLS = 40_000
-"""CP-SAT is asked only up to this many edge variables (about 20 µs and 5 KB each:
-measured on 2 cores with OR-tools 9.15)."""
+"""CP-SAT chooses with memory only up to this many edge variables (about 20 µs and 5 KB
+each: measured on 2 cores with OR-tools 9.15)."""
 
 OPTIMAL_GAP = 1e-4
 """A plan whose gap is below it is called optimal: predictions are coarser by far."""
@@ -26,8 +26,10 @@ class Effort:
     Attributes:
       max_rounds: rounds of messages, each there and back.
       near: share of a choice's cost to the bound at which messages stop.
-      deterministic_s: CP-SAT's deterministic limit; 0 leaves CP-SAT out.
-      max_fusions: how often good choices are put together.
+      deterministic_s: CP-SAT's deterministic limit where it takes a whole reduced
+        problem, or chooses with memory; 0: it does neither.
+      max_fusions: how often CP-SAT puts good choices together, which has a limit of
+        its own (`pairwise.FUSE_DETERMINISTIC_S`).
       max_prices: how many memory prices are tried.
       max_weights: how many weights of what can hide (see `overlap`).
       proves: whether to search where that gives but a better bound.
