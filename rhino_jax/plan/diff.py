@@ -64,7 +64,7 @@ class PlanDiff:
 
     Attributes:
       programs: names of the programs.
-      is_same_program: whether their fingerprints are equal.
+      has_same_fingerprint: whether program and mesh are the same.
       meshes: their mesh axes.
       hardware: their targets.
       predicted: their predictions.
@@ -74,7 +74,7 @@ class PlanDiff:
     """
 
     programs: tuple[str, str]
-    is_same_program: bool
+    has_same_fingerprint: bool
     meshes: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
     hardware: tuple[str, str]
     predicted: tuple[Predicted, Predicted]
@@ -86,7 +86,7 @@ class PlanDiff:
     def is_empty(self) -> bool:
         """Whether the plans say the same."""
         return (
-            self.is_same_program
+            self.has_same_fingerprint
             and self.meshes[0] == self.meshes[1]
             and self.hardware[0] == self.hardware[1]
             and self.predicted[0] == self.predicted[1]
@@ -118,7 +118,7 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
     )
     return PlanDiff(
         programs=(a.program_name, b.program_name),
-        is_same_program=a.fingerprint == b.fingerprint,
+        has_same_fingerprint=a.fingerprint == b.fingerprint,
         meshes=(tuple(a.mesh_axes), tuple(b.mesh_axes)),
         hardware=(a.hardware, b.hardware),
         predicted=(a.predicted, b.predicted),

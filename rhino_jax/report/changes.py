@@ -51,7 +51,8 @@ def _tell(diff: PlanDiff) -> tuple[Section, ...]:
 
 def _facts(diff: PlanDiff) -> tuple[tuple[str, str], ...]:
     facts = []
-    if not diff.is_same_program:
+    if diff.meshes[0] == diff.meshes[1] and not diff.has_same_fingerprint:
+        # On other meshes, fingerprints of the same program differ too.
         facts.append(("program", "not the same (fingerprints differ)"))
     meshes = [format_mesh(m) for m in diff.meshes]
     for name, (a, b) in (("mesh", meshes), ("hardware", diff.hardware)):

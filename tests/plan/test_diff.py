@@ -58,6 +58,14 @@ def test_another_program_is_said_to_be_one() -> None:
     assert "not the same" in text and "other" in text
 
 
+def test_on_another_mesh_the_program_is_not_said_to_be_another() -> None:
+    b = sample_plan(fingerprint="f" * 64, mesh_axes=(("data", 2), ("model", 4)))
+    found = diff(sample_plan(), b)
+    assert not found.is_empty
+    assert "not the same" not in str(found)
+    assert "data=4 × model=2  →  data=2 × model=4" in str(found)
+
+
 def test_times_and_memory_stand_side_by_side() -> None:
     a = sample_plan()
     slower = dataclasses.replace(a.predicted, step_time_s=2 * a.predicted.step_time_s)
