@@ -57,7 +57,7 @@ class SearchReport:
     """How the plan was found.
 
     Attributes:
-      status: "optimal" (bound met), "feasible" (limit reached), "recipe" (the
+      status: "optimal" (bound met), "feasible" (bound not met), "recipe" (the
         best recipe, because the limit was too short for any search) or "pinned"
         (nothing to choose).
       objective_s: the plan's objective, in seconds.
@@ -65,7 +65,8 @@ class SearchReport:
         repeated layers are treated alike (see `search.folding`).
       gap: (objective - bound) / objective.
       seconds: wall time of planning, tracing excluded.
-      variables: Boolean variables in the last CP-SAT model (0: none was needed).
+      variables: Boolean variables of CP-SAT's largest model (0: it had none, but to
+        put choices together).
       level: "fast" or "best".
       nodes: nodes of the search problem, before and after folding and reduction.
     """

@@ -212,7 +212,7 @@ def _coverage(plan: Plan) -> Section:
 
 def _search(plan: Plan) -> Section:
     search = plan.search
-    variables = "no solver was needed"
+    variables = "bounded without CP-SAT"
     if search.variables:
         variables = f"{format_count(search.variables)} Boolean variables"
     facts = [
@@ -236,7 +236,7 @@ def _search(plan: Plan) -> Section:
 
 _STATUS = {
     "optimal": "optimal: no plan in the search space is cheaper",
-    "feasible": "feasible: the limit was reached before the bound was met",
+    "feasible": "feasible: a plan cheaper by the gap is not ruled out",
     "recipe": "recipe: the limit was too short for a search, this is the best recipe",
     "pinned": "pinned: nothing was left to choose",
 }
