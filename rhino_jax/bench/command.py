@@ -83,6 +83,13 @@ def run_command(command: Command) -> int:
             where="--only" if command.only else "--methods",
             fix="leave one of them out.",
         )
+    if suite.kind in _BY_ROW and any(m.refine for r in suite.rows for m in r.methods):
+        raise BenchError(
+            f"`bench {suite.name}`: only suites of kind 'compile' refine plans.",
+            where="--methods" if command.methods else command.suite,
+            numbers=f"its kind is {suite.kind!r}",
+            fix="leave the method refined out.",
+        )
     if command.is_list:
         for row in suite.rows:
             print(f"{title_of(row)}: {', '.join(m.name for m in row.methods)}")

@@ -49,6 +49,8 @@ def test_lists(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "quick", "--only", "nothing*"], "no workload matches"),
         (["bench", "quick", "--methods", "bst"], "Did you mean 'best'"),
         (["bench", "quick", "--only", "gpt*", "--readme"], "of a whole suite"),
+        (["bench", "plan", "--methods", "fast,refined"], "kind 'compile' refine"),
+        (["bench", "clock", "--methods", "refined:2"], "kind 'compile' refine"),
     ],
 )
 def test_bad_words(
