@@ -139,14 +139,14 @@ class _Emitter:
         kind, bodies = region_kind(eqn), closed_region_jaxprs(eqn)
         if kind is None:
             return self.plain(eqn, operands)
-        is_apart = any(v.form.is_apart for v in operands)
-        if is_apart or any(map(self.changes, bodies)):
+        if eqn.primitive.name in INLINED:
+            inner, consts = open_jaxpr(bodies[0]), jaxpr_consts(bodies[0])
+            with jax.named_scope(eqn.params["name"]):
+                return self.region(inner, consts, operands)
+        some_apart = any(v.form.is_apart for v in operands)
+        if some_apart or any(map(self.changes, bodies)):
             if kind is RegionKind.SCAN:
                 return self.scan(eqn, operands)
-            if eqn.primitive.name in INLINED:
-                inner, consts = open_jaxpr(bodies[0]), jaxpr_consts(bodies[0])
-                with jax.named_scope(eqn.params["name"]):
-                    return self.region(inner, consts, operands)
             if kind is RegionKind.CALL and takes_parts(eqn):
                 return self.call(eqn, operands)
             if kind is not RegionKind.CALL:

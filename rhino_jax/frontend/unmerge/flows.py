@@ -18,6 +18,7 @@ from rhino_jax._compat import is_literal, open_jaxpr, scan_counts
 from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind
 from rhino_jax.frontend.unmerge import indexed  # noqa: F401  registers its ops
 from rhino_jax.frontend.unmerge.forms import (
+    SMALL,
     Form,
     Groups,
     Origin,
@@ -28,11 +29,6 @@ from rhino_jax.frontend.unmerge.forms import (
 from rhino_jax.frontend.unmerge.ops import spell
 from rhino_jax.ir.program import RegionKind
 
-
-SMALL = 0.25
-"""A flow is kept though some value of it is merged after all, where that value has no
-more than this share of the elements that were merged at first: positions of tokens,
-counts of experts."""
 
 INLINED = frozenset({"jit", "pjit"})
 """Calls that mean nothing but their bodies."""
@@ -197,7 +193,8 @@ class _Walk:
         return origin
 
     def kept(self) -> set[Origin]:
-        """Origins of flows that are of use and do not end badly."""
+        """Origins of flows that are of use and do not end badly: what has to be merged
+        after all is small beside what was merged at first."""
         flows: dict[Origin, list[Origin]] = {}
         for origin in list(self.together):
             flows.setdefault(self.root(origin), []).append(origin)

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+SMALL = 0.25
+"""A value is small beside another with no more than this share of its elements:
+positions of tokens, counts of experts. What small values cost counts for little."""
+
 Origin = tuple[int, int]
 """Where a dim was merged: the identity of a reshape, and the dim of its result."""
 
@@ -60,6 +64,10 @@ class Form:
     @property
     def is_apart(self) -> bool:
         return is_apart(self.groups)
+
+    @property
+    def elements(self) -> int:
+        return math.prod(shape_of(self.groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +120,25 @@ def places(groups: Groups, dims: Iterable[int]) -> tuple[int, ...]:
     return tuple(k for d in dims for k in range(ends[d], ends[d + 1]))
 
 
-def join(seen: Sequence[tuple[Form, int]]) -> Parts:
+def join(seen: Sequence[tuple[Form, int]], *, splits_small: bool = True) -> Parts:
     """The parts of a dim that several operands share.
 
     Apart only where all that are stored have the same parts.
 
     Args:
       seen: operands, and which of their dims it is.
+      splits_small: whether small operands are reshaped to the parts of others. A
+        matmul's are not: they are weights, laid out as they come.
     """
-    every = [form.groups[d] for form, d in seen]
-    stored = [form.groups[d] for form, d in seen if d not in form.free]
+    apart = [form.elements for form, d in seen if form.groups[d].is_apart]
+    small = SMALL * max(apart, default=0) if splits_small else 0
+    stored = [
+        form.groups[d]
+        for form, d in seen
+        if d not in form.free and (form.groups[d].is_apart or form.elements > small)
+    ]
     if len(set(stored)) != 1:
-        return every[0].merged
-    return Parts(
-        stored[0].sizes, frozenset().union(*(parts.origins for parts in stored))
-    )
+        form, d = seen[0]
+        return form.groups[d].merged
+    origins = frozenset[Origin]().union(*(parts.origins for parts in stored))
+    return Parts(stored[0].sizes, origins)

@@ -7,6 +7,7 @@ spelled so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from rhino_jax.frontend.rules.elementwise import BINARY, UNARY
 from rhino_jax.frontend.rules.reshape import reshape_rule
 from rhino_jax.frontend.unmerge.forms import (
+    SMALL,
     Form,
     Groups,
     Origin,
@@ -59,7 +61,9 @@ def spells(*names: str) -> Callable[[Speller], Speller]:
     return register
 
 
-_STARTS = frozenset({"reshape", "broadcast_in_dim", "iota"})
+_ONE = Parts((1,))
+
+_STARTS = frozenset({"reshape", "broadcast_in_dim", "iota", "random_bits"})
 """Where dims get apart, or free."""
 
 
@@ -132,23 +136,30 @@ def elementwise(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spell
     wide = [form for form in forms if form.groups]
     free = frozenset(range(len(_shape(eqn.outvars[0])))) if wide else frozenset()
     for form in wide:
-        free &= form.free
+        free &= form.free | {d for d, p in enumerate(form.groups) if p == _ONE}
     joined: list[Parts] = []
     for d, size in enumerate(_shape(eqn.outvars[0])):
-        seen = [(f, d) for f in wide if f.groups[d] != Parts((1,))]
+        seen = [(f, d) for f in wide if f.groups[d] != _ONE]
         if target is not None and d in free:
             joined.append(target[d])
         else:
             joined.append(join(seen) if seen else Parts((size,)))
     read = tuple(
         tuple(
-            Parts((1,) * len(parts.sizes)) if mine == Parts((1,)) else parts
+            Parts((1,) * len(parts.sizes)) if mine == _ONE else parts
             for mine, parts in zip(form.groups, joined, strict=False)
         )
         for form in forms
     )
     made = (tuple(joined),) * len(eqn.outvars)
     return Spelled(read, made, eqn.params, free=free)
+
+
+@spells("bitcast_convert_type")
+def bitcast(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+    """Elementwise, where the width stays."""
+    is_same = _shape(eqn.invars[0]) == _shape(eqn.outvars[0])
+    return elementwise(eqn, forms, target) if is_same else None
 
 
 @spells("optimization_barrier")
@@ -162,19 +173,30 @@ def barrier(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
 def broadcast_in_dim(
     eqn: Any, forms: Sequence[Form], target: Groups | None
 ) -> Spelled | None:
-    """Parts of the operand go along; new dims are free."""
+    """Parts of the operand go along; new dims are free, and so are those of a small
+    operand: it is reshaped itself."""
     if len(forms) != 1:
         return None  # a shape that is not known
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     (form,), operand = forms, _shape(eqn.invars[0])
+    is_small = math.prod(operand) <= SMALL * math.prod(shape)
     taken = {d: i for i, d in enumerate(dims) if operand[i] == shape[d]}
-    free = frozenset(d for d in range(len(shape)) if d not in taken)
+    free = frozenset(
+        d
+        for d in range(len(shape))
+        if d not in taken or (is_small and not form.groups[taken[d]].is_apart)
+    )
     made = tuple(
-        form.groups[taken[d]]
+        target[d]
+        if target is not None and d in free
+        else form.groups[taken[d]]
         if d in taken
-        else (Parts((size,)) if target is None else target[d])
+        else Parts((size,))
         for d, size in enumerate(shape)
     )
+    read = list(form.groups)
+    for d, i in taken.items():
+        read[i] = made[d]
     at: list[int] = []
     for i, d in enumerate(dims):
         there = places(made, [d])
@@ -184,7 +206,19 @@ def broadcast_in_dim(
         "shape": shape_of(made),
         "broadcast_dimensions": tuple(at),
     }
-    return Spelled((form.groups,), (made,), params, free=free)
+    return Spelled((tuple(read),), (made,), params, free=free)
+
+
+@spells("random_bits")
+def random_bits(
+    eqn: Any, forms: Sequence[Form], target: Groups | None
+) -> Spelled | None:
+    """Of one key, all dims are free: bits are numbered in the order of elements."""
+    if _shape(eqn.invars[0]):
+        return None
+    made = groups_of(eqn.outvars[0]) if target is None else target
+    params = {**eqn.params, "shape": shape_of(made)}
+    return Spelled(((),), (made,), params, free=frozenset(range(len(made))))
 
 
 @spells("iota")
@@ -333,7 +367,7 @@ def dot_general(
     used: list[Parts] = []
     for pairs, is_contracted in ((contract, True), (batch, False)):
         for i, j in zip(*pairs, strict=True):
-            both = join([(forms[0], i), (forms[1], j)])
+            both = join([(forms[0], i), (forms[1], j)], splits_small=False)
             sides[0][i] = sides[1][j] = both
             if is_contracted and both.is_apart:
                 used.append(both)
