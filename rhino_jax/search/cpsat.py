@@ -78,6 +78,7 @@ def solve_core(
     times: tuple[int, ...] = (),
     deterministic_s: float = 4.0,
     wall_s: float = 60.0,
+    near: float = 1e-6,
     seed: int = 0,
 ) -> Answer:
     """Solve the core restricted to `options`, hinting a known choice.
@@ -92,6 +93,7 @@ def solve_core(
       times: the times at which the limit is enforced.
       deterministic_s: CP-SAT's deterministic time limit, the same on every host.
       wall_s: wall-clock limit on top of it.
+      near: share of the objective at which a choice is as good as the bound.
       seed: random seed.
     """
     scale = (
@@ -114,7 +116,7 @@ def solve_core(
     solver.parameters.max_deterministic_time = deterministic_s
     solver.parameters.max_time_in_seconds = wall_s
     solver.parameters.linearization_level = 2
-    solver.parameters.relative_gap_limit = 1e-6
+    solver.parameters.relative_gap_limit = near
     status = solver.solve(m.model)
     variables = len(m.model.proto.variables)
     bound = solver.best_objective_bound * unit

@@ -25,12 +25,11 @@ from rhino_jax.search.near import (
     taken_together,
 )
 from rhino_jax.search.options import OptionBuilder, Options
-from rhino_jax.search.overlap import solve_overlapped
 from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort, Report
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.recipes import Recipe, RecipeBook, recipes_for
 from rhino_jax.search.records import Drawn, Request
-from rhino_jax.search.solve import Solution, solve
+from rhino_jax.search.solve import Solution, solve, solve_overlapped
 
 
 def draw(

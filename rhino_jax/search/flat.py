@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +77,7 @@ class Spans:
         change -= np.bincount(self.stop, amounts, end + 1)
         return np.cumsum(change)[:end]
 
-    def rates(self, prices: dict[int, float]) -> np.ndarray:
+    def rates(self, prices: Mapping[int, float]) -> np.ndarray:
         """What a unit of each amount costs while it is held.
 
         Args:

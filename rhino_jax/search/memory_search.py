@@ -1,158 +1,120 @@
 """The search where the memory limit binds.
 
-Memory at the times that overflow gets a price (a Lagrangian relaxation, whose
-optimum less the priced limit is a lower bound). The choices met on the way form a
-pool, and CP-SAT puts their best parts together under the hard limit.
+Memory gets prices at the times that overflow (a Lagrangian relaxation, whose optimum
+less the priced limit is a lower bound), together with what can hide: see `prices`. The
+choices that are cheapest at the best prices, whether they fit or not, are what a good
+choice that fits is merged of: see `merge`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino_jax.search.cpsat import count_cells, solve_core
-from rhino_jax.search.pairwise import solve_pairwise
-from rhino_jax.search.pool import MAX_MODEL_CELLS, Effort, Pool
+from rhino_jax.search.overlap import Overlap
+from rhino_jax.search.pairwise import Found, solve_pairwise
+from rhino_jax.search.pool import Effort, Pool
+from rhino_jax.search.prices import Mixture, Prices
 from rhino_jax.search.problem import Labels, Problem
-from rhino_jax.search.reduction import reduce
+
+
+ROUNDS_PER_PRICE = 5
+"""Rounds of messages at every price: those of the price before go on."""
+
+STEP = 0.5
+"""How far towards the prices that look best: all the way they swing, since a few
+choices say little.
+
+Source: Ben-Ameur, Neto, "Acceleration of cutting-plane and column generation
+algorithms", Networks 49 (2007)."""
+
+NEWS = 0.1
+"""Share of what is open, by which less is no news."""
+
+STALE_PRICES = 2
+"""Prices in a row without news, after which there are no better ones."""
+
+MOST_MERGED = 4
+"""Choices that are merged with the best that fits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Priced:
+    """What the best prices say.
+
+    Attributes:
+      weight: of what can hide.
+      near: the choices that are cheapest there, whether they fit or not.
+      bound: no choice that fits costs less.
+    """
+
+    weight: float
+    near: tuple[Labels, ...]
+    bound: float
 
 
 def search_memory(
-    problem: Problem, pool: Pool, labels: Labels, bound: float, effort: Effort
-) -> tuple[float, int]:
-    """Price the times that overflow, then merge what was met. Returns the best
-    bound and the number of CP-SAT variables."""
-    least = smallest_peak(problem)
-    if not pool.offer(least):
-        return bound, 0
-    light = replace(
-        effort,
-        deterministic_s=0.0,
-        max_rounds=max(8, effort.max_rounds // 3),
-        max_fusions=1,
-    )
-    base = max(problem.objective(labels), 1e-12) / max(problem.limit, 1.0)
-    prices: dict[int, float] = {}
-    profile = problem.profile(labels)
-    proving = prices
-    scale = 0.05 * base
-    low, high = 0.0, math.inf
-    for _ in range(effort.max_prices):
-        peak_time = int(profile.argmax())
-        if profile[peak_time] > problem.limit and peak_time not in prices:
-            prices[peak_time] = 1.0
-            high = math.inf
-        now = {t: w * scale / sum(prices.values()) for t, w in prices.items()}
-        found = solve_pairwise(problem.priced(now), pool.members[-3:], light)
-        labels = found.labels
-        paid = sum(now.values()) * problem.limit
-        if found.bound - paid > bound:
-            bound, proving = found.bound - paid, now
-        fits = pool.offer(labels)
-        profile = problem.profile(labels)
-        over = {t: float(profile[t]) / problem.limit for t in prices}
-        if fits:
-            high = scale
-        else:
-            low = scale
-        total = sum(prices.values())
-        prices = {
-            t: max(w / total * min(max(over[t], 0.5), 2.0), 1e-3)
-            for t, w in prices.items()
-        }
-        scale = math.sqrt(max(low, high / 16) * high) if high < math.inf else scale * 4
-        if high < math.inf and low > 0 and high / low < 1.05:
-            break
-        if time.monotonic() > effort.deadline:
-            break
-    if proving and effort.proves:
-        # The same prices again, with all rounds of messages.
-        found = solve_pairwise(problem.priced(proving), pool.members[-3:], effort)
-        paid = sum(proving.values()) * problem.limit
-        bound = max(bound, found.bound - paid)
-        pool.offer(found.labels)
-    pool.report(None, bound)
-    if not effort.deterministic_s:
-        return bound, 0
-    merged, variables = _merge(problem, pool, effort)
-    return max(bound, merged), variables
+    overlap: Overlap, pool: Pool, free: Found, weight: float, effort: Effort
+) -> Priced:
+    """Price memory until the prices are the best.
 
-
-def _merge(problem: Problem, pool: Pool, effort: Effort) -> tuple[float, int]:
-    """Let CP-SAT choose under the hard limit: among all options where the model is
-    small enough, else among those of the choices in the pool. Returns a bound
-    (minus infinity where the pool restricts it) and the number of variables."""
-    variables, bound = 0, -math.inf
-    times: set[int] = set()
+    Args:
+      overlap: the problem.
+      pool: known choices, one of which fits; takes what is found.
+      free: the problem solved without memory.
+      weight: of what can hide, there.
+      effort: limits.
+    """
+    mixture = Mixture(overlap)
     for member in pool.members:
-        profile = problem.profile(member)
-        if profile.max(initial=0.0) > problem.limit:
-            times.add(int(profile.argmax()))
-    members = sorted(pool.members, key=problem.objective)[:8]
-    if pool.best is not None:
-        members.append(pool.best)
-    allowed = [np.arange(len(c)) for c in problem.costs]
-    is_whole = True
-    for _ in range(12):
-        small = problem.restricted(allowed)
-        core = reduce(small, _memory_nodes(small, times))
-        options = {i: np.arange(len(c)) for i, c in core.costs.items()}
-        if count_cells(core, options) > MAX_MODEL_CELLS:
-            if not is_whole:
-                members = members[: len(members) // 2]
-            if len(members) < 2:
-                break
-            is_whole = False
-            allowed = [
-                np.unique([int(m[i]) for m in members])
-                for i in range(len(problem.costs))
-            ]
-            continue
-        hint = {}
-        if pool.best is not None:
-            hint = {
-                i: int(np.searchsorted(allowed[i], pool.best[i]))
-                for i in core.costs
-                if pool.best[i] in allowed[i]
-            }
-        answer = solve_core(
-            core,
-            options,
-            hint,
-            pool.best_value,
-            memory=small,
-            times=tuple(sorted(times)),
-            deterministic_s=effort.deterministic_s,
-            wall_s=max(0.1, min(60.0, effort.deadline - time.monotonic())),
-            seed=effort.seed,
-        )
-        variables = answer.variables
-        if is_whole:
-            rest = sum(float(c.min()) for _, c, around in core.removed if not around)
-            bound = max(bound, answer.bound + rest)
-        if answer.labels is None:
+        mixture.add(member)
+    brief = replace(
+        effort, deterministic_s=0.0, max_rounds=ROUNDS_PER_PRICE, max_fusions=0
+    )
+    centre, bound, found = Prices(weight), free.bound, free
+    before, stale = math.inf, 0
+    for _ in range(effort.max_prices):
+        best = mixture.solve()
+        if best is None:  # what fits is among the choices, but for rounding
             break
-        local = core.expand(answer.labels)
-        labels = np.array([allowed[i][k] for i, k in enumerate(local)])
-        if pool.offer(labels) or time.monotonic() > effort.deadline:
+        upper, target = best
+        is_close = upper - bound <= effort.near * upper
+        if is_close or stale == STALE_PRICES or time.monotonic() > effort.deadline:
             break
-        times.add(int(problem.profile(labels).argmax()))
-    return bound, variables
+        least = NEWS * (upper - bound)
+        # Where the last price met nothing new, go all of the way.
+        has_news = before - upper > least
+        query, before = centre.towards(target, STEP if has_news else 1.0), upper
+        found = _at(overlap, query, pool.members[-2:], brief, found)
+        proved = found.bound - query.paid(overlap.problem.limit)
+        stale = 0 if has_news or proved - bound > least else stale + 1
+        if proved > bound:
+            centre, bound = query, proved
+        mixture.add(found.labels)
+        pool.offer(found.labels)
+    if effort.proves:
+        # The same prices again, with all rounds of messages.
+        found = _at(overlap, centre, pool.members[-2:], effort, found)
+        bound = max(bound, found.bound - centre.paid(overlap.problem.limit))
+        pool.offer(found.labels)
+    priced = overlap.weighted(centre.weight).priced(centre.memory)
+    near = {c.tobytes(): c for c in sorted(pool.members, key=priced.objective)}
+    return Priced(centre.weight, tuple(near.values())[:MOST_MERGED], bound)
 
 
-def _memory_nodes(problem: Problem, times: set[int]) -> frozenset[int]:
-    """Nodes whose choice changes memory at one of the times."""
-    found: set[int] = set()
-    for u in problem.node_usages:
-        if np.ptp(u.usage) and any(u.start <= t < u.stop for t in times):
-            found.add(u.node)
-    for e in problem.edge_usages:
-        if e.usage.any() and any(e.start <= t < e.stop for t in times):
-            found |= {e.source, e.target}
-    return frozenset(found)
+def _at(
+    overlap: Overlap,
+    prices: Prices,
+    starts: Sequence[Labels],
+    effort: Effort,
+    before: Found,
+) -> Found:
+    problem = overlap.weighted(prices.weight).priced(prices.memory)
+    return solve_pairwise(problem, starts, effort, before)
 
 
 def smallest_peak(problem: Problem, rounds: int = 16) -> Labels:

@@ -62,21 +62,30 @@ class Found:
     bound: no choice costs less.
     variables: edge variables of the largest model that CP-SAT had.
     nodes: of the reduced problem.
+    messages, unit: the last messages, and what is 1 to them; None where all reduced.
     """
 
     labels: Labels
     bound: float
     variables: int
     nodes: int
+    messages: Messages | None = None
+    unit: float = 1.0
 
 
-def solve_pairwise(problem: Problem, starts: Sequence[Labels], effort: Effort) -> Found:
+def solve_pairwise(
+    problem: Problem,
+    starts: Sequence[Labels],
+    effort: Effort,
+    before: Found | None = None,
+) -> Found:
     """Minimise a problem whose memory is ignored.
 
     Args:
       problem: what to minimise; price its memory first (`Problem.priced`).
       starts: known choices.
       effort: limits.
+      before: of the same problem at other costs or prices: its messages go on.
     """
     core = reduce(problem)
     # Constants left by removed nodes without neighbours.
@@ -87,10 +96,15 @@ def solve_pairwise(problem: Problem, starts: Sequence[Labels], effort: Effort) -
     known = sorted((s[order] for s in starts), key=lambda s: _value(core, order, s))
     first = np.array([int(np.argmin(core.costs[i])) for i in order])
     search = _Search(core, order, [*known[:MOST_STARTS], first], rest, effort)
+    if before is not None and before.messages is not None:
+        search.messages.start_from(before.messages, before.unit / search.unit)
     search.run()
     chosen = dict(zip(order, search.best.tolist(), strict=True))
     bound = min(search.bound, search.value) * search.unit + rest
-    return Found(core.expand(chosen), bound, search.variables, len(order))
+    labels = core.expand(chosen)
+    return Found(
+        labels, bound, search.variables, len(order), search.messages, search.unit
+    )
 
 
 class _Search:
@@ -115,6 +129,7 @@ class _Search:
             0,
         )
         self.moves = Moves.of(network, build_memory(network))
+        self.messages = Messages(self.moves)
         self.starts, self.effort = starts, effort
         self.rng = np.random.default_rng(effort.seed)
         self.best, self.value, self.bound = starts[0], np.inf, -np.inf
@@ -159,7 +174,7 @@ class _Search:
 
     def pass_messages(self) -> None:
         """Raise the bound, and climb from choices that messages make."""
-        messages, costs, stalled = Messages(self.moves), self.moves.costs, 0
+        messages, costs, stalled = self.messages, self.moves.costs, 0
         for k in range(self.effort.max_rounds):
             messages.sweep(costs, 0)
             labels, bound = messages.sweep(costs, 1)

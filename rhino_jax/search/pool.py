@@ -69,9 +69,16 @@ RECIPE_EFFORTS = {
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """Feasible choices that were met; the best first in `best`."""
+    """Choices that were met, and of those that fit the best.
+
+    Attributes:
+      problem: whose memory they hold.
+      value: of a choice, the less the better.
+      report: called with new best values and bounds.
+    """
 
     problem: Problem
+    value: Callable[[Labels], float]
     report: Report
     best: Labels | None = None
     best_value: float = math.inf
@@ -86,7 +93,7 @@ class Pool:
         self.members.append(labels)
         if peak > self.problem.limit:
             return False
-        value = self.problem.objective(labels)
+        value = self.value(labels)
         if value < self.best_value:
             self.best, self.best_value, self.best_peak = labels, value, peak
             self.report(value, None)

@@ -9,8 +9,8 @@ intra-operator parallelism, with usages on edges too (resharded copies need memo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -157,7 +157,13 @@ class Problem:
             ]
         return small
 
-    def priced(self, prices: dict[int, float]) -> Problem:
+    def recharged(self, costs: list[np.ndarray], edges: list[PairTable]) -> Problem:
+        """The problem with the same memory and other costs."""
+        other = replace(self, costs=costs, edges=edges)
+        other._held = self._spans()
+        return other
+
+    def priced(self, prices: Mapping[int, float]) -> Problem:
         """Memory at the given times charged at a price: a Lagrangian relaxation.
 
         Args:

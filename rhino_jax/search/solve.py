@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino_jax.search.memory_search import search_memory
+from rhino_jax.search.descent import descend
+from rhino_jax.search.memory_search import Priced, search_memory, smallest_peak
+from rhino_jax.search.merge import merge
+from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.pairwise import solve_pairwise
 from rhino_jax.search.pool import Effort, Pool, Report
 from rhino_jax.search.problem import Labels, Problem
+
+
+HIDDEN_WEIGHT = 0.1
+"""The weight that is tried where all that can be hidden is hidden: the best of several
+such choices then is one that hides less."""
+
+LEAST_WEIGHT = 1e-3
+"""The weight at which such choices are bounded. What hides is then as good as free."""
+
+PREFERRED = 1e-3
+"""Share of T that a choice found at the least weight must save, since it hides more."""
+
+BRIEFLY_NEAR = 0.03
+"""How near to the bound a choice need be at a weight whose bound does not count."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +43,7 @@ class Solution:
       smallest_peak: smallest peak of any choice that was met.
       variables: of the last CP-SAT model, 0 where none was needed.
       nodes: number of nodes before and after reduction.
+      priced: what the best prices of memory say; None where it does not bind.
     """
 
     labels: Labels | None
@@ -34,6 +53,7 @@ class Solution:
     smallest_peak: float
     variables: int
     nodes: tuple[int, int]
+    priced: Priced | None = None
 
     @property
     def gap(self) -> float:
@@ -56,17 +76,68 @@ def solve(
       effort: limits.
       report: called with new best objectives and bounds.
     """
-    pool = Pool(problem, report)
-    for start in starts:
-        pool.offer(np.asarray(start, dtype=np.int64))
-    found = solve_pairwise(problem, pool.members, effort)
-    bound, variables = found.bound, found.variables
-    report(None, bound)
-    nodes = (len(problem.costs), found.nodes)
-    if not pool.offer(found.labels):
-        priced, tried = search_memory(problem, pool, found.labels, bound, effort)
-        bound, variables = max(bound, priced), max(variables, tried)
+    return solve_overlapped(Overlap.none(problem), starts, effort, report)
+
+
+def solve_overlapped(
+    overlap: Overlap, starts: Sequence[Labels], effort: Effort, report: Report
+) -> Solution:
+    """Minimise T. The result is never worse than the best start that fits."""
+    problem = overlap.problem
+    pool = Pool(problem, overlap.step_s, report)
+    known = [s for s in starts if pool.offer(np.asarray(s, dtype=np.int64))]
+    low, high, bound = 0.0, 1.0, 0.0
+    best = pool.best
+    weight = 1.0 if best is None or overlap.is_exposed(best) else HIDDEN_WEIGHT
+    tried: set[float] = set()
+    priced: Priced | None = None
+    brief = replace(effort, near=max(effort.near, BRIEFLY_NEAR))
+    while True:
+        # At the weights between, the bound is not what counts.
+        is_last = weight in (1.0, LEAST_WEIGHT)
+        weighted = overlap.weighted(weight)
+        mine = known
+        if pool.best is not None and not overlap.hides_nothing:
+            mine = [pool.best, *known]
+        found = solve_pairwise(weighted, mine, effort if is_last else brief)
+        variables = found.variables
+        bound = max(bound, found.bound)
+        if problem.peak(found.labels) > problem.limit:
+            pool.offer(found.labels)
+            if pool.best is None and not pool.offer(smallest_peak(problem)):
+                break
+            priced = search_memory(overlap, pool, found, weight, effort)
+            bound = max(bound, priced.bound)
+            report(None, bound)
+            if effort.max_fusions:
+                weighted = overlap.weighted(priced.weight)
+                merged = merge(weighted, pool.best, priced.near, effort)
+                bound, variables = max(bound, merged.bound), merged.variables
+                if merged.labels is not None:
+                    pool.offer(merged.labels)
+            assert pool.best is not None
+            pool.offer(descend(overlap, pool.best))
+            break
+        labels = min([*mine, found.labels], key=weighted.objective)
+        polished = labels if overlap.hides_nothing else descend(overlap, labels)
+        polished_s = overlap.step_s(polished)
+        if weight != LEAST_WEIGHT or pool.best_value - polished_s > PREFERRED * bound:
+            pool.offer(polished)
         report(None, bound)
+        if overlap.hides_nothing:
+            break
+        if overlap.is_exposed(labels):
+            low = weight
+        else:
+            high = weight
+        tried.add(weight)
+        if low == 1.0 or len(tried) >= effort.max_weights:
+            break
+        if time.monotonic() > effort.deadline or LEAST_WEIGHT in tried:
+            break
+        weight = _next_weight(low, high, tried)
+        if weight == LEAST_WEIGHT and not effort.proves:
+            break
     return Solution(
         pool.best,
         pool.best_value,
@@ -74,5 +145,21 @@ def solve(
         pool.best_peak,
         pool.smallest_peak,
         variables,
-        nodes,
+        (len(problem.costs), found.nodes),
+        priced,
     )
+
+
+def _next_weight(low: float, high: float, tried: set[float]) -> float:
+    """The weight to try next.
+
+    Args:
+      low: the largest at which something stays exposed, or 0.
+      high: the smallest at which all is hidden, or 1.
+      tried: all so far.
+    """
+    if high <= HIDDEN_WEIGHT:
+        return LEAST_WEIGHT
+    # Where something stays exposed, T itself may be what counts.
+    ends = [w for w in (1.0, HIDDEN_WEIGHT) if w not in tried]
+    return ends[0] if ends else (low + high) / 2

@@ -68,6 +68,18 @@ class Messages:
             for way in (0, 1)
         ]
 
+    def start_from(self, other: Messages, factor: float) -> None:
+        """Take over the messages of the same network at other costs: any messages
+        give a lower bound. Those of another network are left.
+
+        Args:
+          other: passed over the other costs.
+          factor: what a unit of theirs is in units of these.
+        """
+        shapes, others = ([m.shape for m in x._messages] for x in (self, other))
+        if shapes == others:
+            self._messages = [factor * m for m in other._messages]
+
     def sweep(self, costs: np.ndarray, way: int) -> tuple[np.ndarray, float]:
         """Visit all nodes once.
 

@@ -9,9 +9,10 @@ import pytest
 
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
-from rhino_jax.search.overlap import Overlap, solve_overlapped
+from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.pool import Effort
 from rhino_jax.search.slack import Slack
+from rhino_jax.search.solve import solve_overlapped
 from tests.search.brute_force import model_of, objectives
 from tests.search.zoo import planned
 

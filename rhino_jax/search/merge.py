@@ -1,0 +1,122 @@
+"""Choices merged under the hard memory limit: CP-SAT takes of each what fits best."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.search.cpsat import count_cells, solve_core
+from rhino_jax.search.pool import MAX_MODEL_CELLS, Effort
+from rhino_jax.search.problem import Labels, Problem
+from rhino_jax.search.reduction import reduce
+
+
+MOST_TRIES = 12
+"""Models, each with the time more at which the choice before it overflowed."""
+
+
+MERGE_DETERMINISTIC_S, NEAR = 0.5, 1e-3
+"""CP-SAT's deterministic limit, and the share of the objective at which it stops, where
+it takes some options only: three times as much gains a GPT of eight layers nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Merged:
+    """Attributes:
+    labels: the best choice that fits; None where none better than `best` was found.
+    bound: proved lower bound on what any choice costs, minus infinity where not all
+        options were allowed.
+    variables: of the last model.
+    """
+
+    labels: Labels | None
+    bound: float
+    variables: int
+
+
+def merge(
+    problem: Problem, best: Labels | None, others: Sequence[Labels], effort: Effort
+) -> Merged:
+    """The best choice whose every option is that of `best` or of one of `others`; of
+    all options where the problem is small.
+
+    Args:
+      problem: with its limit.
+      best: a choice that fits, or None where none is known.
+      others: other choices, whether they fit or not, the most promising first.
+      effort: limits.
+    """
+    members = [*others] if best is None else [best, *others]
+    size = len(problem.costs)
+    cells = sum(e.table.size for e in problem.edges)
+    is_whole = effort.deterministic_s > 0 and cells <= MAX_MODEL_CELLS
+    if is_whole:
+        allowed = [np.arange(len(c)) for c in problem.costs]
+    elif len(members) > 1:
+        every = np.array(members)
+        allowed = [np.unique(every[:, i]) for i in range(size)]
+    else:
+        return Merged(None, -math.inf, 0)
+    small = problem.restricted(allowed)
+    profiles = [problem.profile(m) for m in members]
+    times = {int(p.argmax()) for p in profiles if p.max(initial=0.0) > problem.limit}
+    upper = math.inf if best is None else problem.objective(best)
+    hints = None if best is None else _places(allowed, best)
+    bound, variables = -math.inf, 0
+    deterministic_s, near = MERGE_DETERMINISTIC_S, NEAR
+    if is_whole:
+        deterministic_s, near = effort.deterministic_s, 1e-6
+    for _ in range(MOST_TRIES):
+        core = reduce(small, _memory_nodes(small, times))
+        options = {i: np.arange(len(c)) for i, c in core.costs.items()}
+        if count_cells(core, options) > MAX_MODEL_CELLS:
+            break
+        answer = solve_core(
+            core,
+            options,
+            {} if hints is None else {i: int(hints[i]) for i in core.costs},
+            upper,
+            memory=small,
+            times=tuple(sorted(times)),
+            deterministic_s=deterministic_s,
+            wall_s=max(0.1, min(60.0, effort.deadline - time.monotonic())),
+            near=near,
+            seed=effort.seed,
+        )
+        variables = answer.variables
+        if is_whole:
+            rest = sum(float(c.min()) for _, c, around in core.removed if not around)
+            bound = max(bound, answer.bound + rest)
+        if answer.labels is None:
+            break
+        places = core.expand(answer.labels)
+        labels = np.array([a[k] for a, k in zip(allowed, places, strict=True)])
+        profile = problem.profile(labels)
+        if profile.max(initial=0.0) <= problem.limit:
+            return Merged(labels, bound, variables)
+        if time.monotonic() > effort.deadline:
+            break
+        times.add(int(profile.argmax()))
+    return Merged(None, bound, variables)
+
+
+def _places(allowed: Sequence[np.ndarray], labels: Labels) -> np.ndarray:
+    """Where among the allowed options a choice's are."""
+    pairs = zip(allowed, labels, strict=True)
+    return np.array([np.searchsorted(a, label) for a, label in pairs])
+
+
+def _memory_nodes(problem: Problem, times: set[int]) -> frozenset[int]:
+    """Nodes whose choice changes memory at one of the times."""
+    found: set[int] = set()
+    for u in problem.node_usages:
+        if np.ptp(u.usage) and any(u.start <= t < u.stop for t in times):
+            found.add(u.node)
+    for e in problem.edge_usages:
+        if e.usage.any() and any(e.start <= t < e.stop for t in times):
+            found |= {e.source, e.target}
+    return frozenset(found)
