@@ -30,6 +30,7 @@ from rhino_jax.search.problem import Labels
 from rhino_jax.search.recipes import Recipe, RecipeBook, recipes_for
 from rhino_jax.search.records import Drawn, Request
 from rhino_jax.search.solve import Solution, solve, solve_overlapped
+from rhino_jax.search.untie import untie
 
 
 def draw(
@@ -114,9 +115,8 @@ def solve_drawn(
     contracted = [folding.contract(s) for s in starts]
     found = solve_overlapped(drawn.folded, contracted, effort, report)
     if found.labels is not None:
-        labels = folding.expand(found.labels)
-        nodes = len(folding.classes), found.nodes[1]
-        return replace(found, labels=labels, nodes=nodes)
+        found = untie(whole, folding, found, effort)
+        return replace(found, nodes=(len(folding.classes), found.nodes[1]))
     if folding.is_identity:
         return found
     # Repeats that choose alike hold most at once; left alone they may fit.
