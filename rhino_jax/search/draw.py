@@ -15,7 +15,7 @@ from rhino_jax.search.build import build_model
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.folding import find_folding, marks_of
 from rhino_jax.search.graph import Graph, NodeKind
-from rhino_jax.search.memory_search import smallest_peak
+from rhino_jax.search.least_peak import least_possible, smallest_peak
 from rhino_jax.search.near import (
     MOST_CELLS,
     Seed,
@@ -114,16 +114,14 @@ def solve_drawn(
     folding, whole = drawn.folding, drawn.overlap
     contracted = [folding.contract(s) for s in starts]
     found = solve_overlapped(drawn.folded, contracted, effort, report)
-    if found.labels is not None:
-        found = untie(whole, folding, found, effort)
-        return replace(found, nodes=(len(folding.classes), found.nodes[1]))
     if folding.is_identity:
         return found
-    # Repeats that choose alike hold most at once; left alone they may fit.
-    smallest = smallest_peak(whole.problem)
-    if whole.problem.peak(smallest) > whole.problem.limit:
-        return found
-    return solve_overlapped(whole, [smallest, *starts], effort, report)
+    untied = untie(whole, folding, found, effort)
+    if untied.labels is None and least_possible(whole.problem) <= whole.problem.limit:
+        smallest = smallest_peak(whole.problem)
+        if whole.problem.peak(smallest) <= whole.problem.limit:
+            return solve_overlapped(whole, [smallest, *starts], effort, report)
+    return replace(untied, nodes=(len(folding.classes), found.nodes[1]))
 
 
 def with_recipes(drawn: Drawn, effort: Effort) -> Drawn:

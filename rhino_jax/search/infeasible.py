@@ -12,7 +12,7 @@ from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.search.build import Model, build_model
 from rhino_jax.search.extract import at_peak
 from rhino_jax.search.graph import NodeKind
-from rhino_jax.search.memory_search import smallest_peak
+from rhino_jax.search.least_peak import smallest_peak
 from rhino_jax.search.solve import Solution
 from rhino_jax.units import format_bytes
 

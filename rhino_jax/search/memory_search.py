@@ -13,13 +13,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.pairwise import Found, solve_pairwise
 from rhino_jax.search.pool import Effort, Pool
 from rhino_jax.search.prices import Mixture, Prices
-from rhino_jax.search.problem import Labels, Problem
+from rhino_jax.search.problem import Labels
 
 
 ROUNDS_PER_PRICE = 5
@@ -59,12 +57,13 @@ class Priced:
 
 def search_memory(
     overlap: Overlap, pool: Pool, free: Found, weight: float, effort: Effort
-) -> Priced:
-    """Price memory until the prices are the best.
+) -> Priced | None:
+    """Price memory until the prices are the best; None where no mixture of the known
+    choices fits.
 
     Args:
       overlap: the problem.
-      pool: known choices, one of which fits; takes what is found.
+      pool: known choices; takes what is found.
       free: the problem solved without memory.
       weight: of what can hide, there.
       effort: limits.
@@ -79,8 +78,8 @@ def search_memory(
     before, stale = math.inf, 0
     for _ in range(effort.max_prices):
         best = mixture.solve()
-        if best is None:  # what fits is among the choices, but for rounding
-            break
+        if best is None:
+            return None
         upper, target = best
         is_close = upper - bound <= effort.near * upper
         if is_close or stale == STALE_PRICES or time.monotonic() > effort.deadline:
@@ -115,39 +114,3 @@ def _at(
 ) -> Found:
     problem = overlap.weighted(prices.weight).priced(prices.memory)
     return solve_pairwise(problem, starts, effort, before)
-
-
-def smallest_peak(problem: Problem, rounds: int = 16) -> Labels:
-    """The choice with the smallest memory peak that is found.
-
-    Memory is minimised in place of cost, at times whose weights grow where memory
-    is high. Stops as soon as the limit is met.
-
-    Source: Arora, Hazan, Kale, "The multiplicative weights update method",
-    Theory of Computing 8 (2012), section 3.
-    """
-    only_memory = Problem(
-        [c * 0.0 for c in problem.costs],
-        [],
-        problem.node_usages,
-        problem.edge_usages,
-        problem.limit,
-        problem.end,
-    )
-    effort = Effort(max_rounds=4, deterministic_s=0.0, max_fusions=0)
-    weights = np.full(problem.end, 1.0 / problem.end)
-    best, best_labels, stalled = math.inf, None, 0
-    for _ in range(rounds):
-        prices = dict(enumerate(weights.tolist()))
-        labels = solve_pairwise(only_memory.priced(prices), [], effort).labels
-        profile = problem.profile(labels)
-        peak = float(profile.max(initial=0.0))
-        stalled = 0 if peak < 0.99 * best else stalled + 1
-        if peak < best:
-            best, best_labels = peak, labels
-        if peak <= problem.limit or stalled >= 5:
-            break
-        weights = weights * np.exp(6 * (profile / peak - 1))
-        weights = np.maximum(weights / weights.sum(), 1e-3 / problem.end)
-    assert best_labels is not None
-    return best_labels

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino_jax.search.descent import descend
-from rhino_jax.search.memory_search import Priced, search_memory, smallest_peak
+from rhino_jax.search.least_peak import low_peaks
+from rhino_jax.search.memory_search import Priced, search_memory
 from rhino_jax.search.merge import merge
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.pairwise import solve_pairwise
@@ -104,9 +105,12 @@ def solve_overlapped(
         bound = max(bound, found.bound)
         if problem.peak(found.labels) > problem.limit:
             pool.offer(found.labels)
-            if pool.best is None and not pool.offer(smallest_peak(problem)):
-                break
+            if pool.best is None:
+                for low_choice in low_peaks(problem):
+                    pool.offer(low_choice)
             priced = search_memory(overlap, pool, found, weight, effort)
+            if priced is None:
+                break
             bound = max(bound, priced.bound)
             report(None, bound)
             if effort.max_fusions:
@@ -115,8 +119,8 @@ def solve_overlapped(
                 bound, variables = max(bound, merged.bound), merged.variables
                 if merged.labels is not None:
                     pool.offer(merged.labels)
-            assert pool.best is not None
-            pool.offer(descend(overlap, pool.best))
+            if pool.best is not None:
+                pool.offer(descend(overlap, pool.best))
             break
         labels = min([*mine, found.labels], key=weighted.objective)
         polished = labels if overlap.hides_nothing else descend(overlap, labels)

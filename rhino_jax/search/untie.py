@@ -20,25 +20,25 @@ from rhino_jax.search.solve import Solution
 def untie(
     whole: Overlap, folding: Folding, found: Solution, effort: Effort
 ) -> Solution:
-    """The solution of all nodes, better than that of the classes where that can be.
+    """The solution of all nodes: what the classes' stands for, or a better one.
 
     Args:
       whole: of all nodes.
       folding: their classes.
-      found: of the classes; something fits.
+      found: of the classes, which may have nothing that fits.
       effort: limits.
     """
-    assert found.labels is not None
-    tied = replace(found, labels=folding.expand(found.labels))
-    if found.priced is None or folding.is_identity or not effort.max_fusions:
+    known = None if found.labels is None else folding.expand(found.labels)
+    tied = replace(found, labels=known)
+    if found.priced is None or not effort.max_fusions:
         return tied
     near = [folding.expand(choice) for choice in found.priced.near]
     weighted = whole.weighted(found.priced.weight)
-    merged = merge(weighted, tied.labels, near, effort)
+    merged = merge(weighted, known, near, effort)
     if merged.labels is None:
         return tied
     labels = descend(whole, merged.labels)
-    objective = whole.step_s(labels)
+    objective, peak = whole.step_s(labels), whole.problem.peak(labels)
     if objective >= found.objective:
         return tied
     return replace(
@@ -46,6 +46,7 @@ def untie(
         labels=labels,
         objective=objective,
         bound=min(found.bound, objective),
-        peak=whole.problem.peak(labels),
+        peak=peak,
+        smallest_peak=min(found.smallest_peak, peak),
         variables=max(found.variables, merged.variables),
     )
