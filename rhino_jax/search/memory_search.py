@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.pairwise import Found, solve_pairwise
 from rhino_jax.search.pool import Effort, Pool
@@ -30,14 +32,18 @@ choices say little.
 Source: Ben-Ameur, Neto, "Acceleration of cutting-plane and column generation
 algorithms", Networks 49 (2007)."""
 
+CLOSE = 1e-3
+"""Share of the dual's value that may stay open: its prices decide what is merged."""
+
 NEWS = 0.1
 """Share of what is open, by which less is no news."""
 
 STALE_PRICES = 2
 """Prices in a row without news, after which there are no better ones."""
 
-MOST_MERGED = 4
-"""Choices that are merged with the best that fits."""
+MOST_LONG, LONG_ROUNDS = 1, 40
+"""Prices with more rounds, where brief ones give no news: most of what messages still
+have to say about a wide ResNet, in a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,12 +51,13 @@ class Priced:
     """What the best prices say.
 
     Attributes:
-      weight: of what can hide.
-      near: the choices that are cheapest there, whether they fit or not.
+      prices: the best.
+      near: choices, whether they fit or not, the most promising first: those whose
+        mixture is the best on average, then the cheapest at the prices.
       bound: no choice that fits costs less.
     """
 
-    weight: float
+    prices: Prices
     near: tuple[Labels, ...]
     bound: float
 
@@ -72,37 +79,42 @@ def search_memory(
     for member in pool.members:
         mixture.add(member)
     brief = replace(
-        effort, deterministic_s=0.0, max_rounds=ROUNDS_PER_PRICE, max_fusions=0
+        effort, deterministic_s=0.0, max_rounds=ROUNDS_PER_PRICE, max_fusions=1
     )
+    longer = replace(brief, max_rounds=min(effort.max_rounds, LONG_ROUNDS))
     centre, bound, found = Prices(weight), free.bound, free
-    before, stale = math.inf, 0
-    for _ in range(effort.max_prices):
+    before, stale, left = math.inf, 0, effort.max_prices
+    long = MOST_LONG if effort.proves else 0
+    while True:
         best = mixture.solve()
         if best is None:
             return None
-        upper, target = best
-        is_close = upper - bound <= effort.near * upper
-        if is_close or stale == STALE_PRICES or time.monotonic() > effort.deadline:
+        upper, target, shares = best
+        if upper - bound <= CLOSE * upper or time.monotonic() > effort.deadline:
+            break
+        is_long = left == 0 or stale == STALE_PRICES
+        if is_long and (long == 0 or stale > STALE_PRICES):
             break
         least = NEWS * (upper - bound)
         # Where the last price met nothing new, go all of the way.
         has_news = before - upper > least
         query, before = centre.towards(target, STEP if has_news else 1.0), upper
-        found = _at(overlap, query, pool.members[-2:], brief, found)
+        found = _at(
+            overlap, query, pool.members[-2:], longer if is_long else brief, found
+        )
+        long, left = (long - 1, left) if is_long else (long, left - 1)
         proved = found.bound - query.paid(overlap.problem.limit)
         stale = 0 if has_news or proved - bound > least else stale + 1
         if proved > bound:
             centre, bound = query, proved
         mixture.add(found.labels)
         pool.offer(found.labels)
-    if effort.proves:
-        # The same prices again, with all rounds of messages.
-        found = _at(overlap, centre, pool.members[-2:], effort, found)
-        bound = max(bound, found.bound - centre.paid(overlap.problem.limit))
-        pool.offer(found.labels)
-    priced = overlap.weighted(centre.weight).priced(centre.memory)
-    near = {c.tobytes(): c for c in sorted(pool.members, key=priced.objective)}
-    return Priced(centre.weight, tuple(near.values())[:MOST_MERGED], bound)
+    # What is mixed first, then what is cheapest.
+    priced = overlap.weighted(target.weight).priced(target.memory)
+    values = [priced.objective(member) for member in pool.members[: len(shares)]]
+    order = np.lexsort((np.array(values), -shares.round(6)))
+    near = {pool.members[k].tobytes(): pool.members[k] for k in order}
+    return Priced(target, tuple(near.values()), bound)
 
 
 def _at(

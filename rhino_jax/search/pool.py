@@ -41,7 +41,7 @@ class Effort:
     near: float = 4e-3
     deterministic_s: float = 2.0
     max_fusions: int = 3
-    max_prices: int = 16
+    max_prices: int = 12
     max_weights: int = 4
     proves: bool = True
     deadline: float = math.inf

@@ -68,9 +68,9 @@ class Mixture:
         self._ends.append(self._overlap.ends_s(labels))
         self._held.append(self._overlap.problem.profile(labels) / self._limit)
 
-    def solve(self) -> tuple[float, Prices] | None:
-        """The largest q that the choices allow, and where; None where no mixture of
-        them fits."""
+    def solve(self) -> tuple[float, Prices, np.ndarray] | None:
+        """The largest q that the choices allow, and where, and the choices' shares;
+        None where no mixture of them fits."""
         unit = max(max(map(max, self._ends)), 1e-30)
         held = np.array(self._held)
         while True:
@@ -82,7 +82,7 @@ class Mixture:
             # At all other times the mixture fits, unasked.
             fullest = int(mixed.argmax())
             if mixed[fullest] <= 1 + 1e-6 or fullest in self._times:
-                return value, prices
+                return value, prices, shares
             self._times.append(fullest)
 
     def _solve(

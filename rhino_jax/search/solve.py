@@ -114,7 +114,7 @@ def solve_overlapped(
             bound = max(bound, priced.bound)
             report(None, bound)
             if effort.max_fusions:
-                weighted = overlap.weighted(priced.weight)
+                weighted = overlap.weighted(priced.prices.weight)
                 merged = merge(weighted, pool.best, priced.near, effort)
                 bound, variables = max(bound, merged.bound), merged.variables
                 if merged.labels is not None:

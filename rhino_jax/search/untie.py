@@ -33,7 +33,7 @@ def untie(
     if found.priced is None or not effort.max_fusions:
         return tied
     near = [folding.expand(choice) for choice in found.priced.near]
-    weighted = whole.weighted(found.priced.weight)
+    weighted = whole.weighted(found.priced.prices.weight)
     merged = merge(weighted, known, near, effort)
     if merged.labels is None:
         return tied

@@ -80,7 +80,7 @@ def test_the_best_prices_of_all_choices_are_the_dual_and_bound_what_fits() -> No
         if solved is None:
             assert not fitting
             continue
-        value, prices = solved
+        value, prices, _ = solved
         priced = overlap.weighted(prices.weight).priced(prices.memory)
         least = min(map(priced.objective, all_choices(problem)))
         assert least - prices.paid(problem.limit) == pytest.approx(value)
