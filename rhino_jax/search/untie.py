@@ -11,16 +11,21 @@ from dataclasses import replace
 
 from rhino_jax.search.descent import descend
 from rhino_jax.search.folding import Folding
+from rhino_jax.search.memory_search import LONG_ROUNDS
 from rhino_jax.search.merge import merge
 from rhino_jax.search.overlap import Overlap
+from rhino_jax.search.pairwise import solve_pairwise
 from rhino_jax.search.pool import Effort
+from rhino_jax.search.prices import Prices
+from rhino_jax.search.problem import Labels
 from rhino_jax.search.solve import Solution
 
 
 def untie(
     whole: Overlap, folding: Folding, found: Solution, effort: Effort
 ) -> Solution:
-    """The solution of all nodes: what the classes' stands for, or a better one.
+    """The solution of all nodes: what the classes' stands for, or a better one. Its
+    bound is that of plans in which repeats do alike, unless it is below that.
 
     Args:
       whole: of all nodes.
@@ -41,12 +46,25 @@ def untie(
     objective, peak = whole.step_s(labels), whole.problem.peak(labels)
     if objective >= found.objective:
         return tied
+    bound = found.bound
+    if objective <= bound:
+        # What bounds plans of repeats that do alike is no bound any more.
+        bound = min(_bound(whole, found.priced.prices, labels, effort), objective)
     return replace(
         tied,
         labels=labels,
         objective=objective,
-        bound=min(found.bound, objective),
+        bound=bound,
         peak=peak,
         smallest_peak=min(found.smallest_peak, peak),
         variables=max(found.variables, merged.variables),
     )
+
+
+def _bound(whole: Overlap, prices: Prices, labels: Labels, effort: Effort) -> float:
+    """What no choice of all nodes that fits is below."""
+    rounds = min(effort.max_rounds, LONG_ROUNDS)
+    brief = replace(effort, max_rounds=rounds, max_fusions=0, deterministic_s=0.0)
+    priced = whole.weighted(prices.weight).priced(prices.memory)
+    found = solve_pairwise(priced, [labels], brief)
+    return found.bound - prices.paid(whole.problem.limit)
