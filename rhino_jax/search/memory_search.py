@@ -79,7 +79,10 @@ def search_memory(
     for member in pool.members:
         mixture.add(member)
     brief = replace(
-        effort, deterministic_s=0.0, max_rounds=ROUNDS_PER_PRICE, max_fusions=1
+        effort,
+        deterministic_s=0.0,
+        max_rounds=ROUNDS_PER_PRICE,
+        max_fusions=1,
     )
     longer = replace(brief, max_rounds=min(effort.max_rounds, LONG_ROUNDS))
     centre, bound, found = Prices(weight), free.bound, free
@@ -93,10 +96,10 @@ def search_memory(
         if upper - bound <= CLOSE * upper or time.monotonic() > effort.deadline:
             break
         is_long = left == 0 or stale == STALE_PRICES
-        if is_long and (long == 0 or stale > STALE_PRICES):
+        if stale > STALE_PRICES or (is_long and long == 0):
             break
         least = NEWS * (upper - bound)
-        # Where the last price met nothing new, go all of the way.
+        # Where the last price met nothing new, go all the way.
         has_news = before - upper > least
         query, before = centre.towards(target, STEP if has_news else 1.0), upper
         found = _at(

@@ -55,7 +55,8 @@ def merge(
       effort: limits.
     """
     labels, bound, variables = None, -math.inf, 0
-    for k in range(0, min(len(others), MOST_MERGED), MERGED_AT_ONCE):
+    most = MOST_MERGED if effort.proves else MERGED_AT_ONCE
+    for k in range(0, min(len(others), most), MERGED_AT_ONCE):
         some = others[k : k + MERGED_AT_ONCE]
         merged = _merge_all(problem, best, some, effort)
         bound, variables = max(bound, merged.bound), max(variables, merged.variables)

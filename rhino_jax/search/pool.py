@@ -54,7 +54,7 @@ EFFORTS = {
         near=0.03,
         deterministic_s=0.0,
         max_fusions=1,
-        max_prices=10,
+        max_prices=6,
         max_weights=3,
         proves=False,
     ),

@@ -113,7 +113,7 @@ def solve_overlapped(
                 break
             bound = max(bound, priced.bound)
             report(None, bound)
-            if effort.max_fusions:
+            if effort.proves or pool.best is None:
                 weighted = overlap.weighted(priced.prices.weight)
                 merged = merge(weighted, pool.best, priced.near, effort)
                 bound, variables = max(bound, merged.bound), merged.variables
