@@ -89,7 +89,8 @@ def solve_overlapped(
     known = [s for s in starts if pool.offer(np.asarray(s, dtype=np.int64))]
     low, high, bound = 0.0, 1.0, 0.0
     best = pool.best
-    weight = 1.0 if best is None or overlap.is_exposed(best) else HIDDEN_WEIGHT
+    hides_all = best is not None and not overlap.is_exposed(best)
+    weight = HIDDEN_WEIGHT if hides_all and not overlap.hides_nothing else 1.0
     tried: set[float] = set()
     priced: Priced | None = None
     brief = replace(effort, near=max(effort.near, BRIEFLY_NEAR))

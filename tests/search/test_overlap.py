@@ -9,8 +9,9 @@ import pytest
 
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
+from rhino_jax.search import solve as solve_module
 from rhino_jax.search.overlap import Overlap
-from rhino_jax.search.pool import Effort
+from rhino_jax.search.pool import EFFORTS, Effort
 from rhino_jax.search.slack import Slack
 from rhino_jax.search.solve import solve_overlapped
 from tests.search.brute_force import model_of, objectives
@@ -74,3 +75,12 @@ def test_more_overlap_never_costs_and_hides_at_most_the_budget() -> None:
         assert plan.predicted.step_time_s <= min(fitting) * (1 + 1e-9)
         times.append(plan.predicted.step_time_s)
     assert times[0] > times[1] > times[2]
+
+
+def test_where_nothing_can_hide_the_search_is_not_brief(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(solve_module, "BRIEFLY_NEAR", 0.9)
+    target = load_target("v5e:4x4").replace(hidable_share=0.0)
+    plan = planned("gpt-tiny-unrolled", {"x": 4, "y": 4}, target)
+    assert plan.search.gap <= 1.2 * EFFORTS["best"].near
