@@ -7,6 +7,7 @@ as it is, with a note that says which call traced it.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from jax.sharding import AbstractMesh
 from jax.tree_util import tree_flatten_with_path
 
 from rhino_jax._compat import jaxpr_consts, low_jaxpr, open_jaxpr
-from rhino_jax.errors import TraceError
+from rhino_jax.errors import RhinoWarning, TraceError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.leaves import (
     Leaves,
@@ -198,8 +199,8 @@ def trace_call(
     flat.__name__ = flat.__qualname__ = parameters.name
     try:
         with _only_mesh(mesh):
-            jaxpr = low_jaxpr(jax.make_jaxpr(flat)(*types))
-            closed = unmerge(without_noops(jaxpr))
+            jaxpr = without_noops(low_jaxpr(jax.make_jaxpr(flat)(*types)))
+            closed = _unmerged(jaxpr, parameters.name)
     except Exception as error:
         error.add_note(f"raised while {what} traced `{parameters.name}`")
         raise
@@ -236,6 +237,22 @@ def trace_call(
     return Traced(
         parameters.name, closed, program, call.signature(), arguments, result, donated
     )
+
+
+def _unmerged(jaxpr: Any, name: str) -> Any:
+    """The program with merged dims apart; as the user wrote it where that fails: it is
+    only there to be planned better."""
+    try:
+        return unmerge(jaxpr)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(
+            f"`{name}`: its merged dims are planned as they are, since keeping them"
+            f" apart failed ({text[:200]}). Please report this.",
+            RhinoWarning,
+            stacklevel=2,
+        )
+        return jaxpr
 
 
 def check_same_program(

@@ -16,7 +16,8 @@ from jax import lax
 import rhino_jax as rhino
 from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs
-from rhino_jax.frontend.unmerge import unmerge
+from rhino_jax.frontend.trace import trace
+from rhino_jax.frontend.unmerge import emit, unmerge
 
 
 B, S, D = 2, 6, 4
@@ -205,6 +206,18 @@ def test_derivatives_of_a_program_with_dims_apart() -> None:
 
     want, got = jax.grad(loss(before))(X), jax.grad(loss(after))(X)
     np.testing.assert_allclose(want, got, rtol=1e-5)
+
+
+def test_where_it_fails_the_program_is_planned_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("no such dim")
+
+    monkeypatch.setattr(emit, "_apart", fails)
+    with pytest.warns(rhino.RhinoWarning, match="ValueError: no such dim"):
+        traced = trace(lambda x: apart(flat(x) @ W).sum(1), (X,), {})
+    assert merges(traced.closed_jaxpr) == 1
 
 
 def test_branches_and_loops_inside_keep_their_borders() -> None:

@@ -46,7 +46,12 @@ def unmerge(jaxpr: Any) -> Any:
     if not _merges(jaxpr):
         return jaxpr
     flows = find_flows(jaxpr)
-    return _Emitter(flows).rebuilt_as_it_was(jaxpr) if flows.kept else jaxpr
+    if not flows.kept:
+        return jaxpr
+    found = _Emitter(flows).rebuilt_as_it_was(jaxpr)
+    old, new = ([v.aval for v in open_jaxpr(j).outvars] for j in (jaxpr, found))
+    assert old == new, f"results were {old}, are {new}"
+    return found
 
 
 def _merges(jaxpr: Any) -> bool:
