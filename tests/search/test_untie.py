@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
+from rhino_jax.search import draw
+from rhino_jax.search.folding import Folding
+from rhino_jax.search.overlap import Overlap
+from rhino_jax.search.pool import EFFORTS
+from rhino_jax.search.problem import NodeUsage, Problem
+from rhino_jax.search.records import Drawn
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +36,28 @@ def sweep() -> list[rhino.Plan]:
             )
         )
     return plans
+
+
+def test_as_many_repeats_save_memory_as_must() -> None:
+    """Of four that look alike two must save 10 each, at a second more; tied, all do."""
+    count = 4
+    problem = Problem(
+        [np.array([1.0, 2.0])] * count,
+        [],
+        [NodeUsage(n, np.array([10.0, 0.0]), 0, 1) for n in range(count)],
+        limit=20.0,
+        end=1,
+    )
+    whole, folding = (
+        Overlap.none(problem),
+        Folding(np.zeros(count, int), np.zeros(1, int)),
+    )
+    any_model: Any = None
+    case = Drawn(any_model, whole, any_model, folding, folding.overlap(whole))
+    found = draw.solve_drawn(case, [np.ones(count, int)], EFFORTS["best"])
+    assert found.labels is not None and sorted(found.labels) == [0, 0, 1, 1]
+    assert found.objective == pytest.approx(6.0)
+    assert found.bound <= 6.0 + 1e-9
 
 
 def test_a_smaller_budget_never_takes_less_time(sweep: list[rhino.Plan]) -> None:
