@@ -176,11 +176,13 @@ class _Search:
         """Raise the bound, and climb from choices that messages make."""
         messages, costs, stalled = self.messages, self.moves.costs, 0
         for k in range(self.effort.max_rounds):
+            is_climbed = (k + 1 - FIRST_CLIMB) % ROUNDS_PER_CLIMB == 0
+            labels = np.zeros(len(self.best), dtype=int) if is_climbed else None
             messages.sweep(costs, 0)
-            labels, bound = messages.sweep(costs, 1)
+            bound = messages.sweep(costs, 1, labels)
             gain = bound - self.bound
             self.bound = max(self.bound, bound)
-            if (k + 1 - FIRST_CLIMB) % ROUNDS_PER_CLIMB == 0:
+            if labels is not None:
                 self.climb(labels)
             if not self.is_open(self.effort.near):
                 break

@@ -198,7 +198,7 @@ class _Run:
         labels = self._least_memory()
         for _ in range(FIRST_SWEEPS):
             messages.sweep(self.costs, 0)
-            labels, bound = messages.sweep(self.costs, 1)
+            bound = messages.sweep(self.costs, 1)
             self.bound = max(self.bound, bound - ROUNDING * abs(bound))
             if time.monotonic() > until:
                 break
@@ -208,7 +208,7 @@ class _Run:
             priced = self.costs + self.memory.priced(prices)
             for _ in range(SWEEPS):
                 messages.sweep(priced, 0)
-                labels, _ = messages.sweep(priced, 1)
+                messages.sweep(priced, 1, labels)
             for _ in range(FOREST_MOVES):
                 labels = self.moves.forest_move(priced, labels, self.rng)
             over = self.memory.profile(labels) - self.memory.room

@@ -6,6 +6,7 @@ Messages stay good starts while the costs of options move, as prices of memory d
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -17,31 +18,27 @@ class _Turn(NamedTuple):
     """What a node does when its turn comes.
 
     Attributes:
-      incoming: numbers of the messages to it.
-      ahead: of neighbours whose turn is still to come, the message there, the one
-        back, and the table.
+      ahead: rows of the messages to it that come from neighbours whose turn is still
+        to come.
+      num_ahead, num_behind: neighbours whose turn is still to come, and the others.
+      tables: to each of those ahead, [1, options, neighbour's options].
+      reach: scratch: one row per option, their tables side by side.
+      parts: the columns of `reach` that belong to each.
+      starts, of_part: where in a row of `reach` each begins; for every column, whose.
+      into: where their messages are kept, in the order of the columns.
       behind: neighbours that had their turn, with the table.
     """
 
-    incoming: list[int]
-    ahead: list[tuple[int, int, np.ndarray]]
+    ahead: slice
+    num_ahead: int
+    num_behind: int
+    tables: list[np.ndarray]
+    reach: np.ndarray
+    parts: list[np.ndarray]
+    starts: np.ndarray
+    of_part: np.ndarray
+    into: np.ndarray
     behind: list[tuple[int, np.ndarray]]
-
-
-def _turn(
-    node: int,
-    near: list[tuple[int, np.ndarray]],
-    numbers: dict[tuple[int, int], int],
-    tables: list[np.ndarray],
-    way: int,
-) -> _Turn:
-    ahead = [m for m, _ in near if (m > node) == (way == 0)]
-    behind = [m for m, _ in near if (m > node) != (way == 0)]
-    return _Turn(
-        [numbers[m, node] for m, _ in near],
-        [(numbers[node, m], numbers[m, node], tables[numbers[node, m]]) for m in ahead],
-        [(m, tables[numbers[node, m]]) for m in behind],
-    )
 
 
 class Messages:
@@ -53,20 +50,47 @@ class Messages:
 
     def __init__(self, moves: Moves) -> None:
         self._first = moves.memory.first.tolist()
-        numbers: dict[tuple[int, int], int] = {}
-        tables: list[np.ndarray] = []
-        for n, near in enumerate(moves.neighbours):
-            for m, table in near:
-                numbers[n, m] = len(tables)
-                tables.append(np.ascontiguousarray(table))
-        self._messages = [np.zeros(t.shape[1]) for t in tables]
-        self._turns = [
-            [
-                _turn(n, near, numbers, tables, way)
-                for n, near in enumerate(moves.neighbours)
-            ]
-            for way in (0, 1)
+        near = [sorted(around, key=lambda e: e[0]) for around in moves.neighbours]
+        sizes = np.diff(moves.memory.first)
+        blocks = np.array([len(n) for n in near], dtype=int) * sizes
+        begins = np.concatenate([[0], np.cumsum(blocks)]).astype(int)
+        # All messages, those to one node side by side, a row each.
+        self._all = np.zeros(begins[-1])
+        self._to = [
+            self._all[begins[n] : begins[n + 1]].reshape(len(around), sizes[n])
+            for n, around in enumerate(near)
         ]
+        place = {
+            (n, m): begins[n] + row * sizes[n]
+            for n, around in enumerate(near)
+            for row, (m, _) in enumerate(around)
+        }
+        cells = [sum(t.size for _, t in around) for around in near]
+        scratch = np.empty(max(cells, default=0))
+
+        def turn(n: int, way: int) -> _Turn:
+            middle = sum(m < n for m, _ in near[n])
+            low, high = near[n][:middle], near[n][middle:]
+            ahead, behind = (low, high) if way else (high, low)
+            widths = [sizes[m] for m, _ in ahead]
+            ends = np.cumsum([0, *widths])
+            reach = scratch[: sizes[n] * ends[-1]].reshape(sizes[n], ends[-1])
+            parts = [reach[:, a:b] for a, b in itertools.pairwise(ends)]
+            into = [np.arange(sizes[m]) + place[m, n] for m, _ in ahead]
+            return _Turn(
+                slice(0, middle) if way else slice(middle, len(near[n])),
+                len(ahead),
+                len(behind),
+                [np.ascontiguousarray(t) for _, t in ahead],
+                reach,
+                parts,
+                ends[:-1],
+                np.repeat(np.arange(len(ahead)), widths),
+                np.concatenate([*into, np.zeros(0, dtype=int)]),
+                behind,
+            )
+
+        self._turns = [[turn(n, way) for n in range(len(near))] for way in (0, 1)]
 
     def start_from(self, other: Messages, factor: float) -> None:
         """Take over the messages of the same network at other costs: any messages
@@ -76,43 +100,52 @@ class Messages:
           other: passed over the other costs.
           factor: what a unit of theirs is in units of these.
         """
-        shapes, others = ([m.shape for m in x._messages] for x in (self, other))
+        shapes, others = ([m.shape for m in x._to] for x in (self, other))
         if shapes == others:
-            self._messages = [factor * m for m in other._messages]
+            self._all[:] = factor * other._all
 
-    def sweep(self, costs: np.ndarray, way: int) -> tuple[np.ndarray, float]:
+    def sweep(
+        self, costs: np.ndarray, way: int, choice: np.ndarray | None = None
+    ) -> float:
         """Visit all nodes once.
 
         Args:
           costs: of every option, finite.
           way: 0: in the nodes' order; 1: against it.
+          choice: filled with an option of every node, chosen on the way.
         Returns:
-          A choice made on the way, and a lower bound on the objective.
+          A lower bound on the objective.
         """
-        messages, first = self._messages, self._first
-        labels = np.zeros(len(first) - 1, dtype=int)
+        first, turns, kept = self._first, self._turns[way], self._all
         bound = 0.0
-        nodes = range(len(labels))
-        for n in reversed(nodes) if way else nodes:
-            incoming, ahead, behind = self._turns[way][n]
+        for n in range(len(turns) - 1, -1, -1) if way else range(len(turns)):
+            turn, to = turns[n], self._to[n]
             own = costs[first[n] : first[n + 1]]
-            total = own.copy()
-            for m in incoming:
-                total += messages[m]
-            choice = own.copy()
-            for j, table in behind:
-                choice += table[:, labels[j]]
-            for _, back, _ in ahead:
-                choice += messages[back]
-            labels[n] = choice.argmin()
-            share = 1.0 / max(len(ahead), len(behind), 1)
-            bound += (1.0 - share * len(ahead)) * np.minimum.reduce(total)
-            total *= share
-            for there, back, table in ahead:
-                reach = (total - messages[back])[:, None] + table
-                message = np.minimum.reduce(reach, axis=0)
-                low = np.minimum.reduce(message)
-                bound += low
-                message -= low
-                messages[there] = message
-        return labels, float(bound)
+            if choice is not None:
+                choice[n] = _choose(own, turn, to, choice)
+            total = own + np.add.reduce(to, axis=0)
+            num_ahead, most = turn.num_ahead, max(turn.num_ahead, turn.num_behind, 1)
+            if num_ahead < most:
+                bound += (1.0 - num_ahead / most) * float(np.minimum.reduce(total))
+            if not num_ahead:
+                continue
+            total /= most
+            rest = (total - to[turn.ahead])[:, :, None]
+            for one, table, part in zip(rest, turn.tables, turn.parts, strict=True):
+                np.add(table, one, out=part)
+            message = np.minimum.reduce(turn.reach, axis=0)
+            low = np.minimum.reduceat(message, turn.starts)
+            bound += float(np.add.reduce(low))
+            message -= low[turn.of_part]
+            kept[turn.into] = message
+        return bound
+
+
+def _choose(
+    own: np.ndarray, turn: _Turn, to: np.ndarray, choice: np.ndarray
+) -> np.intp:
+    """The option that is best beside the choices behind and the messages from ahead."""
+    total = own + np.add.reduce(to[turn.ahead], axis=0)
+    for j, table in turn.behind:
+        total += table[:, choice[j]]
+    return total.argmin()

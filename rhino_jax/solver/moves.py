@@ -1,7 +1,8 @@
 """Choices of a network: what they cost, and moves that make them better.
 
 A move takes nodes that form a forest and sets all of them at once to their best
-options beside the others, by dynamic programming from the leaves.
+options beside the others, by dynamic programming from the leaves. Forests are random;
+a dozen are made, and then used in turn.
 
 Source: Fix, Chen, Boros, Zabih, "Approximate MRF inference using bounded treewidth
 subgraphs", ECCV 2012, of which trees are the simplest case.
@@ -9,12 +10,41 @@ subgraphs", ECCV 2012, of which trees are the simplest case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from rhino_jax.solver.memory import Memory
 from rhino_jax.solver.network import Network
+
+
+MOST_FORESTS = 12
+"""Forests that moves are made on. Finding one takes longer than a move."""
+
+
+class _Step(NamedTuple):
+    """A node below its parent, and the table [parent's options, node's options]."""
+
+    node: int
+    parent: int
+    table: np.ndarray
+
+
+class _Forest(NamedTuple):
+    """Nodes none of which closes a circle.
+
+    Attributes:
+      free: which nodes these are.
+      roots: those without a parent.
+      steps: the others, each after its parent.
+    """
+
+    free: np.ndarray
+    roots: list[int]
+    steps: list[_Step]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +70,8 @@ class Moves:
     _edges: np.ndarray
     _columns: np.ndarray
     _starts: np.ndarray
+    _made: list[_Forest] = field(default_factory=list)
+    _again: Iterator[_Forest] | None = None
 
     @classmethod
     def of(cls, network: Network, memory: Memory) -> Moves:
@@ -104,29 +136,29 @@ class Moves:
         self, costs: np.ndarray, labels: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray:
         """The best choice on a random forest, the other nodes as they are."""
-        order, parents = self._forest(rng)
-        free = np.zeros(len(labels), dtype=bool)
-        free[order] = True
-        totals = self.totals(costs, labels, free)
-        first = self.memory.first
-        below = {n: totals[first[n] : first[n + 1]] for n in order}
-        tables: dict[int, np.ndarray] = {}
-        for n in reversed(order):
-            if (up := parents[n]) is not None:
-                parent, table = up
-                tables[n] = reach = table + below[n]
-                below[parent] = below[parent] + np.minimum.reduce(reach, axis=1)
+        forest = self._next_forest(rng)
+        totals = self.totals(costs, labels, forest.free)
+        first = self.memory.first.tolist()
+        below = [totals[a:b] for a, b in itertools.pairwise(first)]
+        for node, parent, table in reversed(forest.steps):
+            below[parent] += np.minimum.reduce(table + below[node], axis=1)
         moved = labels.copy()
-        for n in order:
-            up = parents[n]
-            moved[n] = (below[n] if up is None else tables[n][moved[up[0]]]).argmin()
+        for root in forest.roots:
+            moved[root] = below[root].argmin()
+        for node, parent, table in forest.steps:
+            moved[node] = (table[moved[parent]] + below[node]).argmin()
         return moved
 
-    def _forest(
-        self, rng: np.random.Generator
-    ) -> tuple[list[int], dict[int, tuple[int, np.ndarray] | None]]:
-        """Nodes that form a forest, each after its parent; and the parents, with the
-        table from the parent's options to the node's."""
+    def _next_forest(self, rng: np.random.Generator) -> _Forest:
+        if self._again is None:
+            self._made.append(self._forest(rng))
+            if len(self._made) == MOST_FORESTS:
+                self._again = itertools.cycle(self._made)
+            return self._made[-1]
+        return next(self._again)
+
+    def _forest(self, rng: np.random.Generator) -> _Forest:
+        """As many nodes as may be, taken in random order."""
         # Disjoint sets, with path halving: this is where moves spend their time.
         up = list(range(len(self.neighbours)))
         inside = [False] * len(up)
@@ -144,21 +176,22 @@ class Moves:
                 inside[n] = True
                 for root in roots:
                     up[root] = n
-        order: list[int] = []
-        parents: dict[int, tuple[int, np.ndarray] | None] = {}
+        found = _Forest(np.array(inside, dtype=bool), [], [])
+        met = [not is_inside for is_inside in inside]
         for root in np.flatnonzero(inside).tolist():
-            if root in parents:
+            if met[root]:
                 continue
-            parents[root] = None
+            met[root] = True
+            found.roots.append(root)
             todo = [root]
             while todo:
                 n = todo.pop()
-                order.append(n)
                 for j, table in self.neighbours[n]:
-                    if inside[j] and j not in parents:
-                        parents[j] = n, table
+                    if not met[j]:
+                        met[j] = True
+                        found.steps.append(_Step(j, n, table))
                         todo.append(j)
-        return order, parents
+        return found
 
 
 def _largest(costs: np.ndarray) -> float:
