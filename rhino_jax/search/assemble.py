@@ -16,7 +16,6 @@ from rhino_jax.plan.records import Coverage, Predicted, SearchReport
 from rhino_jax.search.build import Model
 from rhino_jax.search.extract import (
     at_peak,
-    collectives_of,
     coverage_shares,
     decisions_of,
     predicted_of,
@@ -25,6 +24,7 @@ from rhino_jax.search.infeasible import explain
 from rhino_jax.search.padding import padding_notes
 from rhino_jax.search.pool import OPTIMAL_GAP
 from rhino_jax.search.records import Found, Request
+from rhino_jax.search.traffic import Traffic
 
 
 def assemble(
@@ -34,14 +34,14 @@ def assemble(
     started: float,
     meshes: tuple[tuple[tuple[int, ...], float], ...],
 ) -> Plan:
-    model, solution = found.drawn.model, found.solution
-    overlap = found.drawn.overlap
+    drawn, solution = found.drawn, found.solution
+    model, folding = drawn.model, drawn.folding
     program = model.graph.program
     if solution.labels is None:
         raise explain(model, solution, request.pins, program, target)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     labels = solution.labels
-    collectives = collectives_of(model, labels)
+    traffic = Traffic.of(model)
     decisions = decisions_of(model, labels)
     if not model.mesh.says_stops:
         decisions = only_around_matmuls(program, decisions)
@@ -58,11 +58,12 @@ def assemble(
         )
     notes += padding_notes(program, decisions.values, model.mesh)
     recipes: dict[str, Predicted | None] = {}
-    for name, choice in found.drawn.recipes.items():
+    folded = Traffic.folded(model, folding)
+    for name, choice in drawn.recipes.items():
         recipes[name] = (
             None
             if choice is None
-            else predicted_of(model, overlap, choice, collectives_of(model, choice))
+            else predicted_of(drawn.folded, folded, folding.contract(choice))
         )
     ops, flops, size, unknown = coverage_shares(program)
     if unknown:
@@ -92,8 +93,8 @@ def assemble(
             for e, spec in zip(program.outputs, decisions.outputs, strict=True)
         ),
         decisions=decisions,
-        predicted=predicted_of(model, overlap, labels, collectives),
-        collectives=collectives,
+        predicted=predicted_of(drawn.overlap, traffic, labels),
+        collectives=traffic.collectives(labels),
         search=SearchReport(
             status="recipe" if found.is_fallback else status,
             objective_s=solution.objective,

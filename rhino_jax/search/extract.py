@@ -1,4 +1,4 @@
-"""A solution read back: specs of all values, collectives, predictions, memory."""
+"""A solution read back: specs of all values, predictions, memory."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from collections import defaultdict
 
 import numpy as np
 
-from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.combine import combine_route
-from rhino_jax.cost.reshard import Step, reshard_steps
-from rhino_jax.hardware.mesh import size_of
-from rhino_jax.ir.program import Op, Program
-from rhino_jax.ir.spec import Spec, format_spec, padding_of, replicated
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import Spec, replicated
 from rhino_jax.plan.decisions import Decisions
-from rhino_jax.plan.records import Collective, Holding, Predicted
+from rhino_jax.plan.records import Holding, Predicted
 from rhino_jax.search.build import Model
-from rhino_jax.search.graph import Edge, Node, NodeKind, Port
-from rhino_jax.search.options import own_steps
+from rhino_jax.search.graph import Node, Port
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import Labels
+from rhino_jax.search.traffic import Traffic, name_of
 
 
 def decisions_of(model: Model, labels: Labels) -> Decisions:
@@ -77,87 +74,6 @@ def _stops(model: Model, labels: Labels) -> dict[int, tuple[Spec, ...]]:
     return found
 
 
-def collectives_of(model: Model, labels: Labels) -> tuple[Collective, ...]:
-    """All collectives of a choice, the most expensive first."""
-    graph, mesh = model.graph, model.mesh
-    found: list[Collective] = []
-    for node in graph.nodes:
-        strategy = model.options[node.id].strategies[labels[node.id]]
-        for step in own_steps(graph.program, node, strategy, mesh):
-            found.append(
-                _record(model, step, node.count, node.op, _why_own(model, node, step))
-            )
-    for edge in graph.edges:
-        have = model.spec(edge.source, int(labels[edge.source.node]))
-        want = model.wanted(edge, int(labels[edge.target]))
-        value = graph.program.values[edge.value]
-        padding = 1.0
-        if not model.builder.padded_dims.isdisjoint(value.shape):
-            padding = max(padding_of(s, value.shape, mesh.sizes) for s in (have, want))
-        for step in reshard_steps(
-            have,
-            want,
-            round(value.bytes * padding),
-            mesh.sizes,
-            by_axis=mesh.gathers_by_axis,
-            says_stops=mesh.says_stops,
-        ):
-            reader = graph.nodes[edge.target]
-            maker = graph.nodes[edge.source.node]
-            op = reader.op or maker.op
-            found.append(
-                _record(model, step, edge.count, op, _why_edge(model, edge, have, want))
-            )
-    return tuple(sorted(found, key=lambda c: (-c.seconds, c.kind, c.op, c.reason)))
-
-
-def _record(
-    model: Model, step: Step, count: int, op: Op | None, reason: str
-) -> Collective:
-    mesh = model.mesh
-    # Named in the mesh's order, as the compiler's are: the order says nothing.
-    axes = [mesh.axes[a] for a in sorted(step.axes)]
-    per_run = wire_bytes(step.kind, step.local_bytes, size_of(mesh, step.axes))
-    return Collective(
-        kind=step.kind,
-        axes=tuple(a.name for a in axes),
-        bytes=round(per_run * count),
-        count=count,
-        seconds=collective_s(step.kind, step.local_bytes, axes) * count,
-        op="" if op is None else f"{op.name} #{op.id}",
-        source="" if op is None else str(op.source),
-        reason=reason,
-    )
-
-
-def _why_own(model: Model, node: Node, step: Step) -> str:
-    op = node.op
-    assert op is not None and op.rule is not None
-    if step.kind == "collective-permute":
-        return "borders of the window"
-    strategy_names = [f.name for f in op.rule.factors if f.reducer is not None]
-    return f"partial result over {', '.join(strategy_names)}"
-
-
-def _why_edge(model: Model, edge: Edge, have: Spec, want: Spec) -> str:
-    names = model.mesh.names
-    what = name_of(model, edge.source)
-    return f"{what}: {format_spec(have, names)} → {format_spec(want, names)}"
-
-
-def name_of(model: Model, port: Port) -> str:
-    """What people call the value that a port holds."""
-    program, node = model.graph.program, model.graph.nodes[port.node]
-    if node.kind is NodeKind.INPUT:
-        return program.inputs[node.slot].path
-    if node.kind is NodeKind.COPY:
-        return f"copy of %{node.value}"
-    if node.op is None:
-        return f"%{node.value}"
-    kind = "" if node.kind is NodeKind.OP else f" {node.kind.value}"
-    return f"{node.op.name}{kind} %{node.value}"
-
-
 def overlap_of(model: Model) -> Overlap:
     """What the target can hide of the model's collectives."""
     target = model.builder.target
@@ -170,26 +86,18 @@ def overlap_of(model: Model) -> Overlap:
     )
 
 
-def predicted_of(
-    model: Model,
-    overlap: Overlap,
-    labels: Labels,
-    collectives: tuple[Collective, ...],
-) -> Predicted:
-    """Time, memory and arithmetic of a choice, per device."""
-    flops = sum(
-        float(options.flops[labels[node.id]]) * node.count
-        for node, options in zip(model.graph.nodes, model.options, strict=True)
-    )
+def predicted_of(overlap: Overlap, traffic: Traffic, labels: Labels) -> Predicted:
+    """Time, memory and arithmetic of a choice, per device: of all nodes, or of classes
+    where overlap and traffic are folded."""
     step_time_s = overlap.step_s(labels)
-    exposed_s = sum(c.seconds for c in collectives) - overlap.hidden_s(labels)
+    exposed_s = traffic.seconds(labels) - overlap.hidden_s(labels)
     communication_s = max(exposed_s, 0.0)
     return Predicted(
         step_time_s=step_time_s,
         compute_s=max(step_time_s - communication_s, 0.0),
         communication_s=communication_s,
-        peak_bytes=math.ceil(model.problem.peak(labels)),
-        flops_per_device=flops,
+        peak_bytes=math.ceil(overlap.problem.peak(labels)),
+        flops_per_device=traffic.flops(labels),
         slack_s=overlap.slack_s(labels),
     )
 

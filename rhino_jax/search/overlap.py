@@ -75,6 +75,8 @@ class Overlap:
 
     def slack_s(self, labels: Labels) -> float:
         """Seconds of collectives with slack, of which `hidable_share` can hide."""
+        if self.hidable_share:
+            return self.hidable.objective(labels) / self.hidable_share
         own = zip(self.problem.costs, self.compute, self.slack.nodes, strict=True)
         seconds = sum(
             float(total[label] - compute[label])

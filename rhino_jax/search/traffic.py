@@ -1,0 +1,211 @@
+"""What a choice sends: its collectives one by one, and the seconds of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rhino_jax.cost.collectives import collective_s, wire_bytes
+from rhino_jax.cost.reshard import Step, reshard_steps
+from rhino_jax.hardware.mesh import size_of
+from rhino_jax.ir.spec import Spec, format_spec, padding_of
+from rhino_jax.plan.records import Collective
+from rhino_jax.search.build import Model
+from rhino_jax.search.folding import Folding
+from rhino_jax.search.graph import Edge, Node, NodeKind, Port
+from rhino_jax.search.options import own_steps
+from rhino_jax.search.problem import Labels
+
+
+class Priced(NamedTuple):
+    """A collective, and the seconds of one run."""
+
+    step: Step
+    seconds: float
+
+
+class Place(NamedTuple):
+    """Where something may be sent.
+
+    Attributes:
+      at: a node, after its compute, or an edge.
+      source, target: whose options decide, by position in the labels; of a node both
+        are its own.
+      repeats: how many alike it stands for.
+    """
+
+    at: Node | Edge
+    source: int
+    target: int
+    repeats: int = 1
+
+
+@dataclass(slots=True)
+class Traffic:
+    """The collectives of a model's choices. Those of equal nodes, and of equal changes
+    of layout, are found once.
+
+    Attributes:
+      model: the search model.
+      places: all nodes and edges, or one of each that are folded.
+    """
+
+    model: Model
+    places: list[Place]
+    _own: dict[tuple[int, int], tuple[Priced, ...]] = field(default_factory=dict)
+    _moves: dict[tuple[Spec, Spec, int], tuple[Priced, ...]] = field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def of(cls, model: Model) -> Traffic:
+        """Of choices of all nodes."""
+        places = [Place(n, n.id, n.id) for n in model.graph.nodes]
+        places += [Place(e, e.source.node, e.target) for e in model.graph.edges]
+        return cls(model, places)
+
+    @classmethod
+    def folded(cls, model: Model, folding: Folding) -> Traffic:
+        """Of choices of classes: what repeats is looked at once."""
+        nodes, classes = model.graph.nodes, folding.classes.tolist()
+        counts = np.bincount(folding.classes).tolist()
+        places = [Place(nodes[n], c, c, counts[c]) for c, n in enumerate(folding.first)]
+        # Edges between the same classes that share a table send the same.
+        alike: dict[tuple[int, int, int], Place] = {}
+        for edge, priced in zip(model.graph.edges, model.problem.edges, strict=True):
+            ends = classes[edge.source.node], classes[edge.target]
+            key = *ends, id(priced.table)
+            _, _, _, repeats = alike.get(key, Place(edge, *ends, 0))
+            alike[key] = Place(edge, *ends, repeats + 1)
+        return cls(model, [*places, *alike.values()])
+
+    def seconds(self, labels: Labels) -> float:
+        """Of all collectives of a choice, hidden or not."""
+        return sum(
+            place.repeats * place.at.count * priced.seconds
+            for place, steps in self._sending(labels)
+            for priced in steps
+        )
+
+    def flops(self, labels: Labels) -> float:
+        """Floating-point operations of a choice on one device."""
+        options = self.model.options
+        return sum(
+            place.repeats * at.count * options[at.id].flops[labels[place.source]].item()
+            for place in self.places
+            if isinstance(at := place.at, Node)
+        )
+
+    def collectives(self, labels: Labels) -> tuple[Collective, ...]:
+        """All collectives of a choice of all nodes, the most expensive first."""
+        found = [
+            self._record(place.at, priced, labels)
+            for place, steps in self._sending(labels)
+            for priced in steps
+        ]
+        return tuple(sorted(found, key=lambda c: (-c.seconds, c.kind, c.op, c.reason)))
+
+    def _sending(self, labels: Labels) -> Iterator[tuple[Place, tuple[Priced, ...]]]:
+        """The places that send something, and what."""
+        model, chosen = self.model, labels.tolist()
+        for place in self.places:
+            at, source, target = place.at, chosen[place.source], chosen[place.target]
+            if isinstance(at, Node):
+                steps = self._after(at, source)
+            else:
+                have, want = model.spec(at.source, source), model.wanted(at, target)
+                steps = self._move(at, have, want) if have != want else ()
+            if steps:
+                yield place, steps
+
+    def _after(self, node: Node, label: int) -> tuple[Priced, ...]:
+        """What a node sends after its compute."""
+        options, model = self.model.options[node.id], self.model
+        # Equal nodes share one object of options.
+        key = id(options), label
+        found = self._own.get(key)
+        if found is None:
+            strategy = options.strategies[label]
+            steps = own_steps(model.graph.program, node, strategy, model.mesh)
+            found = self._own[key] = self._price(steps)
+        return found
+
+    def _move(self, edge: Edge, have: Spec, want: Spec) -> tuple[Priced, ...]:
+        model, mesh = self.model, self.model.mesh
+        value = model.graph.program.values[edge.value]
+        padding = 1.0
+        if not model.builder.padded_dims.isdisjoint(value.shape):
+            padding = max(padding_of(s, value.shape, mesh.sizes) for s in (have, want))
+        key = have, want, round(value.bytes * padding)
+        found = self._moves.get(key)
+        if found is None:
+            steps = reshard_steps(
+                *key,
+                mesh.sizes,
+                by_axis=mesh.gathers_by_axis,
+                says_stops=mesh.says_stops,
+            )
+            found = self._moves[key] = self._price(steps)
+        return found
+
+    def _price(self, steps: tuple[Step, ...]) -> tuple[Priced, ...]:
+        axes = self.model.mesh.axes
+        return tuple(
+            Priced(s, collective_s(s.kind, s.local_bytes, [axes[a] for a in s.axes]))
+            for s in steps
+        )
+
+    def _record(self, at: Node | Edge, priced: Priced, labels: Labels) -> Collective:
+        model, step = self.model, priced.step
+        if isinstance(at, Node):
+            op, reason = at.op, _why_own(at, step)
+        else:
+            nodes = model.graph.nodes
+            op = nodes[at.target].op or nodes[at.source.node].op
+            reason = _why_edge(model, at, labels)
+        per_run = wire_bytes(
+            step.kind, step.local_bytes, size_of(model.mesh, step.axes)
+        )
+        return Collective(
+            kind=step.kind,
+            # In the mesh's order, as the compiler's are: the order says nothing.
+            axes=tuple(model.mesh.axes[a].name for a in sorted(step.axes)),
+            bytes=round(per_run * at.count),
+            count=at.count,
+            seconds=priced.seconds * at.count,
+            op="" if op is None else f"{op.name} #{op.id}",
+            source="" if op is None else str(op.source),
+            reason=reason,
+        )
+
+
+def _why_own(node: Node, step: Step) -> str:
+    op = node.op
+    assert op is not None and op.rule is not None
+    if step.kind == "collective-permute":
+        return "borders of the window"
+    summed = [f.name for f in op.rule.factors if f.reducer is not None]
+    return f"partial result over {', '.join(summed)}"
+
+
+def _why_edge(model: Model, edge: Edge, labels: Labels) -> str:
+    have = model.spec(edge.source, int(labels[edge.source.node]))
+    want = model.wanted(edge, int(labels[edge.target]))
+    names, what = model.mesh.names, name_of(model, edge.source)
+    return f"{what}: {format_spec(have, names)} → {format_spec(want, names)}"
+
+
+def name_of(model: Model, port: Port) -> str:
+    """What people call the value that a port holds."""
+    program, node = model.graph.program, model.graph.nodes[port.node]
+    if node.kind is NodeKind.INPUT:
+        return program.inputs[node.slot].path
+    if node.kind is NodeKind.COPY:
+        return f"copy of %{node.value}"
+    if node.op is None:
+        return f"%{node.value}"
+    kind = "" if node.kind is NodeKind.OP else f" {node.kind.value}"
+    return f"{node.op.name}{kind} %{node.value}"
