@@ -69,11 +69,13 @@ class Planner:
       traced: the workload's step.
       target: the hardware.
       meshes: those to choose from; one where the row names it.
+      budget_bytes: memory of a device that plans may use.
     """
 
     traced: Traced
     target: Target
     meshes: tuple[MeshAxes, ...]
+    budget_bytes: float
 
     @classmethod
     def of(cls, row: Row) -> Planner:
@@ -85,7 +87,12 @@ class Planner:
                 tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
                 for shape in mesh_shapes(target, target.num_devices)
             )
-        return cls(trace_workload(workload_of(row)), target, meshes)
+        traced = trace_workload(workload_of(row))
+        planner = cls(traced, target, meshes, target.hbm_bytes)
+        if row.memory_share is None:
+            return planner
+        free = planner._choose("best").predicted.peak_bytes
+        return replace(planner, budget_bytes=row.memory_share * free)
 
     def plans(self, methods: Sequence[Method]) -> Iterator[Planned]:
         """The plans of methods that need no compiler; recipes first, all at once.
@@ -116,7 +123,7 @@ class Planner:
             except InfeasiblePlanError:
                 return None
 
-        budget_bytes = self.target.hbm_bytes
+        budget_bytes = int(self.budget_bytes)
         try:
             found = candidates(budget_bytes, method.refine)
             plan = refine(found, judge, budget_bytes, within)
@@ -167,7 +174,7 @@ class Planner:
 
     def _request(self, level: str) -> Request:
         return Request(
-            memory_budget_bytes=self.target.hbm_bytes,
+            memory_budget_bytes=self.budget_bytes,
             pins={},
             output_pins={},
             level=level,

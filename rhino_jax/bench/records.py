@@ -156,7 +156,9 @@ class Result:
 def row_key(row: Row) -> str:
     """Names a row in files: readable, and different for different rows."""
     axes = "x".join(str(n) for _, n in row.mesh) or "any"
-    what = [row.model, row.overrides, row.target, row.mesh]
+    what: list[object] = [row.model, row.overrides, row.target, row.mesh]
+    if row.memory_share is not None:
+        what.append(row.memory_share)
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{row.model}-{row.target.replace(':', '_')}-{axes}-{digest}"
 

@@ -11,6 +11,8 @@
     regime = "plenty"                         # of batch per device, or "little"
     target = "v5e:4x4"
     mesh = {data = 4, model = 4}              # optional: rhino chooses
+    memory_share = 0.5                        # optional: plan within half of what the
+                                              # best plan holds that is free to choose
     methods = ["fsdp", "best"]                # optional
 
 Methods: see `rhino_jax.bench.methods`.
@@ -47,6 +49,8 @@ class Row:
       target: hardware with its topology, as "v5e:4x4".
       mesh: (name, size) of every mesh axis, major first; empty: rhino chooses.
       methods: what to compare.
+      memory_share: plans must do with this share of the memory that the best plan
+        holds; None: with what the target has.
     """
 
     model: str
@@ -55,15 +59,20 @@ class Row:
     target: str
     mesh: tuple[tuple[str, int], ...]
     methods: tuple[Method, ...]
+    memory_share: float | None = None
 
     @property
     def workload(self) -> str:
-        """The model with what was overridden, as `gpt-7b num_layers=4`."""
-        return " ".join([self.model, *(f"{k}={_value(v)}" for k, v in self.overrides)])
+        """The model with what was overridden, as `gpt-7b num_layers=4`, and the share
+        of memory."""
+        words = [self.model, *(f"{k}={_value(v)}" for k, v in self.overrides)]
+        if self.memory_share is not None:
+            words.append(f"memory={self.memory_share:.0%}")
+        return " ".join(words)
 
     def to_table(self) -> dict[str, Any]:
         """The row as a suite would write it."""
-        return {
+        table: dict[str, Any] = {
             "model": self.model,
             "overrides": dict(self.overrides),
             "regime": self.regime,
@@ -71,6 +80,9 @@ class Row:
             "mesh": dict(self.mesh),
             "methods": [m.name for m in self.methods],
         }
+        if self.memory_share is not None:
+            table["memory_share"] = self.memory_share
+        return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +183,15 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
     return Suite(name=name, kind=kind, timeout_s=float(timeout_s), rows=parsed)
 
 
-_ROW_KEYS = ("model", "overrides", "regime", "target", "mesh", "methods")
+_ROW_KEYS = (
+    "model",
+    "overrides",
+    "regime",
+    "target",
+    "mesh",
+    "methods",
+    "memory_share",
+)
 
 
 def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
@@ -187,6 +207,9 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
     )
     at.check(is_mesh, "mesh", mesh, "a table of axis sizes >= 1")
     at.check(isinstance(target, str), "target", target, "a name, as 'v5e:4x4'")
+    share = row.get("memory_share")
+    is_share = share is None or (_is_number(share) and 0 < share <= 1)
+    at.check(is_share, "memory_share", share, "a share, > 0 and at most 1")
     methods = row.get("methods", default)
     is_list = isinstance(methods, list) and bool(methods)
     at.check(is_list, "methods", methods, "a list of methods, here or for all rows")
@@ -216,6 +239,7 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
         target=target,
         mesh=tuple(mesh.items()),
         methods=parsed,
+        memory_share=None if share is None else float(share),
     )
 
 

@@ -13,6 +13,7 @@ from rhino_jax.bench import row_run
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.plan_run import plan_report, plan_task, time_row
+from rhino_jax.bench.planning import Planner
 from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.row_run import RowResult, run_rows
 from rhino_jax.bench.store import Store, write_json
@@ -46,6 +47,20 @@ def measured(method: str, plan_s: float, step_s: float) -> dict[str, Any]:
         "methods": {method: {"plan_s": plan_s, "step_s": step_s, "gap": 0.004}},
         "peak_bytes": 2**29,
     }
+
+
+def test_a_row_is_planned_within_its_share_of_memory() -> None:
+    free, half = (
+        Planner.of(replace(SUITE.rows[1], memory_share=share)) for share in (None, 0.7)
+    )
+    peaks = [
+        planned.plan.predicted.peak_bytes
+        for planner in (free, half)
+        for planned in planner.plans([parse_method("best")])
+        if planned.plan is not None
+    ]
+    assert half.budget_bytes == pytest.approx(0.7 * peaks[0])
+    assert peaks[1] <= half.budget_bytes < peaks[0] < free.budget_bytes
 
 
 def test_a_row_is_planned_by_each_method() -> None:

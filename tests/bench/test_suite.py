@@ -37,6 +37,14 @@ def test_a_row_is_what_the_file_says() -> None:
     assert parse(row.to_table()).rows == (row,)
 
 
+def test_a_row_may_have_a_share_of_the_memory() -> None:
+    half, whole = parse(ROW | {"memory_share": 0.5}, ROW).rows
+    assert half.workload == "gpt-tiny batch=64 remat=false memory=50%"
+    assert (half.memory_share, whole.memory_share) == (0.5, None)
+    assert parse(half.to_table()).rows == (half,)
+    assert row_key(half) != row_key(whole)
+
+
 def test_rows_take_the_methods_of_the_suite_unless_they_name_their_own() -> None:
     bare = {k: v for k, v in ROW.items() if k != "methods"} | {"target": "h100:8"}
     suite = parse(ROW, bare, methods=["dp"])
@@ -60,6 +68,9 @@ def test_rows_take_the_methods_of_the_suite_unless_they_name_their_own() -> None
         ({"methods": ["refined:1"]}, "'refined:1' is not known"),
         ({"methods": ["fsdp:2"]}, "'fsdp:2' is not known"),
         ({"devices": 8}, "unknown key `devices`"),
+        ({"memory_share": 0}, "`memory_share` is not a share"),
+        ({"memory_share": 1.5}, "`memory_share` is not a share"),
+        ({"memory_share": True}, "`memory_share` is not a share"),
     ],
 )
 def test_a_bad_row_is_told_in_four_parts(change: dict[str, Any], words: str) -> None:
