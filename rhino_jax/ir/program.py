@@ -11,6 +11,7 @@ The IR knows neither JAX nor hardware, and its factors are not tied to meshes.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -62,7 +63,12 @@ class Value:
     @property
     def bytes(self) -> int:
         """Bytes of the whole array."""
-        return math.prod(self.shape) * item_bytes(self.dtype)
+        return _array_bytes(self.shape, self.dtype)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _array_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * item_bytes(dtype)
 
 
 @dataclass(frozen=True, slots=True)

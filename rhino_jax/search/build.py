@@ -70,7 +70,7 @@ class Model:
 
     def spec(self, port: Port, label: int) -> Spec:
         """The spec in which a port holds its value under a choice of its node."""
-        return self.options[port.node].strategies[label].results[port.index]
+        return self.options[port.node].strategies[label].results[port.result]
 
     def wanted(self, edge: Edge, label: int) -> Spec:
         """The spec in which an edge's reader wants its value."""
@@ -96,6 +96,7 @@ class _ReshardTables:
         default_factory=dict
     )
     _tables: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
+    _of_values: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
     _copies: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
 
     @classmethod
@@ -181,6 +182,23 @@ class _ReshardTables:
           count: how often it is carried.
           latency_count: how often latency is paid.
         """
+        met = source.key, target.key, whole.shape, whole.bytes, count, latency_count
+        found = self._of_values.get(met)
+        if found is None:
+            found = self._of_values[met] = self._table(
+                source, target, whole, count, latency_count
+            )
+        return found
+
+    def _table(
+        self,
+        source: PortSpecs,
+        target: PortSpecs,
+        whole: Value,
+        count: float,
+        latency_count: float,
+    ) -> np.ndarray:
+        """The same, one array for all values whose tables are equal."""
         paddings = [self.builder.paddings(p, whole.shape) for p in (source, target)]
         is_padded = any(p is not None for p in paddings)
         shape = whole.shape if is_padded else None
@@ -255,7 +273,7 @@ def build_model(
     tables = _ReshardTables.of(builder)
     problem = Problem(costs, [], limit=memory_budget_bytes, end=graph.end + 2)
     for edge, (start, stop) in zip(graph.edges, liveness.edge_interval, strict=True):
-        source = options[edge.source.node].outs[edge.source.index]
+        source = options[edge.source.node].outs[edge.source.result]
         wanted = options[edge.target].ins[edge.operand]
         whole = program.values[edge.value]
         table = tables.table(source, wanted, whole, *_times_run(graph, edge))
@@ -267,7 +285,7 @@ def build_model(
             )
     for port, (start, stop) in liveness.interval.items():
         if liveness.is_stored[port] and _holds_memory(graph, port):
-            usage = _local_bytes(builder, options[port.node].outs[port.index], port)
+            usage = _local_bytes(builder, options[port.node].outs[port.result], port)
             problem.node_usages.append(NodeUsage(port.node, usage, start, stop + 1))
     for copy in liveness.hoisted:
         usage = copy.whole_bytes * builder.shares(options[copy.node].ins[0])
@@ -302,7 +320,7 @@ def _holds_memory(graph: Graph, port: Port) -> bool:
     """Border nodes that only pass a value on hold none of their own."""
     kind = graph.nodes[port.node].kind
     if kind is NodeKind.CARRY:
-        return port.index == 0
+        return port.result == 0
     return kind in (NodeKind.INPUT, NodeKind.OP, NodeKind.STACK)
 
 
@@ -311,6 +329,6 @@ def _local_bytes(builder: OptionBuilder, specs: PortSpecs, port: Port) -> np.nda
     value = node.value
     if node.kind is NodeKind.OP:
         assert node.op is not None
-        value = node.op.results[port.index]
+        value = node.op.results[port.result]
     whole = builder.graph.program.values[value]
     return whole.bytes * builder.shares(specs, whole.shape)

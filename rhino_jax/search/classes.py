@@ -8,6 +8,7 @@ The experts' recipes are stated in these terms; the search itself needs none.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -60,7 +61,7 @@ def find_classes(graph: Graph) -> Classes:
     classes = Classes(graph, DisjointSets())
     for edge in graph.edges:
         source = graph.nodes[edge.source.node]
-        made = _result_elements(graph, source, edge.source.index)
+        made = _result_elements(graph, source, edge.source.result)
         read = _operand_elements(graph, graph.nodes[edge.target], edge.operand)
         for a, b in zip(made, read, strict=True):
             if a is not None and b is not None:
@@ -161,12 +162,14 @@ def _contracted_with_weights(
         op = node.op
         if node.kind is not NodeKind.OP or op is None or not op.flops:
             continue
+        if not op.name.startswith(("dot", "conv")):
+            continue
         made = set(classes.results(node, 0))
         if not made & batch:
             continue
         for o in range(len(op.operands)):
             dims = {d for d in classes.operands(node, o) if d is not None}
-            if not dims & batch and op.name.startswith(("dot", "conv")):
+            if not dims & batch:
                 found |= dims - made
     return found
 
@@ -182,7 +185,11 @@ def _split_state(
     readers: dict[int, list[int]] = {}
     for edge in graph.edges:
         readers.setdefault(edge.source.node, []).append(edge.target)
-    touches = {n.id: bool(classes.of_node(n) & batch) for n in graph.nodes}
+
+    @functools.cache
+    def touches(node: int) -> bool:
+        return not batch.isdisjoint(classes.of_node(graph.nodes[node]))
+
     params: set[int] = set()
     state: set[int] = set()
     for node in graph.nodes:
@@ -194,7 +201,7 @@ def _split_state(
                 if target in seen:
                     continue
                 seen.add(target)
-                if touches[target]:
+                if touches(target):
                     found = True
                     break
                 if graph.nodes[target].kind is not NodeKind.INPUT:

@@ -167,24 +167,21 @@ def _of_allowed(allowed: Sequence[np.ndarray], local: Labels) -> Labels:
 
 def _to_the_letter(drawn: Drawn, allowed: Sequence[np.ndarray]) -> Labels:
     """What a recipe's name says: every class is cut by as many mesh axes as it may."""
-    options = [drawn.model.options[n] for n in drawn.folding.first]
-    found = [_most_cut(o, a) for o, a in zip(options, allowed, strict=True)]
+    nodes = [drawn.model.graph.nodes[n] for n in drawn.folding.first]
+    found = [drawn.book.most_cut(n, a) for n, a in zip(nodes, allowed, strict=True)]
     return np.array(found, dtype=np.int64)
-
-
-def _most_cut(options: Options, allowed: np.ndarray) -> int:
-    """The place of the allowed option whose results are cut by most mesh axes, and
-    that then costs least."""
-    axes = [sum(map(len, sum(options.strategies[k].results, ()))) for k in allowed]
-    return int(np.lexsort((options.cost_s[allowed], np.negative(axes)))[0])
 
 
 def _within(allowed: Sequence[np.ndarray], labels: Labels) -> Labels | None:
     """A choice in terms of the allowed options, or None where it uses others."""
-    local = np.zeros(len(labels), dtype=np.int64)
-    for i, options in enumerate(allowed):
-        at = int(np.searchsorted(options, labels[i]))
-        if at == len(options) or options[at] != labels[i]:
+    places: dict[int, dict[int, int]] = {}
+    local = []
+    for options, label in zip(allowed, labels.tolist(), strict=True):
+        # Equal nodes share one array.
+        if id(options) not in places:
+            places[id(options)] = {k: i for i, k in enumerate(options.tolist())}
+        at = places[id(options)].get(label)
+        if at is None:
             return None
-        local[i] = at
-    return local
+        local.append(at)
+    return np.array(local, dtype=np.int64)

@@ -12,8 +12,10 @@ def flatten(program: Program) -> Graph:
     """Build the graph of choices of a program."""
     builder = _Builder(program)
     builder.run()
-    _share_copies(builder.graph)
-    return builder.graph
+    graph = builder.graph
+    _share_copies(graph)
+    graph.run_order = tuple(sorted(graph.nodes, key=_in_run_order))
+    return graph
 
 
 class _Builder:
@@ -236,3 +238,8 @@ def _share_copies(graph: Graph) -> None:
         graph.edges.append(Edge(port, node.id, 0, first.value, count, first.time))
         for edge in edges:
             edge.source = Port(node.id, 0)
+
+
+def _in_run_order(node: Node) -> tuple[int, bool, int]:
+    # A shared copy is read at the time at which it is made.
+    return node.time, node.kind is not NodeKind.COPY, node.id

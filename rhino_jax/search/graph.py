@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rhino_jax.ir.program import Op, Program, Value
 
@@ -52,16 +53,14 @@ class Node:
     value: int
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Port:
+class Port(NamedTuple):
     """A result of a node."""
 
     node: int
-    index: int
+    result: int
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """Where a spec must be written down when the plan is applied.
 
     Attributes:
@@ -109,6 +108,7 @@ class Graph:
         starts and ends.
       end: time after the last op.
       output_ports: for every program output, the port that holds it, or None.
+      run_order: all nodes, what is made before what reads it; set when all are there.
     """
 
     program: Program
@@ -119,6 +119,7 @@ class Graph:
     loop_end: dict[int, int] = field(default_factory=dict)
     end: int = 0
     output_ports: list[Port | None] = field(default_factory=list)
+    run_order: tuple[Node, ...] = ()
 
     def add(
         self,
@@ -148,9 +149,3 @@ class Graph:
             self.edges.append(
                 Edge(port, target, operand, value.id, count, time, tuple(uses))
             )
-
-
-def in_run_order(node: Node) -> tuple[int, bool, int]:
-    """Sorts nodes so that what is made comes before what reads it."""
-    # A shared copy is read at the time at which it is made.
-    return node.time, node.kind is not NodeKind.COPY, node.id

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from rhino_jax.search.graph import Graph, Node, NodeKind, Port, in_run_order
+from rhino_jax.search.graph import Graph, Node, NodeKind, Port
 from rhino_jax.search.stored import Stored, is_fusible, is_matmul
 from rhino_jax.solver.disjoint import DisjointSets
 
@@ -42,7 +42,7 @@ def levels_of(graph: Graph, light: frozenset[str]) -> list[int]:
     for edge in graph.edges:
         feeds[edge.target].append(edge.source.node)
     levels = [0] * len(graph.nodes)
-    for node in sorted(graph.nodes, key=in_run_order):
+    for node in graph.run_order:
         if node.kind is not NodeKind.INPUT:
             levels[node.id] = max(
                 (levels[n] + is_heavy(graph.nodes[n], light) for n in feeds[node.id]),
@@ -98,7 +98,7 @@ def _run_levels(
     """The level in which each node runs: one whose result is not stored runs where
     that is first read."""
     runs = list(levels)
-    for node in sorted(graph.nodes, key=in_run_order, reverse=True):
+    for node in reversed(graph.run_order):
         port = Port(node.id, 0)
         if _is_fused(node, frozenset()) and not is_stored.get(port, True):
             runs[node.id] = min((runs[n] for n in readers[port]), default=runs[node.id])
@@ -121,7 +121,7 @@ def _read(
     launches: set[int] = set()
     met: set[tuple[int, Port]] = set()
     started: set[int] = set()
-    for node in sorted(graph.nodes, key=in_run_order):
+    for node in graph.run_order:
         if node.kind is not NodeKind.OP or node.op is None:
             continue
         group = groups.find(node.id) if _is_fused(node, light) else -1 - node.id

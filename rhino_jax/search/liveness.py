@@ -49,7 +49,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     levels = levels_of(graph, FUSES_OPERANDS)
     found = find_stored(graph, ports, readers, levels, fusing)
     stored = found.ports
-    slack = find_slack(graph, FUSES_OPERANDS)
+    slack = find_slack(graph, levels, FUSES_OPERANDS)
     late = find_late(graph, readers, slack)
     outs: dict[int, list[Port]] = defaultdict(list)
     for port in ports:
@@ -86,7 +86,7 @@ def _ports(graph: Graph, readers: dict[Port, list[Edge]]) -> list[Port]:
                     ports.add(Port(node.id, i))
         elif graph.program.values[node.value].rank:
             ports.add(Port(node.id, 0))
-    return sorted(ports, key=lambda p: (p.node, p.index))
+    return sorted(ports)
 
 
 def _read_until(

@@ -35,7 +35,7 @@ def count_cells(graph: Graph, options: Sequence[Options]) -> int:
     """Entries of the different reshard tables between these options."""
     cells: dict[tuple[int, int, int], int] = {}
     for edge in graph.edges:
-        source = options[edge.source.node].outs[edge.source.index]
+        source = options[edge.source.node].outs[edge.source.result]
         wanted = options[edge.target].ins[edge.operand]
         whole = graph.program.values[edge.value].bytes
         cells[source.key, wanted.key, whole] = len(source.index) * len(wanted.index)

@@ -108,6 +108,8 @@ class OptionBuilder:
     table: SpecTable = field(default_factory=SpecTable)
     padded_dims: frozenset[int] = field(init=False)
     _cache: dict[object, Options] = field(default_factory=dict)
+    _rules: dict[Rule, int] = field(default_factory=dict)
+    _rule_ids: dict[int, int] = field(default_factory=dict)
     _paddings: dict[tuple[object, ...], np.ndarray | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -177,7 +179,7 @@ class OptionBuilder:
         assert op is not None and op.rule is not None
         shapes = tuple(values[r].shape for r in op.results)
         key = (
-            op.rule,
+            self._number_of(op.rule),
             op.flops,
             op.is_fusible,
             tuple(values[o].dtype for o in op.operands),
@@ -189,6 +191,14 @@ class OptionBuilder:
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = self._make_op_options(node, shapes)
+        return found
+
+    def _number_of(self, rule: Rule) -> int:
+        """Equal rules, equal numbers; a rule met before is not compared again."""
+        found = self._rule_ids.get(id(rule))
+        if found is None:
+            found = self._rules.setdefault(rule, len(self._rules))
+            self._rule_ids[id(rule)] = found
         return found
 
     def _traffic_flags(self, node: Node) -> tuple[tuple[bool, ...], bool]:

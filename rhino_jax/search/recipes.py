@@ -98,6 +98,8 @@ class RecipeBook:
     inner: frozenset[Element]
     _cache: dict[object, np.ndarray] = field(default_factory=dict)
     _places: dict[int, Place] = field(default_factory=dict)
+    _roles: dict[Element, Role] = field(default_factory=dict)
+    _num_cut: dict[int, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Model) -> RecipeBook:
@@ -117,10 +119,21 @@ class RecipeBook:
             return None
         return [self._allowed(recipe, node) for node in nodes]
 
+    def most_cut(self, node: Node, allowed: np.ndarray) -> int:
+        """The place of the allowed option whose results are cut by most mesh axes, and
+        that then costs least."""
+        options = self.model.options[node.id]
+        axes = self._num_cut.get(id(options.strategies))
+        if axes is None:
+            every = [sum(map(len, sum(s.results, ()))) for s in options.strategies]
+            axes = self._num_cut[id(options.strategies)] = np.array(every)
+        return int(np.lexsort((options.cost_s[allowed], -axes[allowed]))[0])
+
     def _allowed(self, recipe: Recipe, node: Node) -> np.ndarray:
         options = self.model.options[node.id]
         place = self.place(node)
-        key = (recipe, id(options), place)
+        # Ops that differ in cost only share their strategies.
+        key = (recipe, id(options.strategies), place)
         found = self._cache.get(key)
         if found is None:
             keep = [
@@ -140,11 +153,18 @@ class RecipeBook:
         return found
 
     def _role(self, where: Element | None) -> Role:
-        if where in self.roles.batch:
-            return Role.BATCH
-        if where in self.inner:
-            return Role.INNER
-        return Role.SEQUENCE if where in self.roles.sequence else Role.OTHER
+        if where is None:
+            return Role.OTHER
+        found = self._roles.get(where)
+        if found is None:
+            if where in self.roles.batch:
+                found = Role.BATCH
+            elif where in self.inner:
+                found = Role.INNER
+            else:
+                found = Role.SEQUENCE if where in self.roles.sequence else Role.OTHER
+            self._roles[where] = found
+        return found
 
     def place(self, node: Node) -> Place:
         """What recipes look at in a node."""
@@ -165,8 +185,8 @@ class RecipeBook:
                 for f in range(len(op.rule.factors))
             )
             results = tuple(
-                tuple(self._role(e) for e in self.classes.results(node, r))
-                for r in range(len(op.results))
+                tuple(cut[dim[0]] if dim else Role.OTHER for dim in layout)
+                for layout in op.rule.results
             )
         is_input = node.kind is NodeKind.INPUT
         return Place(

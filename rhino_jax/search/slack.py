@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, in_run_order
-from rhino_jax.search.kernels import is_heavy, levels_of
+from rhino_jax.search.graph import Edge, Graph, Node, NodeKind
+from rhino_jax.search.kernels import is_heavy
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class Slack:
 _AT_END = (NodeKind.STACK, NodeKind.CARRY)
 
 
-def find_slack(graph: Graph, light: frozenset[str]) -> Slack:
+def find_slack(graph: Graph, levels: list[int], light: frozenset[str]) -> Slack:
     """Compare the first level at which each value is there with the last at which it
     must be.
 
     Args:
       graph: the program.
+      levels: of its nodes.
       light: ops that fuse though they are not elementwise.
     """
-    levels = levels_of(graph, light)
     ends = _loop_ends(graph, levels)
     outgoing: dict[int, list[Edge]] = defaultdict(list)
     for edge in graph.edges:
@@ -60,7 +60,7 @@ def find_slack(graph: Graph, light: frozenset[str]) -> Slack:
             return ends[edge.target]
         return latest[edge.target]
 
-    for node in sorted(graph.nodes, key=in_run_order, reverse=True):
+    for node in reversed(graph.run_order):
         if node.kind is not NodeKind.OUTPUT:
             last = min((due(e) for e in outgoing[node.id]), default=deepest)
             latest[node.id] = max(last - is_heavy(node, light), levels[node.id])

@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rhino_jax.hardware.target import Device
-from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port, in_run_order
+from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
 
 
 FUSES_OPERANDS = frozenset(
@@ -331,7 +331,7 @@ class _Finder:
         """For every fusible node that only one matmul reads, through whatever
         number of fusible nodes: that matmul."""
         found: dict[int, int] = {}
-        for node in sorted(self.graph.nodes, key=in_run_order, reverse=True):
+        for node in reversed(self.graph.run_order):
             if not is_fusible(node):
                 continue
             behind = self._readers_behind(self.readers[Port(node.id, 0)])
@@ -349,5 +349,5 @@ class _Finder:
         value = node.value
         if node.kind is NodeKind.OP:
             assert node.op is not None
-            value = node.op.results[port.index]
+            value = node.op.results[port.result]
         return math.prod(self.graph.program.values[value].shape)

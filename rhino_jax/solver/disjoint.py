@@ -20,11 +20,12 @@ class DisjointSets(Generic[T]):
 
     def find(self, member: T) -> T:
         """The set of a member, as its smallest member."""
+        parent = self._parent
         root = member
-        while (up := self._parent.get(root, root)) != root:
+        while (up := parent.get(root)) is not None:
             root = up
         while member != root:
-            self._parent[member], member = root, self._parent.get(member, member)
+            parent[member], member = root, parent[member]
         return root
 
     def union(self, a: T, b: T) -> None:
