@@ -15,6 +15,7 @@ from rhino_jax.search import draw
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.folding import find_folding, marks_of
 from rhino_jax.search.recipes import RecipeBook
+from rhino_jax.search.traffic import Traffic
 from tests.search.brute_force import model_of
 from tests.search.zoo import planned
 
@@ -54,6 +55,28 @@ def test_a_folded_choice_costs_and_holds_what_its_expansion_does(name: str) -> N
         np.testing.assert_allclose(
             folded.problem.profile(labels), whole.problem.profile(every), rtol=1e-9
         )
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny-unrolled", "wide-resnet-tiny"])
+def test_a_folded_choice_sends_what_its_expansion_does(name: str) -> None:
+    work = registry.get(name, **UNROLLED[name])
+    target = load_target("v5e:4x4")
+    model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
+    overlap = overlap_of(model)
+    folding = find_folding(overlap, marks_of(RecipeBook.of(model)), 1)
+    every, one = Traffic.of(model), Traffic.folded(model, folding)
+    assert len(one.places) < 0.8 * len(every.places)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        labels = np.array(
+            [rng.integers(len(model.options[n].cost_s)) for n in folding.first]
+        )
+        whole = folding.expand(labels)
+        sent = every.collectives(whole)
+        assert len(sent) > 10
+        assert every.seconds(whole) == pytest.approx(sum(c.seconds for c in sent))
+        assert one.seconds(labels) == pytest.approx(every.seconds(whole), rel=1e-9)
+        assert one.flops(labels) == pytest.approx(every.flops(whole), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", UNROLLED)

@@ -33,6 +33,5 @@ def planned(
         mesh=mesh,
         hardware=hardware,
         donate_argnums=work.donate_argnums,
-        progress=False,
-        **options,
+        **{"progress": False} | options,
     )

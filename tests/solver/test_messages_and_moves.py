@@ -1,0 +1,97 @@
+"""Messages bound what any choice costs; moves on forests never make one worse."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from rhino_jax.solver.memory import build_memory
+from rhino_jax.solver.messages import Messages
+from rhino_jax.solver.moves import MOST_FORESTS, Moves
+from rhino_jax.solver.network import Network
+
+
+TREE = [(0, 1), (1, 2), (1, 3), (3, 4), (3, 5), (5, 6)]
+CIRCLES = [*TREE, (0, 2), (2, 4), (4, 6), (0, 6)]
+
+
+def moves_of(edges: list[tuple[int, int]], seed: int) -> Moves:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 5, 7).tolist()
+    costs = {n: rng.uniform(0, 3, size) for n, size in enumerate(sizes)}
+    tables: dict[int, dict[int, np.ndarray]] = {n: {} for n in costs}
+    for i, j in edges:
+        tables[i][j] = rng.uniform(0, 5, (sizes[i], sizes[j]))
+        tables[j][i] = tables[i][j].T
+    options = {n: np.arange(len(c)) for n, c in costs.items()}
+    network = Network(costs, tables, {n: [] for n in costs}, options, 0)
+    return Moves.of(network, build_memory(network))
+
+
+def least(moves: Moves) -> float:
+    sizes = np.diff(moves.memory.first)
+    every = itertools.product(*map(range, sizes))
+    return min(moves.objective(np.array(labels)) for labels in every)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_on_a_tree_messages_find_the_best_and_prove_it(seed: int) -> None:
+    moves = moves_of(TREE, seed)
+    messages, choice = Messages(moves), np.zeros(7, dtype=int)
+    for _ in range(10):
+        messages.sweep(moves.costs, 0)
+        bound = messages.sweep(moves.costs, 1, choice)
+    assert bound == pytest.approx(least(moves), rel=1e-9)
+    assert moves.objective(choice) == pytest.approx(least(moves), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_around_circles_messages_rise_to_a_bound(seed: int) -> None:
+    moves = moves_of(CIRCLES, seed)
+    messages, bounds = Messages(moves), []
+    for _ in range(20):
+        bounds += [messages.sweep(moves.costs, way) for way in (0, 1)]
+    assert max(bounds) <= least(moves) + 1e-9
+    assert (np.diff(bounds) > -1e-9).all()
+    free = sum(c.min() for c in np.split(moves.costs, moves.memory.first[1:-1]))
+    assert bounds[-1] > free
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_choosing_on_the_way_changes_no_message(way: int) -> None:
+    moves = moves_of(CIRCLES, 0)
+    plain, choosing = Messages(moves), Messages(moves)
+    for _ in range(3):
+        bound = plain.sweep(moves.costs, way)
+        assert bound == choosing.sweep(moves.costs, way, np.zeros(7, dtype=int))
+
+
+def test_messages_go_on_at_other_costs() -> None:
+    moves = moves_of(CIRCLES, 1)
+    before, warm = Messages(moves), Messages(moves)
+    for _ in range(20):
+        before.sweep(moves.costs, 0)
+        best = before.sweep(moves.costs, 1)
+    warm.start_from(before, 2.0)
+    assert best < warm.sweep(2 * moves.costs, 0) <= 2 * least(moves)
+    tree = moves_of(TREE, 1)
+    cold, refusing = Messages(tree), Messages(tree)
+    refusing.start_from(before, 1.0)
+    assert refusing.sweep(tree.costs, 0) == cold.sweep(tree.costs, 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_move_is_never_worse_and_on_a_tree_the_best(seed: int) -> None:
+    rng, start = np.random.default_rng(seed), np.zeros(7, dtype=int)
+    tree = moves_of(TREE, seed)
+    moved = tree.forest_move(tree.costs, start, rng)
+    assert tree.objective(moved) == pytest.approx(least(tree), rel=1e-9)
+    circles, labels = moves_of(CIRCLES, seed), start
+    # Also once all forests are made, and used again.
+    for _ in range(2 * MOST_FORESTS):
+        moved = circles.forest_move(circles.costs, labels, rng)
+        assert circles.objective(moved) <= circles.objective(labels) + 1e-9
+        labels = moved
+    assert circles.objective(labels) >= least(circles) - 1e-9
