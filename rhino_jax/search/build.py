@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.cost.collectives import collective_s
-from rhino_jax.cost.reshard import reshard_steps
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
-from rhino_jax.ir.program import Value
-from rhino_jax.ir.spec import Spec, shards_per_dim
+from rhino_jax.ir.spec import Spec
 from rhino_jax.search.graph import Edge, Graph, NodeKind, Port
 from rhino_jax.search.liveness import Liveness, analyse
 from rhino_jax.search.options import OptionBuilder, Options, PortSpecs
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
+from rhino_jax.search.resharding import ReshardTables
 from rhino_jax.search.stored import Fusing
 
 
 SMALL_SHARE = 1e-4
 """Resharded copies smaller than this share of the memory limit are not counted
 towards the peak: a thousand of them at once would be 10 %, and few live at once."""
-
-TIE_S = 1e-12
-"""Price of any change of layout that costs nothing else, so that ties are broken
-towards no change; far below the nanosecond in which objectives are compared."""
 
 SLICE_NUDGE = 1.001
 """A stacked value resharded before a loop is priced as if each slice were resharded
@@ -78,170 +71,6 @@ class Model:
         return strategy.operands[edge.operand]
 
 
-@dataclass(slots=True, eq=False)
-class _ReshardTables:
-    """Reshard costs between lists of specs: seconds = fixed + bytes · per_byte.
-
-    Attributes:
-      builder: its spec table numbers the specs.
-      fixed_s, s_per_byte: for every pair of specs met; NaN where not met yet.
-    """
-
-    builder: OptionBuilder
-    fixed_s: np.ndarray
-    s_per_byte: np.ndarray
-    _kinds: tuple[int, ...]
-    _priced: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
-    _lists: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = field(
-        default_factory=dict
-    )
-    _tables: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
-    _of_values: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
-    _copies: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, builder: OptionBuilder) -> _ReshardTables:
-        count = len(builder.table.specs)
-        links = [
-            (a.size, a.alpha_s, a.bytes_per_s, a.topology) for a in builder.mesh.axes
-        ]
-        return cls(
-            builder,
-            np.full((count, count), np.nan),
-            np.full((count, count), np.nan),
-            tuple(links.index(link) for link in links),
-        )
-
-    def _meet(self, a: int, b: int) -> None:
-        """Price one pair of specs."""
-        specs = self.builder.table.specs
-        key = self._alike(specs[a], specs[b])
-        found = self._priced.get(key)
-        if found is None:
-            found = self._priced[key] = self._price(specs[a], specs[b])
-        self.fixed_s[a, b], self.s_per_byte[a, b] = found
-
-    def _alike(self, src: Spec, dst: Spec) -> tuple[object, ...]:
-        """The pair with its axes numbered as they are met, equal axes alike: pairs
-        that differ only in which of several equal axes they name cost the same."""
-        names: dict[int, tuple[int, int]] = {}
-        counts = [0] * len(self._kinds)
-        key: list[object] = []
-        for spec in (src, dst):
-            for dim in spec:
-                for axis in dim:
-                    name = names.get(axis)
-                    if name is None:
-                        kind = self._kinds[axis]
-                        name = names[axis] = (kind, counts[kind])
-                        counts[kind] += 1
-                    key.append(name)
-                key.append(None)
-        return tuple(key)
-
-    def _price(self, src: Spec, dst: Spec) -> tuple[float, float]:
-        """Fixed seconds and seconds per byte of one reshard."""
-        if src == dst:
-            return 0.0, 0.0
-        mesh = self.builder.mesh
-        # Any change of layout is at least a copy of the new shard, and among free
-        # ones none is preferred to some.
-        cut = math.prod(shards_per_dim(dst, mesh.sizes))
-        fixed, per_byte = TIE_S, 2 / cut / self.builder.target.hbm_bytes_per_s
-        # Steps scale with the bytes: take them for 2^40 bytes and divide.
-        whole = 1 << 40
-        for step in reshard_steps(
-            src,
-            dst,
-            whole,
-            mesh.sizes,
-            by_axis=mesh.gathers_by_axis,
-            says_stops=mesh.says_stops,
-        ):
-            axes = [mesh.axes[i] for i in step.axes]
-            alpha = collective_s(step.kind, 0.0, axes)
-            fixed += alpha
-            per_byte += (
-                collective_s(step.kind, step.local_bytes, axes) - alpha
-            ) / whole
-        return fixed, per_byte
-
-    def table(
-        self,
-        source: PortSpecs,
-        target: PortSpecs,
-        whole: Value,
-        count: float,
-        latency_count: float,
-    ) -> np.ndarray:
-        """Seconds for every option of the source and of the target.
-
-        Args:
-          source, target: specs at both ends.
-          whole: the value.
-          count: how often it is carried.
-          latency_count: how often latency is paid.
-        """
-        met = source.key, target.key, whole.shape, whole.bytes, count, latency_count
-        found = self._of_values.get(met)
-        if found is None:
-            found = self._of_values[met] = self._table(
-                source, target, whole, count, latency_count
-            )
-        return found
-
-    def _table(
-        self,
-        source: PortSpecs,
-        target: PortSpecs,
-        whole: Value,
-        count: float,
-        latency_count: float,
-    ) -> np.ndarray:
-        """The same, one array for all values whose tables are equal."""
-        paddings = [self.builder.paddings(p, whole.shape) for p in (source, target)]
-        is_padded = any(p is not None for p in paddings)
-        shape = whole.shape if is_padded else None
-        key = (source.key, target.key, whole.bytes, count, latency_count, shape)
-        found = self._tables.get(key)
-        if found is None:
-            fixed, per_byte = self._coefficients(source, target)
-            small = fixed * latency_count + per_byte * whole.bytes * count
-            if is_padded:
-                have, want = (1.0 if p is None else p for p in paddings)
-                most = np.maximum(np.reshape(have, (-1, 1)), np.reshape(want, (1, -1)))
-                small = small + per_byte * whole.bytes * count * (most - 1)
-            found = small[np.ix_(source.index, target.index)]
-            self._tables[key] = found
-        return found
-
-    def _coefficients(
-        self, source: PortSpecs, target: PortSpecs
-    ) -> tuple[np.ndarray, np.ndarray]:
-        key = (source.key, target.key)
-        found = self._lists.get(key)
-        if found is None:
-            where = np.ix_(source.unique, target.unique)
-            for i, j in np.argwhere(np.isnan(self.fixed_s[where])):
-                self._meet(source.unique[i], target.unique[j])
-            found = self._lists[key] = (self.fixed_s[where], self.s_per_byte[where])
-        return found
-
-    def copies(self, source: PortSpecs, target: PortSpecs, whole: Value) -> np.ndarray:
-        """Bytes of the resharded copy for every pair; 0 where none is made."""
-        shape = None
-        if self.builder.paddings(target, whole.shape) is not None:
-            shape = whole.shape
-        key = (source.key, target.key, whole.bytes, shape)
-        found = self._copies.get(key)
-        if found is None:
-            fixed, _ = self._coefficients(source, target)
-            moved = (fixed > 0)[np.ix_(source.index, target.index)]
-            found = moved * (whole.bytes * self.builder.shares(target, shape))[None, :]
-            self._copies[key] = found
-        return found
-
-
 def build_model(
     graph: Graph,
     mesh: LaidMesh,
@@ -270,7 +99,7 @@ def build_model(
     costs = [
         o.cost_s * node.count for o, node in zip(options, graph.nodes, strict=True)
     ]
-    tables = _ReshardTables.of(builder)
+    tables = ReshardTables.of(builder)
     problem = Problem(costs, [], limit=memory_budget_bytes, end=graph.end + 2)
     for edge, (start, stop) in zip(graph.edges, liveness.edge_interval, strict=True):
         source = options[edge.source.node].outs[edge.source.result]

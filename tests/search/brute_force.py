@@ -15,10 +15,11 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import shards_per_dim
-from rhino_jax.search.build import TIE_S, Model, build_model
+from rhino_jax.search.build import Model, build_model
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.options import own_steps
 from rhino_jax.search.problem import PairTable, Problem
+from rhino_jax.search.resharding import TIE_S
 
 
 def model_of(
