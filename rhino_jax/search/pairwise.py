@@ -62,7 +62,7 @@ class Found:
     bound: no choice costs less.
     variables: edge variables of the largest model that CP-SAT had.
     nodes: of the reduced problem.
-    messages, unit: the last messages, and what is 1 to them; None where all reduced.
+    messages, unit: the last messages, and what is 1 to them; None without messages.
     """
 
     labels: Labels
@@ -96,7 +96,7 @@ def solve_pairwise(
     known = sorted((s[order] for s in starts), key=lambda s: _value(core, order, s))
     first = np.array([int(np.argmin(core.costs[i])) for i in order])
     search = _Search(core, order, [*known[:MOST_STARTS], first], rest, effort)
-    if before is not None and before.messages is not None:
+    if before is not None and before.messages is not None and search.messages:
         search.messages.start_from(before.messages, before.unit / search.unit)
     search.run()
     chosen = dict(zip(order, search.best.tolist(), strict=True))
@@ -129,7 +129,7 @@ class _Search:
             0,
         )
         self.moves = Moves.of(network, build_memory(network))
-        self.messages = Messages(self.moves)
+        self.messages = Messages(self.moves) if effort.max_rounds else None
         self.starts, self.effort = starts, effort
         self.rng = np.random.default_rng(effort.seed)
         self.best, self.value, self.bound = starts[0], np.inf, -np.inf
@@ -175,6 +175,8 @@ class _Search:
     def pass_messages(self) -> None:
         """Raise the bound, and climb from choices that messages make."""
         messages, costs, stalled = self.messages, self.moves.costs, 0
+        if messages is None:
+            return
         for k in range(self.effort.max_rounds):
             is_climbed = (k + 1 - FIRST_CLIMB) % ROUNDS_PER_CLIMB == 0
             labels = np.zeros(len(self.best), dtype=int) if is_climbed else None
