@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 
+from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.program import Program, Region
 
 
@@ -19,22 +21,23 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
       mesh_axes: (name, size) of the mesh axes, major first.
     """
     digest = hashlib.sha256()
+    rules: dict[int, bytes] = {}
 
     def add(*things: object) -> None:
-        digest.update(repr(things).encode())
-        digest.update(b"\n")
+        digest.update(_line(*things))
 
     add("mesh", tuple((name, int(size)) for name, size in mesh_axes))
     for value in program.values:
-        add(value.shape, value.dtype, value.is_literal)
+        digest.update(_value_line(value.shape, value.dtype, value.is_literal))
     for op in program.ops:
         rule = op.rule
         add(op.name, op.operands, op.results)
         if rule is not None:
-            factors = tuple(
-                (f.size, f.kind.name, f.reducer, f.halo) for f in rule.factors
-            )
-            add(factors, rule.operands, rule.results)
+            # Ops share rules.
+            line = rules.get(id(rule))
+            if line is None:
+                line = rules[id(rule)] = _rule_line(rule)
+            digest.update(line)
         if op.call is not None:
             call = op.call
             add(
@@ -52,6 +55,20 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
     for result in program.outputs:
         add(result.value)
     return digest.hexdigest()
+
+
+def _line(*things: object) -> bytes:
+    return repr(things).encode() + b"\n"
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _value_line(shape: tuple[int, ...], dtype: str, is_literal: bool) -> bytes:
+    return _line(shape, dtype, is_literal)
+
+
+def _rule_line(rule: Rule) -> bytes:
+    factors = tuple((f.size, f.kind.name, f.reducer, f.halo) for f in rule.factors)
+    return _line(factors, rule.operands, rule.results)
 
 
 def _region(region: Region) -> tuple[object, ...]:
