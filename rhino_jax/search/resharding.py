@@ -148,21 +148,9 @@ class ReshardTables:
         """
         met = source.key, target.key, whole.shape, whole.bytes, count, latency_count
         found = self._of_values.get(met)
-        if found is None:
-            found = self._of_values[met] = self._table(
-                source, target, whole, count, latency_count
-            )
-        return found
-
-    def _table(
-        self,
-        source: PortSpecs,
-        target: PortSpecs,
-        whole: Value,
-        count: float,
-        latency_count: float,
-    ) -> np.ndarray:
-        """The same, one array for all values whose tables are equal."""
+        if found is not None:
+            return found
+        # Values of other shapes may have equal tables: these are one array.
         paddings = [self.builder.paddings(p, whole.shape) for p in (source, target)]
         is_padded = any(p is not None for p in paddings)
         shape = whole.shape if is_padded else None
@@ -177,6 +165,7 @@ class ReshardTables:
                 small = small + per_byte * whole.bytes * count * (most - 1)
             found = small[np.ix_(source.index, target.index)]
             self._tables[key] = found
+        self._of_values[met] = found
         return found
 
     def _coefficients(
