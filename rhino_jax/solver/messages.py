@@ -21,7 +21,7 @@ class _Turn(NamedTuple):
       ahead: rows of the messages to it that come from neighbours whose turn is still
         to come.
       num_ahead, num_behind: neighbours whose turn is still to come, and the others.
-      tables: to each of those ahead, [1, options, neighbour's options].
+      tables: to each of those ahead, [options, neighbour's options].
       reach: scratch: one row per option, their tables side by side.
       parts: the columns of `reach` that belong to each.
       starts, of_part: where in a row of `reach` each begins; for every column, whose.

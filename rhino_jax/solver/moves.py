@@ -135,7 +135,13 @@ class Moves:
     def forest_move(
         self, costs: np.ndarray, labels: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray:
-        """The best choice on a random forest, the other nodes as they are."""
+        """The best choice on the next forest, the other nodes as they are.
+
+        Args:
+          costs: of every option by itself.
+          labels: the choice.
+          rng: draws the forest, while there are fewer than `MOST_FORESTS`.
+        """
         forest = self._next_forest(rng)
         totals = self.totals(costs, labels, forest.free)
         first = self.memory.first.tolist()
@@ -159,7 +165,7 @@ class Moves:
 
     def _forest(self, rng: np.random.Generator) -> _Forest:
         """As many nodes as may be, taken in random order."""
-        # Disjoint sets, with path halving: this is where moves spend their time.
+        # Disjoint sets, with path halving.
         up = list(range(len(self.neighbours)))
         inside = [False] * len(up)
         for n in rng.permutation(len(up)).tolist():
