@@ -15,6 +15,7 @@ from rhino_jax.bench.planning import Planner
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.row_run import RowResult, Task, table_of_rows
 from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.bench.yardstick import ADDITIONS, yardstick_s
 from rhino_jax.units import format_bytes, format_seconds
 
 
@@ -34,6 +35,7 @@ class Timed:
       step_s: method → predicted seconds of a step.
       gap: method → how far that may be above the best.
       peak_bytes: most memory that a process had, of JAX and the trace too.
+      yardstick_s: median of what `yardstick` measured before planning.
     """
 
     num_ops: int
@@ -43,6 +45,7 @@ class Timed:
     step_s: Mapping[str, float]
     gap: Mapping[str, float]
     peak_bytes: int
+    yardstick_s: float
 
 
 def plan_task() -> Task[Timed]:
@@ -59,7 +62,10 @@ def time_row(row: Row) -> dict[str, Any]:
     """
     planner = Planner.of(row)
     methods: dict[str, Any] = {}
-    found: dict[str, Any] = {"num_ops": len(planner.traced.program.ops)}
+    found: dict[str, Any] = {
+        "num_ops": len(planner.traced.program.ops),
+        "yardstick_s": yardstick_s(),
+    }
     for planned in planner.plans(row.methods):
         if planned.plan is None:
             why, _, _ = planned.error.partition("\n")
@@ -101,6 +107,7 @@ def _read(samples: Sequence[Mapping[str, Any]]) -> Timed:
         step_s={name: values[0]["step_s"] for name, values in by_method.items()},
         gap={name: values[0]["gap"] for name, values in by_method.items()},
         peak_bytes=max(s["peak_bytes"] for s in samples),
+        yardstick_s=statistics.median(s["yardstick_s"] for s in samples),
     )
 
 
@@ -121,7 +128,8 @@ def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str)
     header = ["workload", "target", "mesh", "ops", "nodes", "left"]
     header += [f"{name} s" for name in methods]
     header += [f"{name} gap" for name in methods]
-    header += [f"{name} ÷ {methods[-1]}" for name in methods[:-1]] + ["held"]
+    header += [f"{name} ÷ {methods[-1]}" for name in methods[:-1]]
+    header += ["held", "yardstick s"]
 
     def cells(row: Row, found: Timed) -> list[str]:
         mesh = " × ".join(map(str, found.mesh.values()))
@@ -135,7 +143,7 @@ def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str)
             step_s = found.step_s.get(name)
             ratio = None if step_s is None or not last else step_s / last
             line.append(_number(ratio, "{:.3f}"))
-        return [*line, format_bytes(found.peak_bytes)]
+        return [*line, format_bytes(found.peak_bytes), f"{found.yardstick_s:.2f}"]
 
     parts = [
         *table_of_rows(suite, results, command, header, cells),
@@ -143,7 +151,9 @@ def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str)
         " gap is how far the predicted step may be above the best of plans that treat"
         " repeated layers alike, proved by a lower bound. `nodes` choose in the whole"
         " program, `left` in the folded and reduced problem. The ratio is of predicted"
-        " steps; `held` is the most memory of a process, with JAX and the trace.",
+        " steps; `held` is the most memory of a process, with JAX and the trace."
+        f" The yardstick is what {ADDITIONS // 10**6} million additions in a Python loop"
+        " took beside it, on this machine.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -46,6 +46,7 @@ def measured(method: str, plan_s: float, step_s: float) -> dict[str, Any]:
         "num_nodes": [2000, 300],
         "methods": {method: {"plan_s": plan_s, "step_s": step_s, "gap": 0.004}},
         "peak_bytes": 2**29,
+        "yardstick_s": plan_s / 10,
     }
 
 
@@ -70,7 +71,7 @@ def test_a_row_is_planned_by_each_method() -> None:
     assert found["num_ops"] > 100 and found["num_nodes"][0] > found["num_nodes"][1]
     best = found["methods"]["best"]
     assert best["plan_s"] > 0 and 0 < best["step_s"] and 0 <= best["gap"] < 0.05
-    assert found["peak_bytes"] > 2**26
+    assert found["peak_bytes"] > 2**26 and 0.01 < found["yardstick_s"] < 60
 
 
 def test_a_method_without_a_plan_is_told_in_four_parts() -> None:
@@ -106,7 +107,7 @@ def test_medians_of_processes_that_each_plan_by_one_method(
     first = results[0].found
     assert first is not None and first.plan_s == {"fast": 3.0, "best": 2.5}
     text = plan_report(SUITE, results, "the command")
-    cells = "1,234 | 2,000 | 300 | 3 | 2.5 | 0.4% | 0.4% | 1.020 | 512 MiB |"
+    cells = "1,234 | 2,000 | 300 | 3 | 2.5 | 0.4% | 0.4% | 1.020 | 512 MiB | 0.28 |"
     assert f"| mlp-tiny | v5e:4x4 | 4 × 4 (chosen) | {cells}" in text
     assert f"| gpt-tiny | v5e:4x4 | 4 × 4 | {cells}" in text
     run_rows(SUITE, store, lambda line: None, plan_task())

@@ -1,0 +1,22 @@
+"""How fast the machine is just now, so that tables of other hours can be read.
+
+Times of planning are those of Python and NumPy on one core, which on shared machines
+differ by a factor of two from one hour to the next.
+"""
+
+from __future__ import annotations
+
+import time
+
+
+ADDITIONS = 10_000_000
+"""Of the loop that is timed."""
+
+
+def yardstick_s() -> float:
+    """Seconds that one core takes for `ADDITIONS` additions in a Python loop."""
+    started = time.perf_counter()
+    total = 0
+    for i in range(ADDITIONS):
+        total += i
+    return time.perf_counter() - started
