@@ -13,17 +13,11 @@ from rhino_jax.search.least_peak import low_peaks
 from rhino_jax.search.memory_search import Priced, search_memory
 from rhino_jax.search.merge import merge
 from rhino_jax.search.overlap import Overlap
-from rhino_jax.search.pairwise import solve_pairwise
+from rhino_jax.search.pairwise import Found, solve_pairwise
 from rhino_jax.search.pool import Effort, Pool, Report
 from rhino_jax.search.problem import Labels, Problem
+from rhino_jax.search.weights import LEAST_WEIGHT, Weights
 
-
-HIDDEN_WEIGHT = 0.1
-"""The weight that is tried where all that can be hidden is hidden: the best of several
-such choices then is one that hides less."""
-
-LEAST_WEIGHT = 1e-3
-"""The weight at which such choices are bounded. What hides is then as good as free."""
 
 PREFERRED = 1e-3
 """Share of T that a choice found at the least weight must save, since it hides more."""
@@ -87,21 +81,19 @@ def solve_overlapped(
     problem = overlap.problem
     pool = Pool(problem, overlap.step_s, report)
     known = [s for s in starts if pool.offer(np.asarray(s, dtype=np.int64))]
-    low, high, bound = 0.0, 1.0, 0.0
-    best = pool.best
-    hides_all = best is not None and not overlap.is_exposed(best)
-    weight = HIDDEN_WEIGHT if hides_all and not overlap.hides_nothing else 1.0
-    tried: set[float] = set()
+    weights, bound = Weights(overlap, effort.proves), 0.0
+    weight = weights.first(pool.best)
     priced: Priced | None = None
     brief = replace(effort, near=max(effort.near, BRIEFLY_NEAR))
+    found: Found | None = None
     while True:
-        # At the weights between, the bound is not what counts.
-        is_last = weight in (1.0, LEAST_WEIGHT)
+        # At the first weights between, the bound is not what counts.
+        is_brief = weight not in (1.0, LEAST_WEIGHT) and weights.low is None
         weighted = overlap.weighted(weight)
         mine = known
         if pool.best is not None and not overlap.hides_nothing:
             mine = [pool.best, *known]
-        found = solve_pairwise(weighted, mine, effort if is_last else brief)
+        found = solve_pairwise(weighted, mine, brief if is_brief else effort, found)
         variables = found.variables
         bound = max(bound, found.bound)
         if problem.peak(found.labels) > problem.limit:
@@ -129,20 +121,14 @@ def solve_overlapped(
         if weight != LEAST_WEIGHT or pool.best_value - polished_s > PREFERRED * bound:
             pool.offer(polished)
         report(None, bound)
-        if overlap.hides_nothing:
+        weights.learn(weight, labels)
+        is_over = time.monotonic() > effort.deadline
+        if overlap.hides_nothing or len(weights.tried) >= effort.max_weights:
             break
-        if overlap.is_exposed(labels):
-            low = weight
-        else:
-            high = weight
-        tried.add(weight)
-        if low == 1.0 or len(tried) >= effort.max_weights:
+        later = weights.next()
+        if later is None or is_over:
             break
-        if time.monotonic() > effort.deadline or LEAST_WEIGHT in tried:
-            break
-        weight = _next_weight(low, high, tried)
-        if weight == LEAST_WEIGHT and not effort.proves:
-            break
+        weight = later
     return Solution(
         pool.best,
         pool.best_value,
@@ -153,18 +139,3 @@ def solve_overlapped(
         (len(problem.costs), found.nodes),
         priced,
     )
-
-
-def _next_weight(low: float, high: float, tried: set[float]) -> float:
-    """The weight to try next.
-
-    Args:
-      low: the largest at which something stays exposed, or 0.
-      high: the smallest at which all is hidden, or 1.
-      tried: all so far.
-    """
-    if high <= HIDDEN_WEIGHT:
-        return LEAST_WEIGHT
-    # Where something stays exposed, T itself may be what counts.
-    ends = [w for w in (1.0, HIDDEN_WEIGHT) if w not in tried]
-    return ends[0] if ends else (low + high) / 2

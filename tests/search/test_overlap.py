@@ -12,6 +12,7 @@ from rhino_jax.models import registry
 from rhino_jax.search import solve as solve_module
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.pool import EFFORTS, Effort
+from rhino_jax.search.problem import PairTable, Problem
 from rhino_jax.search.slack import Slack
 from rhino_jax.search.solve import solve_overlapped
 from tests.search.brute_force import model_of, objectives
@@ -84,3 +85,37 @@ def test_where_nothing_can_hide_the_search_is_not_brief(
     target = load_target("v5e:4x4").replace(hidable_share=0.0)
     plan = planned("gpt-tiny-unrolled", {"x": 4, "y": 4}, target)
     assert plan.search.gap <= 1.2 * EFFORTS["best"].near
+
+
+def two_choices(first: tuple[float, ...], second: tuple[float, ...]) -> Overlap:
+    """Two choices in all, of each its compute, what can hide and what cannot."""
+    compute, hidable, exposed = np.array([first, second]).T
+    apart = 1e3 * (1 - np.eye(2))
+    problem = Problem([compute + hidable, exposed], [PairTable(0, 1, apart)])
+    slack = Slack((True, False), (False,))
+    return Overlap.of(
+        problem, [compute, np.zeros(2)], slack, share=0.5, hidable_share=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "bound"),
+    [
+        # All hides in the first, and too much in the second: 224 - 77.5 w and
+        # 221 + 51.5 w cross at 3/129.
+        ((167.0, 6.0, 57.0), (83.0, 93.0, 138.0), 221 + 51.5 * 3 / 129),
+        # The second hides all too.
+        ((167.0, 6.0, 57.0), (83.0, 41.0, 138.0), 221.0),
+        # Neither does: 224 + 16.5 w is less everywhere.
+        ((167.0, 100.0, 57.0), (83.0, 93.0, 145.0), 240.5),
+    ],
+)
+def test_the_bound_is_the_top_of_what_weights_give(
+    first: tuple[float, ...], second: tuple[float, ...], bound: float
+) -> None:
+    overlap = two_choices(first, second)
+    found = solve_overlapped(overlap, [], Effort(), lambda best, bound: None)
+    ends = [overlap.step_s(np.array([k, k])) for k in (0, 1)]
+    assert found.objective == pytest.approx(min(ends))
+    assert found.bound == pytest.approx(bound, rel=1e-3)
+    assert found.bound <= bound * (1 + 1e-9)
