@@ -152,8 +152,8 @@ def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str)
         " repeated layers alike, proved by a lower bound. `nodes` choose in the whole"
         " program, `left` in the folded and reduced problem. The ratio is of predicted"
         " steps; `held` is the most memory of a process, with JAX and the trace."
-        f" The yardstick is what {ADDITIONS // 10**6} million additions in a Python loop"
-        " took beside it, on this machine.",
+        f" The yardstick is what {ADDITIONS // 10**6} million additions in a Python"
+        " loop took beside it, on this machine.",
     ]
     return "\n\n".join(parts) + "\n"
 
