@@ -20,6 +20,7 @@ float32 = 4e14
 [memory]
 hbm_bytes = 64_000_000_000
 hbm_bytes_per_s = 2e12
+tile = [8, 128]                     # optional, none; see `Device`
 
 [[tiers]]                           # any number, innermost first
 name = "nvlink"
@@ -156,6 +157,15 @@ class _Table:
             raise self.fail(name, "a list of texts", value)
         return tuple(value)
 
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 1, empty where it is not given."""
+        value = self.entries.get(name, [])
+        if not isinstance(value, list) or not all(
+            isinstance(x, int) and not isinstance(x, bool) and x >= 1 for x in value
+        ):
+            raise self.fail(name, "a list of whole numbers, as [4, 4]", value)
+        return tuple(value)
+
     def one_of(self, name: str, words: tuple[str, ...], default: str) -> str:
         value = self.entries.get(name, default)
         if value not in words:
@@ -200,7 +210,7 @@ def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
 
 def _parse_device(top: _Table) -> Device:
     memory = top.table("memory")
-    memory.refuse_unknown(("hbm_bytes", "hbm_bytes_per_s"))
+    memory.refuse_unknown(("hbm_bytes", "hbm_bytes_per_s", "tile"))
     hbm_bytes = memory.whole("hbm_bytes")
     if hbm_bytes is None:
         raise memory.fail("hbm_bytes", "a whole number of bytes", _MISSING)
@@ -245,8 +255,16 @@ def _parse_device(top: _Table) -> Device:
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),
         recomputes=top.texts("recomputes"),
+        tile=_parse_tile(memory),
         kinds=top.texts("device_kinds"),
     )
+
+
+def _parse_tile(memory: _Table) -> tuple[int, ...]:
+    tile = memory.sizes("tile")
+    if tile and len(tile) != 2:
+        raise memory.fail("tile", "rows and lanes, as [8, 128]", list(tile))
+    return tile
 
 
 def _parse_links(links: _Table) -> tuple[tuple[str, Link], ...]:
@@ -286,11 +304,7 @@ def _parse_tier(table: _Table, within: int | None, *, is_last: bool) -> Tier:
                 raise table.fail(name, f'nothing, as topology = "{topology}"',
                                  table.entries[name], "remove it.")  # fmt: skip
     size = table.whole("size", least=2)
-    dims = table.entries.get("dims", [])
-    if not isinstance(dims, list) or not all(
-        isinstance(d, int) and not isinstance(d, bool) and d >= 1 for d in dims
-    ):
-        raise table.fail("dims", "a list of whole numbers, as [4, 4]", dims)
+    dims = table.sizes("dims")
     rank = table.whole("rank", default=len(dims) or None)
     if topology == "torus":
         if rank is None:
@@ -316,7 +330,7 @@ def _parse_tier(table: _Table, within: int | None, *, is_last: bool) -> Tier:
         topology=topology,
         size=size,
         rank=rank or 0,
-        dims=tuple(dims),
+        dims=dims,
         wrap_multiple=table.whole("wrap_multiple", least=0, default=1) or 0,
         wrap_needs_all=needs_all,
         alpha_s=table.number("alpha_s", "seconds, at least 0", may_be_zero=True),

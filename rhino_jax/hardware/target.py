@@ -42,6 +42,8 @@ class Device:
         all-reduces, for twice the bytes.
       recomputes: names of costly elementwise ops that the compiler computes again in
         the backward pass rather than keep their results.
+      tile: rows and lanes of the tiles in which memory holds arrays, padded to whole
+        ones (see `rhino_jax.cost.tiles`); empty: it holds none.
       clock_hz: cycles per second, for compilers that estimate cycles; None for those
         that do not.
       kinds: `jax.Device.device_kind` of such devices.
@@ -60,6 +62,7 @@ class Device:
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
     recomputes: tuple[str, ...] = ()
+    tile: tuple[int, ...] = ()
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()
 

@@ -10,11 +10,15 @@ import numpy as np
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import Spec
+from rhino_jax.search.classes import Classes, find_classes
 from rhino_jax.search.graph import Edge, Graph, NodeKind, Port
+from rhino_jax.search.lanes import dims_off_lanes
 from rhino_jax.search.liveness import Liveness, analyse
-from rhino_jax.search.options import OptionBuilder, Options, PortSpecs
+from rhino_jax.search.options import OptionBuilder, Options
+from rhino_jax.search.padding import matmul_dims
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.search.resharding import ReshardTables
+from rhino_jax.search.sizes import PortSpecs, Sizes, SpecTable
 from rhino_jax.search.stored import Fusing
 
 
@@ -37,6 +41,7 @@ class Model:
 
     Attributes:
       graph, liveness: the program.
+      classes: of its dims.
       builder: made the options.
       options: of every node.
       problem: costs and memory.
@@ -45,6 +50,7 @@ class Model:
 
     graph: Graph
     liveness: Liveness
+    classes: Classes
     builder: OptionBuilder
     options: list[Options]
     problem: Problem
@@ -90,7 +96,10 @@ def build_model(
       narrow: leaves options out, or none; see `near`.
     """
     liveness = analyse(graph, Fusing.of(target.device))
-    builder = OptionBuilder(graph, liveness, mesh, target, pinned)
+    classes, tile = find_classes(graph), target.device.tile
+    off_lanes = dims_off_lanes(graph, classes) if tile else {}
+    sizes = Sizes(SpecTable(), mesh.sizes, tile, matmul_dims(graph), off_lanes)
+    builder = OptionBuilder(graph, liveness, mesh, target, pinned, sizes)
     options = builder.build()
     every = options
     if narrow is not None:
@@ -114,14 +123,16 @@ def build_model(
             )
     for port, (start, stop) in liveness.interval.items():
         if liveness.is_stored[port] and _holds_memory(graph, port):
-            usage = _local_bytes(builder, options[port.node].outs[port.result], port)
+            usage = _held_bytes(builder, options[port.node].outs[port.result], port)
             problem.node_usages.append(NodeUsage(port.node, usage, start, stop + 1))
     for copy in liveness.hoisted:
-        usage = copy.whole_bytes * builder.shares(options[copy.node].ins[0])
+        usage = copy.whole_bytes * builder.sizes.shares(options[copy.node].ins[0])
         problem.node_usages.append(
             NodeUsage(copy.node, usage, copy.start, copy.stop + 1)
         )
-    return Model(graph, liveness, builder, options, problem, options is not every)
+    return Model(
+        graph, liveness, classes, builder, options, problem, options is not every
+    )
 
 
 def _times_run(graph: Graph, edge: Edge) -> tuple[float, float]:
@@ -153,11 +164,10 @@ def _holds_memory(graph: Graph, port: Port) -> bool:
     return kind in (NodeKind.INPUT, NodeKind.OP, NodeKind.STACK)
 
 
-def _local_bytes(builder: OptionBuilder, specs: PortSpecs, port: Port) -> np.ndarray:
+def _held_bytes(builder: OptionBuilder, specs: PortSpecs, port: Port) -> np.ndarray:
     node = builder.graph.nodes[port.node]
     value = node.value
     if node.kind is NodeKind.OP:
         assert node.op is not None
         value = node.op.results[port.result]
-    whole = builder.graph.program.values[value]
-    return whole.bytes * builder.shares(specs, whole.shape)
+    return builder.sizes.held_bytes(specs, builder.graph.program.values[value])

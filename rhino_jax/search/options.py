@@ -18,54 +18,13 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program, item_bytes
-from rhino_jax.ir.spec import Spec, padding_of, shards_per_dim, share_of
+from rhino_jax.ir.spec import Spec, share_of
 from rhino_jax.search.graph import Graph, Node, NodeKind, Port
 from rhino_jax.search.liveness import Liveness
-from rhino_jax.search.padding import matmul_dims, may_pad
+from rhino_jax.search.padding import may_pad
+from rhino_jax.search.sizes import PortSpecs, Sizes
 from rhino_jax.search.stored import is_fusible
 from rhino_jax.search.strategies import Strategy, all_specs, strategies
-
-
-class SpecTable:
-    """Numbers specs, so that equal lists of specs can share cost tables."""
-
-    def __init__(self) -> None:
-        self.specs: list[Spec] = []
-        self._ids: dict[Spec, int] = {}
-        self._lists: dict[tuple[int, ...], PortSpecs] = {}
-
-    def id_of(self, spec: Spec) -> int:
-        found = self._ids.get(spec)
-        if found is None:
-            found = self._ids[spec] = len(self.specs)
-            self.specs.append(spec)
-        return found
-
-    def port(self, specs: list[Spec]) -> PortSpecs:
-        key = tuple(self.id_of(s) for s in specs)
-        found = self._lists.get(key)
-        if found is None:
-            unique, index = np.unique(
-                np.array(key, dtype=np.int64), return_inverse=True
-            )
-            found = PortSpecs(len(self._lists), tuple(unique.tolist()), index)
-            self._lists[key] = found
-        return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PortSpecs:
-    """The spec at one port for every option of a node.
-
-    Attributes:
-      key: identity among all lists of specs.
-      unique: ids of the different specs.
-      index: option → position in `unique`.
-    """
-
-    key: int
-    unique: tuple[int, ...]
-    index: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +56,7 @@ class OptionBuilder:
       graph, liveness: what is planned.
       mesh, target: where it runs.
       pinned: node id → the only spec allowed (inputs and outputs).
-      padded_dims: sizes of dims that may be cut unevenly.
+      sizes: of values, under lists of specs.
     """
 
     graph: Graph
@@ -105,15 +64,10 @@ class OptionBuilder:
     mesh: LaidMesh
     target: Target
     pinned: dict[int, Spec]
-    table: SpecTable = field(default_factory=SpecTable)
-    padded_dims: frozenset[int] = field(init=False)
+    sizes: Sizes
     _cache: dict[object, Options] = field(default_factory=dict)
     _rules: dict[Rule, int] = field(default_factory=dict)
     _rule_ids: dict[int, int] = field(default_factory=dict)
-    _paddings: dict[tuple[object, ...], np.ndarray | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.padded_dims = matmul_dims(self.graph)
 
     def build(self) -> list[Options]:
         return [self.options(node) for node in self.graph.nodes]
@@ -136,7 +90,7 @@ class OptionBuilder:
             padded: frozenset[int] = frozenset()
             if node.kind is NodeKind.COPY:
                 dims = enumerate(shape)
-                padded = frozenset(d for d, n in dims if n in self.padded_dims)
+                padded = frozenset(d for d, n in dims if n in self.sizes.padded_dims)
             every = all_specs(shape, self.mesh.sizes, padded)
             specs = list(every) if pin is None else [pin]
             found = self._cache[key] = self._border(node.kind, specs, copied)
@@ -156,9 +110,9 @@ class OptionBuilder:
         ins = stacked if kind is NodeKind.SLICE else specs
         outs = stacked if kind is NodeKind.STACK else specs
         zeros = np.zeros(len(specs))
-        taken = self.table.port(ins)
-        made = self.table.port(outs)
-        traffic = 2 * copied * self.shares(taken)
+        taken = self.sizes.table.port(ins)
+        made = self.sizes.table.port(outs)
+        traffic = 2 * copied * self.sizes.shares(taken)
         copy_s = op_s(self.target, zeros, traffic, "float32")
         # A carry has two results: what the body reads, and what the loop leaves.
         copies = 2 if kind is NodeKind.CARRY else 1
@@ -178,6 +132,11 @@ class OptionBuilder:
         op, values = node.op, self.graph.program.values
         assert op is not None and op.rule is not None
         shapes = tuple(values[r].shape for r in op.results)
+        # Mostly there are none.
+        lanes: tuple[object, ...] = ()
+        if self.sizes.off_lanes:
+            every = (*op.operands, *op.results)
+            lanes = tuple(map(self.sizes.off_lanes.get, every))
         key = (
             self._number_of(op.rule),
             op.flops,
@@ -186,6 +145,7 @@ class OptionBuilder:
             tuple(
                 (s, values[r].dtype) for s, r in zip(shapes, op.results, strict=True)
             ),
+            lanes,
             self._traffic_flags(node),
         )
         found = self._cache.get(key)
@@ -219,20 +179,21 @@ class OptionBuilder:
     ) -> Options:
         op, program, mesh = node.op, self.graph.program, self.mesh
         assert op is not None and op.rule is not None
-        padded = may_pad(op, self.padded_dims)
+        padded = may_pad(op, self.sizes.padded_dims)
         found = strategies(op.rule, shapes, mesh.sizes, padded)
         if op.flops and not op.is_fusible and is_pure_communication(self.target):
             found = _sharing_work(found, len(mesh.sizes))
         flags, is_launched = self._traffic_flags(node)
         ins = tuple(
-            self.table.port([s.operands[i] for s in found])
+            self.sizes.table.port([s.operands[i] for s in found])
             for i in range(len(op.operands))
         )
         made = [
-            self.table.port([s.made[i] for s in found]) for i in range(len(op.results))
+            self.sizes.table.port([s.made[i] for s in found])
+            for i in range(len(op.results))
         ]
         outs = tuple(
-            self.table.port([s.results[i] for s in found])
+            self.sizes.table.port([s.results[i] for s in found])
             for i in range(len(op.results))
         )
         traffic = np.zeros(len(found))
@@ -240,8 +201,7 @@ class OptionBuilder:
             (*op.operands, *op.results), (*ins, *made), flags, strict=True
         ):
             if is_moved:
-                whole = program.values[value]
-                traffic += whole.bytes * self.shares(port, whole.shape)
+                traffic += self.sizes.held_bytes(port, program.values[value])
         dims = tuple(f.size for f in op.rule.factors)
         flops = op.flops * np.array([share_of(s.cut, dims, mesh.sizes) for s in found])
         # Elementwise arithmetic hides behind its memory traffic.
@@ -261,10 +221,10 @@ class OptionBuilder:
 
     def restricted(self, options: Options, allowed: np.ndarray) -> Options:
         """The same with the allowed options only, ascending."""
-        specs = self.table.specs
+        specs = self.sizes.table.specs
 
         def port(whole: PortSpecs) -> PortSpecs:
-            return self.table.port(
+            return self.sizes.table.port(
                 [specs[whole.unique[i]] for i in whole.index[allowed]]
             )
 
@@ -276,38 +236,6 @@ class OptionBuilder:
             tuple(port(p) for p in options.ins),
             tuple(port(p) for p in options.outs),
         )
-
-    def shares(
-        self, port: PortSpecs, shape: tuple[int, ...] | None = None
-    ) -> np.ndarray:
-        """For every option, the share of the whole value that one device holds.
-
-        Args:
-          port: where the value is had.
-          shape: of the value; None where all cuts are even.
-        """
-        sizes, specs = self.mesh.sizes, [self.table.specs[s] for s in port.unique]
-        unique = np.array(
-            [
-                1 / math.prod(shards_per_dim(s, sizes))
-                if shape is None
-                else share_of(s, shape, sizes)
-                for s in specs
-            ]
-        )
-        return unique[port.index]
-
-    def paddings(self, port: PortSpecs, shape: tuple[int, ...]) -> np.ndarray | None:
-        """For every different spec at a port, how many times its own size the value
-        has with its padding; None where all cuts are even."""
-        if self.padded_dims.isdisjoint(shape):
-            return None
-        key = port.key, shape
-        if key not in self._paddings:
-            sizes, specs = self.mesh.sizes, [self.table.specs[s] for s in port.unique]
-            found = np.array([padding_of(s, shape, sizes) for s in specs])
-            self._paddings[key] = found if (found > 1).any() else None
-        return self._paddings[key]
 
 
 def is_pure_communication(target: Target) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.spec import axes_of
 from rhino_jax.search.build import Model
-from rhino_jax.search.classes import Classes, Element, Roles, find_classes, find_roles
+from rhino_jax.search.classes import Classes, Element, Roles, find_roles
 from rhino_jax.search.graph import Node, NodeKind
 from rhino_jax.search.strategies import Strategy
 
@@ -103,7 +103,7 @@ class RecipeBook:
 
     @classmethod
     def of(cls, model: Model) -> RecipeBook:
-        classes = find_classes(model.graph)
+        classes = model.classes
         roles = find_roles(model.graph, classes)
         return cls(model, classes, roles, _inner_classes(model, classes, roles))
 

@@ -12,7 +12,8 @@ from rhino_jax.cost.collectives import collective_s
 from rhino_jax.cost.reshard import reshard_steps
 from rhino_jax.ir.program import Value
 from rhino_jax.ir.spec import Spec, shards_per_dim
-from rhino_jax.search.options import OptionBuilder, PortSpecs
+from rhino_jax.search.options import OptionBuilder
+from rhino_jax.search.sizes import PortSpecs
 
 
 TIE_S = 1e-12
@@ -46,7 +47,7 @@ class ReshardTables:
 
     @classmethod
     def of(cls, builder: OptionBuilder) -> ReshardTables:
-        count = len(builder.table.specs)
+        count = len(builder.sizes.table.specs)
         links = [
             (a.size, a.alpha_s, a.bytes_per_s, a.topology) for a in builder.mesh.axes
         ]
@@ -59,7 +60,7 @@ class ReshardTables:
 
     def _meet(self, a: int, b: int) -> None:
         """Price one pair of specs."""
-        specs, sizes = self.builder.table.specs, self.builder.mesh.sizes
+        specs, sizes = self.builder.sizes.table.specs, self.builder.mesh.sizes
         # Dims that stay as they are make all that is sent smaller, and no more.
         pairs = [(d, w) for d, w in zip(specs[a], specs[b], strict=True) if d != w]
         cut = math.prod(
@@ -151,7 +152,9 @@ class ReshardTables:
         if found is not None:
             return found
         # Values of other shapes may have equal tables: these are one array.
-        paddings = [self.builder.paddings(p, whole.shape) for p in (source, target)]
+        paddings = [
+            self.builder.sizes.paddings(p, whole.shape) for p in (source, target)
+        ]
         is_padded = any(p is not None for p in paddings)
         shape = whole.shape if is_padded else None
         key = (source.key, target.key, whole.bytes, count, latency_count, shape)
@@ -182,14 +185,13 @@ class ReshardTables:
 
     def copies(self, source: PortSpecs, target: PortSpecs, whole: Value) -> np.ndarray:
         """Bytes of the resharded copy for every pair; 0 where none is made."""
-        shape = None
-        if self.builder.paddings(target, whole.shape) is not None:
-            shape = whole.shape
-        key = (source.key, target.key, whole.bytes, shape)
+        held = self.builder.sizes.held_bytes(target, whole)
+        # One array for all values alike.
+        key = (source.key, target.key, id(held))
         found = self._copies.get(key)
         if found is None:
             fixed, _ = self._coefficients(source, target)
             moved = (fixed > 0)[np.ix_(source.index, target.index)]
-            found = moved * (whole.bytes * self.builder.shares(target, shape))[None, :]
+            found = moved * held[None, :]
             self._copies[key] = found
         return found

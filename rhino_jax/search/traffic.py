@@ -137,7 +137,7 @@ class Traffic:
         model, mesh = self.model, self.model.mesh
         value = model.graph.program.values[edge.value]
         padding = 1.0
-        if not model.builder.padded_dims.isdisjoint(value.shape):
+        if not model.builder.sizes.padded_dims.isdisjoint(value.shape):
             padding = max(padding_of(s, value.shape, mesh.sizes) for s in (have, want))
         key = have, want, round(value.bytes * padding)
         found = self._moves.get(key)

@@ -17,7 +17,7 @@ from rhino_jax.search.folding import find_folding, marks_of
 from rhino_jax.search.recipes import RecipeBook
 from rhino_jax.search.traffic import Traffic
 from tests.search.brute_force import model_of
-from tests.search.zoo import planned
+from tests.search.zoo import WITHOUT_TILES, planned
 
 
 MESH = {"data": 4, "model": 4}
@@ -90,7 +90,7 @@ def test_the_folded_optimum_is_the_plain_one(
         monkeypatch.setattr(
             draw, "find_folding", functools.partial(find_folding, most=most)
         )
-        found[kind] = planned(work, MESH, "v5e:4x4").search
+        found[kind] = planned(work, MESH, WITHOUT_TILES).search
     folded, plain = found["folded"], found["plain"]
     assert folded.objective_s == pytest.approx(plain.objective_s, rel=2e-3)
     assert folded.objective_s >= plain.bound_s

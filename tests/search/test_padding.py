@@ -163,5 +163,5 @@ def test_windows_and_parts_of_dims_are_cut_evenly(name: str) -> None:
                 size = node.op.rule.factors[f].size
                 pieces = int(np.prod([(2, 4)[a] for a in axes]))
                 if size % pieces:
-                    assert size in model.builder.padded_dims
+                    assert size in model.builder.sizes.padded_dims
                     assert node.op.rule.factors[f].kind.value in ("", "+")

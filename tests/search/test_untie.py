@@ -15,6 +15,7 @@ from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.pool import EFFORTS
 from rhino_jax.search.problem import NodeUsage, Problem
 from rhino_jax.search.records import Drawn
+from tests.search.zoo import WITHOUT_TILES, planned
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +26,11 @@ def sweep() -> list[rhino.Plan]:
     for share in (None, 0.65, 0.5):
         budget = share and int(share * plans[0].predicted.peak_bytes)
         plans.append(
-            rhino.plan(
-                work.step,
-                *work.abstract_args(),
-                mesh={"data": 4, "model": 4},
-                hardware="v5e:4x4",
-                donate_argnums=work.donate_argnums,
+            planned(
+                work,
+                {"data": 4, "model": 4},
+                WITHOUT_TILES,
                 memory_budget_bytes=budget or 2**34,
-                progress=False,
             )
         )
     return plans

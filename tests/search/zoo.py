@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import rhino_jax as rhino
+from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
 from rhino_jax.plan.plan import Plan
+
+
+WITHOUT_TILES = load_target("v5e:4x4").replace(tile=())
+"""For gaps: in tiles, models this small would be padding for the most part."""
 
 
 def planned(

@@ -1,0 +1,113 @@
+"""Lists of specs, and how much of a value one device holds under each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhino_jax.cost.tiles import tile_padding
+from rhino_jax.ir.program import Value, item_bytes
+from rhino_jax.ir.spec import Spec, local_shape, padding_of, shards_per_dim
+
+
+class SpecTable:
+    """Numbers specs, so that equal lists of specs can share cost tables."""
+
+    def __init__(self) -> None:
+        self.specs: list[Spec] = []
+        self._ids: dict[Spec, int] = {}
+        self._lists: dict[tuple[int, ...], PortSpecs] = {}
+
+    def id_of(self, spec: Spec) -> int:
+        found = self._ids.get(spec)
+        if found is None:
+            found = self._ids[spec] = len(self.specs)
+            self.specs.append(spec)
+        return found
+
+    def port(self, specs: list[Spec]) -> PortSpecs:
+        key = tuple(self.id_of(s) for s in specs)
+        found = self._lists.get(key)
+        if found is None:
+            unique, index = np.unique(
+                np.array(key, dtype=np.int64), return_inverse=True
+            )
+            found = PortSpecs(len(self._lists), tuple(unique.tolist()), index)
+            self._lists[key] = found
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PortSpecs:
+    """The spec at one port for every option of a node.
+
+    Attributes:
+      key: identity among all lists of specs.
+      unique: ids of the different specs.
+      index: option → position in `unique`.
+    """
+
+    key: int
+    unique: tuple[int, ...]
+    index: np.ndarray
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Sizes of values on one device of a mesh.
+
+    Attributes:
+      table: numbers the specs.
+      mesh_sizes: of the mesh's axes.
+      tile: as of `Device`.
+      padded_dims: sizes of dims that may be cut unevenly.
+      off_lanes: value → its dims that never lie on lanes (see `lanes`).
+    """
+
+    table: SpecTable
+    mesh_sizes: tuple[int, ...]
+    tile: tuple[int, ...]
+    padded_dims: frozenset[int]
+    off_lanes: Mapping[int, tuple[int, ...]]
+    _paddings: dict[tuple[object, ...], np.ndarray | None] = field(default_factory=dict)
+    _held: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
+
+    def shares(self, port: PortSpecs) -> np.ndarray:
+        """For every option, the share of the whole value that one device holds where
+        all cuts are even."""
+        pieces = [shards_per_dim(s, self.mesh_sizes) for s in self._specs(port)]
+        return np.array([1 / math.prod(p) for p in pieces])[port.index]
+
+    def held_bytes(self, port: PortSpecs, value: Value) -> np.ndarray:
+        """For every option, the bytes that one device's memory holds of a value, with
+        the padding of uneven cuts and of tiles."""
+        off_lanes = self.off_lanes.get(value.id, ())
+        key = port.key, value.shape, value.dtype, off_lanes
+        found = self._held.get(key)
+        if found is None:
+            item = item_bytes(value.dtype)
+            unique = []
+            for spec in self._specs(port):
+                shard = local_shape(spec, value.shape, self.mesh_sizes)
+                padding = tile_padding(shard, item, self.tile, off_lanes)
+                unique.append(math.prod(shard) * item * padding)
+            found = self._held[key] = np.array(unique, dtype=float)[port.index]
+        return found
+
+    def paddings(self, port: PortSpecs, shape: tuple[int, ...]) -> np.ndarray | None:
+        """For every different spec at a port, how many times its own size the value
+        has with the padding of uneven cuts; None where all cuts are even."""
+        if self.padded_dims.isdisjoint(shape):
+            return None
+        key = port.key, shape
+        if key not in self._paddings:
+            specs = self._specs(port)
+            found = np.array([padding_of(s, shape, self.mesh_sizes) for s in specs])
+            self._paddings[key] = found if (found > 1).any() else None
+        return self._paddings[key]
+
+    def _specs(self, port: PortSpecs) -> list[Spec]:
+        return [self.table.specs[s] for s in port.unique]
