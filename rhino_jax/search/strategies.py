@@ -143,14 +143,20 @@ def _scatters(
     shape: tuple[int, ...],
     partial: tuple[int, ...],
     sizes: tuple[int, ...],
-    batch_dims: frozenset[int],
+    kept: frozenset[int],
 ) -> Iterator[Spec]:
     """Every way to leave a partial result: axes not placed are all-reduced.
 
-    On meshes of more than two axes all partial axes go the same way. A batch dim that
-    is cut already is cut no further: XLA gathers the operands for that.
+    On meshes of more than two axes all partial axes go the same way.
+
+    Args:
+      made: spec of the partial result.
+      shape: of the result.
+      partial: axes over which it is partial.
+      sizes: of the mesh's axes.
+      kept: dims that are cut no further.
     """
-    ways = (-1, *(d for d in range(len(made)) if not (d in batch_dims and made[d])))
+    ways = (-1, *(d for d in range(len(made)) if d not in kept))
     together = len(sizes) > 2
     for places in itertools.product(ways, repeat=len(partial)):
         if together and len(set(places)) > 1:
@@ -199,6 +205,7 @@ def strategies(
     factor_sizes = tuple(f.size for f in rule.factors)
     cuttable = tuple(i for i, f in enumerate(rule.factors) if f.is_cuttable)
     batch_dims = _batch_dims(rule)
+    has_index = any(f.kind is FactorKind.INDEX for f in rule.factors)
     found: list[Strategy] = []
     for cut in _assignments(factor_sizes, cuttable, sizes, padded):
         if not _is_legal_halo(rule, cut, sizes):
@@ -213,7 +220,10 @@ def strategies(
         if not partial or len(outs) != 1 or not can_scatter:
             found.append(Strategy(cut, ins, outs, outs, partial))
             continue
-        for spec in _scatters(outs[0], result_shapes[0], partial, sizes, batch_dims):
+        # A batch dim that is cut already: XLA gathers the operands for that. One of a
+        # gather: XLA replicates the mask of what lies in the shard (libtpu 0.0.52).
+        kept = frozenset(d for d in batch_dims if outs[0][d] or has_index)
+        for spec in _scatters(outs[0], result_shapes[0], partial, sizes, kept):
             found.append(Strategy(cut, ins, outs, (spec,), partial))
     return tuple(found)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 
 from rhino_jax.frontend.trace import trace
@@ -20,3 +23,24 @@ def test_a_partial_sum_is_not_scattered_onto_a_batch_dim_that_is_cut() -> None:
     # Onto the same dim uncut, and onto others, it is.
     assert [s for s in found if s.made[0][0] == () and s.results[0][0] == (0,)]
     assert [s for s in found if s.made[0][1] == (1,) and s.results[0][1] == (1, 0)]
+
+
+def test_what_lookups_leave_is_scattered_onto_no_batch_dim() -> None:
+    """Of the logit of every label, which the operand has a row for too; not of the rows
+    of an embedding, which has none."""
+
+    def logits_of(logits: Any, labels: Any) -> Any:
+        return jnp.take_along_axis(logits, labels[..., None], axis=-1)
+
+    def scattered(fn: Callable[..., Any], *args: Any) -> set[tuple]:
+        program = trace(fn, args, {}).program
+        (op,) = (op for op in program.ops if op.name == "gather")
+        assert op.rule is not None
+        shapes = tuple(program.values[r].shape for r in op.results)
+        found = strategies(op.rule, shapes, (2, 4))
+        return {s.results[0] for s in found if s.partial and s.results != s.made}
+
+    labels = jnp.zeros((16, 512), int)
+    assert not scattered(logits_of, jnp.zeros((16, 512, 1024)), labels)
+    lookup = scattered(lambda table, x: table[x], jnp.zeros((1024, 64)), labels)
+    assert ((), (0,), ()) in lookup and ((), (), (0,)) in lookup
