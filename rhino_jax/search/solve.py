@@ -13,7 +13,7 @@ from rhino_jax.search.least_peak import low_peaks
 from rhino_jax.search.memory_search import Priced, search_memory
 from rhino_jax.search.merge import merge
 from rhino_jax.search.overlap import Overlap
-from rhino_jax.search.pairwise import Found, solve_pairwise
+from rhino_jax.search.pairwise import solve_pairwise
 from rhino_jax.search.pool import Effort, Pool, Report
 from rhino_jax.search.problem import Labels, Problem
 from rhino_jax.search.weights import LEAST_WEIGHT, Weights
@@ -85,15 +85,14 @@ def solve_overlapped(
     weight = weights.first(pool.best)
     priced: Priced | None = None
     brief = replace(effort, near=max(effort.near, BRIEFLY_NEAR))
-    found: Found | None = None
     while True:
-        # At the first weights between, the bound is not what counts.
-        is_brief = weight not in (1.0, LEAST_WEIGHT) and weights.low is None
+        # At the weights between, the bound is not what counts.
+        is_brief = weight not in (1.0, LEAST_WEIGHT) and not weights.is_bounding
         weighted = overlap.weighted(weight)
         mine = known
         if pool.best is not None and not overlap.hides_nothing:
             mine = [pool.best, *known]
-        found = solve_pairwise(weighted, mine, brief if is_brief else effort, found)
+        found = solve_pairwise(weighted, mine, brief if is_brief else effort)
         variables = found.variables
         bound = max(bound, found.bound)
         if problem.peak(found.labels) > problem.limit:

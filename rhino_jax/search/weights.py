@@ -3,8 +3,10 @@
 At every weight the problem is an ordinary one, and what a choice costs is a line in the
 weight, between its two ends: where all hides, and where compute hides all that it can.
 The least of all lines is concave, and its top the best bound that weights give. It lies
-between a weight whose choice leaves something exposed and one whose choice hides all:
-where the lines of these two cross is tried next.
+between a weight whose choice leaves something exposed and one whose choice hides all.
+
+Where even the least weight leaves something exposed, the lines' crossing is tried, for
+the bound; elsewhere the middle, for its choices.
 
 Source: Kelley, "The Cutting-Plane Method for Solving Convex Programs", SIAM 8 (1960).
 """
@@ -79,7 +81,12 @@ class Weights:
             return 1.0
         if HIDDEN_WEIGHT not in self.tried and low < HIDDEN_WEIGHT < high:
             return HIDDEN_WEIGHT
-        return self._crossing()
+        return self._crossing() if low == LEAST_WEIGHT else (low + high) / 2
+
+    @property
+    def is_bounding(self) -> bool:
+        """Whether the bound at the next weight is what counts, not its choice."""
+        return self.low is not None and self.low[0] == LEAST_WEIGHT
 
     def _crossing(self) -> float | None:
         assert self.low is not None and self.high is not None
