@@ -1,4 +1,4 @@
-"""Eight emulated CPU devices for every test, set before JAX starts its backend."""
+"""Eight emulated CPU devices and quick compiling, set before JAX starts its backend."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import pytest
 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_FLAG = "--xla_force_host_platform_device_count=8"
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+_FLAGS = (
+    "--xla_force_host_platform_device_count=8",
+    # LLVM's passes take half of XLA:CPU's time to compile, and change no HLO.
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+for _flag in _FLAGS:
+    if _flag.partition("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}".strip()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,6 +31,7 @@ def test_flags_for_the_compilers_make_other_versions(
         compiler_versions.cache_clear()
         return [versions(), compiler_versions()]
 
+    monkeypatch.delenv("XLA_FLAGS")
     plain = now()
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     assert now() == plain

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from rhino_jax.ir.spec import shards_per_dim
 from rhino_jax.search.build import Model, build_model
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.options import own_steps
-from rhino_jax.search.problem import PairTable, Problem
+from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.search.resharding import TIE_S
 
 
@@ -35,34 +34,50 @@ def model_of(
     return build_model(flatten(traced.program), laid, target, {}, budget_bytes)
 
 
-def objectives(costs: list[np.ndarray], edges: list[PairTable]) -> np.ndarray:
-    """The objective of all choices as one array, an axis per node."""
-    sizes = [len(c) for c in costs]
+def every_sum(
+    sizes: Sequence[int], tables: Iterable[tuple[int, int, np.ndarray]]
+) -> np.ndarray:
+    """The sum of tables for all choices as one array, an axis per node; a table with
+    one node at both ends is a vector, or says its cost on the diagonal."""
     assert math.prod(sizes) <= 20_000_000, sizes
     total = np.zeros(sizes)
-    for i, cost in enumerate(costs):
-        total += cost.reshape([-1 if k == i else 1 for k in range(len(sizes))])
-    for e in edges:
-        if e.source == e.target:
-            table = np.diagonal(e.table)
-            shape = [-1 if k == e.source else 1 for k in range(len(sizes))]
+    for source, target, table in tables:
+        if source == target:
+            part = table if table.ndim == 1 else np.diagonal(table)
         else:
-            table = e.table if e.source < e.target else e.table.T
-            low, high = sorted((e.source, e.target))
-            shape = [sizes[k] if k in (low, high) else 1 for k in range(len(sizes))]
-        total = total + table.reshape(shape)
+            part = table if source < target else table.T
+        shape = [n if k in (source, target) else 1 for k, n in enumerate(sizes)]
+        total += part.reshape(shape)
     return total
+
+
+def objectives(costs: list[np.ndarray], edges: list[PairTable]) -> np.ndarray:
+    """The objective of all choices as one array, an axis per node."""
+    nodes = [(i, i, cost) for i, cost in enumerate(costs)]
+    pairs = [(e.source, e.target, e.table) for e in edges]
+    return every_sum([len(c) for c in costs], [*nodes, *pairs])
+
+
+def peaks(problem: Problem) -> np.ndarray:
+    """Largest memory over time of all choices, likewise."""
+    usages: list[tuple[NodeUsage | EdgeUsage, int, int]]
+    usages = [(u, u.node, u.node) for u in problem.node_usages]
+    usages += [(u, u.source, u.target) for u in problem.edge_usages]
+    sizes = [len(c) for c in problem.costs]
+    most = np.zeros(sizes)
+    # Nothing grows but where something starts to be held.
+    for time in sorted({u.start for u, _, _ in usages}):
+        live = [(a, b, u.usage) for u, a, b in usages if u.start <= time < u.stop]
+        np.maximum(most, every_sum(sizes, live), out=most)
+    return most
 
 
 def best_by_enumeration(problem: Problem) -> float:
     """Smallest objective of any choice that fits, or infinity."""
-    if math.isinf(problem.limit):
-        return float(objectives(problem.costs, problem.edges).min())
-    best = math.inf
-    for choice in itertools.product(*(range(len(c)) for c in problem.costs)):
-        if problem.peak(choice) <= problem.limit:
-            best = min(best, problem.objective(choice))
-    return best
+    every = objectives(problem.costs, problem.edges)
+    if not math.isinf(problem.limit):
+        every[peaks(problem) > problem.limit] = math.inf
+    return float(every.min())
 
 
 def recomputed_objective_s(model: Model, labels: np.ndarray, target: Target) -> float:

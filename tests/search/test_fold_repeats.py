@@ -79,7 +79,15 @@ def test_a_folded_choice_sends_what_its_expansion_does(name: str) -> None:
         assert one.flops(labels) == pytest.approx(every.flops(whole), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", UNROLLED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("moe-tiny", "t5-tiny")
+        else name
+        for name in UNROLLED
+    ],
+)
 def test_the_folded_optimum_is_the_plain_one(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,14 @@ from tests.search.zoo import planned
 MESH = {"a": 2, "b": 2, "c": 2}
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny", "wide-resnet-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-tiny",
+        pytest.param("moe-tiny", marks=pytest.mark.slow),
+        "wide-resnet-tiny",
+    ],
+)
 def test_little_is_lost_and_recipes_are_kept(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
