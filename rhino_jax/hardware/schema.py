@@ -13,6 +13,7 @@ hoists_conversions = false          # optional, false; see `Device`
 gathers_by_axis = false             # optional, false; see `Device`
 scatters_by_axis = false            # optional, false; see `Device`
 recomputes = ["tanh"]               # optional, []; see `Device`
+systolic_array = 128                # optional, 0; see `Device`
 
 [peak_flops_per_s]                  # by type; at least one; `inf` is allowed
 float32 = 4e14
@@ -59,7 +60,7 @@ _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
     "overlap_share", "hidable_share", "fuses_matmuls", "hoists_conversions",
     "gathers_by_axis", "scatters_by_axis", "recomputes", "clock_hz",
-    "peak_flops_per_s", "memory", "tiers", "links",
+    "systolic_array", "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
@@ -256,6 +257,7 @@ def _parse_device(top: _Table) -> Device:
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),
         recomputes=top.texts("recomputes"),
         tile=_parse_tile(memory),
+        systolic_array=top.whole("systolic_array", least=0, default=0) or 0,
         kinds=top.texts("device_kinds"),
     )
 

@@ -44,6 +44,8 @@ class Device:
         the backward pass rather than keep their results.
       tile: rows and lanes of the tiles in which memory holds arrays, padded to whole
         ones (see `rhino_jax.cost.tiles`); empty: it holds none.
+      systolic_array: rows, and columns, of the array that multiplies matrices (see
+        `rhino_jax.cost.arrays`); 0: there is none, or its padding is not known.
       clock_hz: cycles per second, for compilers that estimate cycles; None for those
         that do not.
       kinds: `jax.Device.device_kind` of such devices.
@@ -63,6 +65,7 @@ class Device:
     scatters_by_axis: bool = False
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()
+    systolic_array: int = 0
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()
 

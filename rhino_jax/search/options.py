@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rhino_jax.cost.arrays import array_padding
 from rhino_jax.cost.collectives import PERMUTE, collective_s
 from rhino_jax.cost.combine import combine_steps
 from rhino_jax.cost.compute import op_s
@@ -18,12 +19,12 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program, item_bytes
-from rhino_jax.ir.spec import Spec, share_of
+from rhino_jax.ir.spec import Spec, shards_per_dim, share_of
 from rhino_jax.search.graph import Graph, Node, NodeKind, Port
 from rhino_jax.search.liveness import Liveness
 from rhino_jax.search.padding import may_pad
 from rhino_jax.search.sizes import PortSpecs, Sizes
-from rhino_jax.search.stored import is_fusible
+from rhino_jax.search.stored import is_fusible, is_matmul
 from rhino_jax.search.strategies import Strategy, all_specs, strategies
 
 
@@ -206,6 +207,8 @@ class OptionBuilder:
         flops = op.flops * np.array([share_of(s.cut, dims, mesh.sizes) for s in found])
         # Elementwise arithmetic hides behind its memory traffic.
         heavy_flops = 0.0 * flops if is_fusible(node) else flops
+        if is_matmul(node):
+            heavy_flops = flops * self._array_paddings(op.rule, found)
         dtype = program.values[op.operands[0]].dtype if op.operands else "float32"
         compute_s = op_s(self.target, heavy_flops, traffic, dtype)
         compute_s += self.target.launch_s * is_launched
@@ -218,6 +221,11 @@ class OptionBuilder:
                     for t in own_steps(program, node, s, mesh)
                 )
         return Options(found, compute_s + steps_s, compute_s, flops, ins, outs)
+
+    def _array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:
+        side, sizes = self.target.device.systolic_array, self.mesh.sizes
+        pieces = [shards_per_dim(s.cut, sizes) for s in found]
+        return np.array([array_padding(rule, p, side) for p in pieces])
 
     def restricted(self, options: Options, allowed: np.ndarray) -> Options:
         """The same with the allowed options only, ascending."""

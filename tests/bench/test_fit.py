@@ -101,7 +101,7 @@ def test_the_same_program_counts_once_and_few_say_nothing() -> None:
 
 
 def test_what_a_compiler_estimates_is_added_up_by_what_bounds_it() -> None:
-    target = load_target("v5e")
+    target = load_target("v5e").replace(launch_s=0.25)
     assert target.clock_hz is not None
     work = {
         "name": "x", "opcode": "fusion", "count": 2, "dtype": "bfloat16",
@@ -114,7 +114,8 @@ def test_what_a_compiler_estimates_is_added_up_by_what_bounds_it() -> None:
     ]
     rates = rates_of(items, target, collectives_s=3.0, exposed_s=1.0)
     assert rates.matmul_peak_s == pytest.approx(0.2)
-    assert rates.matmul_s == rates.memory_s == pytest.approx(2.0)
+    # Two runs of a second, of which the kernel's start is no arithmetic.
+    assert rates.matmul_s == rates.memory_s == pytest.approx(1.5)
     assert rates.memory_peak_s == pytest.approx(0.02)
     assert rates.hidden_s == pytest.approx(2.0)
 

@@ -1,7 +1,8 @@
 """How near a compiled program comes to the hardware's peak rates.
 
 Where the compiler estimates cycles (XLA:TPU), work that arithmetic bounds at peak
-rates and work that memory bounds are added up apart, at peak rates and as estimated;
+rates and work that memory bounds are added up apart, at peak rates and as estimated,
+without the fixed cost of a kernel;
 their ratios are the efficiencies of the roofline (Williams, Waterman, Patterson, CACM
 2009). For any compiler: how much of the collectives' time compute hides.
 """
@@ -53,7 +54,8 @@ def rates_of(
         traffic_s = work.bytes / target.hbm_bytes_per_s
         bound = sums["matmul" if arithmetic_s > traffic_s else "memory"]
         bound[0] += work.count * max(arithmetic_s, traffic_s)
-        bound[1] += work.count * work.cycles / target.clock_hz
+        taken_s = work.cycles / target.clock_hz - target.launch_s
+        bound[1] += work.count * max(0.0, taken_s)
     return Rates(
         matmul_peak_s=sums["matmul"][0],
         matmul_s=sums["matmul"][1],

@@ -2,8 +2,9 @@
 
 Compute is the sum over instructions of trips times seconds. Where the compiler
 estimates cycles (XLA:TPU) a run takes cycles over the device's clock; elsewhere it
-takes what the roofline says of its FLOPs and bytes, and a launch. Collectives are
-priced by their bytes on the wire and the links that their axes lie on.
+takes what the roofline says of its FLOPs and bytes, and a launch where the compiler
+estimates none. Collectives are priced by their bytes on the wire and the links that
+their axes lie on.
 
 XLA:GPU and XLA:CPU start and await collectives in the printed order, which is
 played through (`schedule`). XLA:TPU spreads them over fusions and loops, and moves
@@ -51,7 +52,9 @@ def work_s(target: Target, work: Work) -> float:
     if work.cycles is not None and target.clock_hz is not None:
         return work.cycles / target.clock_hz
     flops, traffic = np.asarray(work.flops), np.asarray(work.bytes)
-    return float(op_s(target, flops, traffic, work.dtype)) + target.launch_s
+    roofline_s = float(op_s(target, flops, traffic, work.dtype))
+    # A compiler that estimates cycles gives none to what is no kernel, as copies.
+    return roofline_s + (target.launch_s if target.clock_hz is None else 0.0)
 
 
 def step_time(

@@ -1,0 +1,87 @@
+"""What a matmul or convolution costs where small sizes leave a systolic array idle.
+
+A TPU's matrix unit multiplies by a square of weights that lies in it. What is summed
+over runs down its side, a free factor of one operand along the other side, and rows
+of the other operand stream through. Sides are padded to whole squares; a square that
+few rows stream through takes as long as its loading does.
+
+Source: Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit"
+(ISCA 2017), section 2. Against XLA:TPU's estimates of convolutions (libtpu 0.0.52):
+`pytest -m compile_only tests/cost/test_arrays.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from rhino_jax.ir.factor import FactorKind, Rule
+
+
+LEAST_ROWS = 0.4
+"""Rows that take as long as loading a square, over its side. Seen: 8x4096 by 4096x4096
+takes 51 cycles per square of 128 on v5e, 107 per square of 256 on v6e."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    """Factors of a product: summed, free in one operand, and positions of windows."""
+
+    summed: tuple[int, ...]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+def array_padding(rule: Rule, pieces: tuple[int, ...], side: int) -> float:
+    """How many times its own arithmetic a product of two operands takes.
+
+    Args:
+      rule: of the op.
+      pieces: for every factor, into how many it is cut.
+      side: of the systolic array; 0: there is none.
+    """
+    if not side:
+        return 1.0
+    roles = _roles(rule)
+
+    def local(factors: tuple[int, ...]) -> int:
+        return math.prod(-(-rule.factors[f].size // pieces[f]) for f in factors)
+
+    left, right = local(roles.left), local(roles.right)
+    summed, positions = local(roles.summed), local(roles.positions)
+    if 0 in (left, right, summed, positions):
+        return 1.0
+    rows = LEAST_ROWS * side
+    # A window's positions stream past the weights; where what is convolved lies in
+    # the array, they are its batch, one after the other.
+    along_right = _padding(right, side) * max(1.0, rows / (left * positions))
+    along_left = _padding(left, side) * max(1.0, rows / right)
+    return _padding(summed, side) * min(along_right, along_left)
+
+
+def _padding(size: int, multiple: int) -> float:
+    return -(-size // multiple) * multiple / size
+
+
+@functools.cache
+def _roles(rule: Rule) -> _Roles:
+    taken = [{f for dim in layout for f in dim} for layout in rule.operands[:2]]
+    made = {f for layout in rule.results for dim in layout for f in dim}
+    summed, left, right, positions = [], [], [], []
+    for f, factor in enumerate(rule.factors):
+        in_left, in_right = f in taken[0], f in taken[1]
+        if f not in made:
+            # Input positions of a window are neither: its taps and results are.
+            if in_right:
+                summed.append(f)
+        elif in_left and in_right:
+            continue
+        elif in_right:
+            right.append(f)
+        elif in_left and factor.kind is FactorKind.PARALLEL:
+            left.append(f)
+        else:
+            positions.append(f)
+    return _Roles(tuple(summed), tuple(left), tuple(right), tuple(positions))

@@ -1,0 +1,124 @@
+"""What products take on systolic arrays: by hand, and by XLA:TPU's estimates."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rhino_jax.cost.arrays import array_padding
+from rhino_jax.hardware.files import load_target
+from rhino_jax.ir.factor import Rule, parse_rule
+from rhino_jax.verify.hlo.module import parse_module
+from rhino_jax.verify.hlo.work import read_work
+from tests.frontend.imported import program_of
+from tests.verify.extras import mesh_of_target
+
+
+def dot(rows: int, summed: int, columns: int, batch: int = 1) -> Rule:
+    return parse_rule(
+        "b m k, b k n -> b m n",
+        [(batch, rows, summed), (batch, summed, columns)],
+        [(batch, rows, columns)],
+    )
+
+
+def conv(batch: int, width: int, taps: int, channels: int, features: int) -> Rule:
+    return parse_rule(
+        "n y~ i, t! i o -> n y~ o",
+        [(batch, width, channels), (taps, channels, features)],
+        [(batch, width, features)],
+        halos={"y": (1, 1)},
+    )
+
+
+def whole(rule: Rule, side: int = 128) -> float:
+    return array_padding(rule, (1,) * len(rule.factors), side)
+
+
+@pytest.mark.parametrize(
+    ("rule", "times"),
+    [
+        (dot(4096, 4096, 4096), 1),
+        (dot(4096, 64, 4096, batch=8), 2),
+        # Few rows stream past many columns, whichever operand they are of.
+        (dot(64, 4096, 4096), 1),
+        (dot(4096, 4096, 64), 1),
+        (dot(8, 4096, 4096), 0.4 * 128 / 8),
+        (dot(4096, 4096, 8), 0.4 * 128 / 8),
+        # Taps are summed over with the channels, and positions are rows.
+        (conv(8, 256, 4, 64, 16), 8),
+        (conv(8, 256, 4, 16, 128), 2),
+        # The batch in the array, and 64 features streaming past.
+        (conv(128, 256, 4, 64, 64), 1),
+    ],
+)
+def test_by_hand(rule: Rule, times: float) -> None:
+    assert whole(rule) == pytest.approx(times)
+    assert whole(rule, side=0) == 1
+
+
+def test_a_cut_to_slivers_leaves_the_array_idle() -> None:
+    """All devices take as long as one did, but for the rows that are cut."""
+    rule = conv(8, 256, 9, 128, 128)
+    order = [f.name for f in rule.factors]
+
+    def cut(name: str, pieces: int) -> float:
+        each = tuple(pieces if n == name else 1 for n in order)
+        return array_padding(rule, each, 128) / pieces
+
+    assert cut("o", 8) == pytest.approx(1)
+    assert cut("n", 8) == pytest.approx(1 / 8)
+
+
+def test_nothing_is_not_padded() -> None:
+    assert whole(dot(0, 64, 64)) == 1
+
+
+def _conv(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def _weight_gradient(x: jax.Array, g: jax.Array) -> jax.Array:
+    weight = jnp.zeros((3, 3, x.shape[-1], g.shape[-1]), x.dtype)
+    return jax.vjp(lambda w: _conv(x, w), weight)[1](g)[0]
+
+
+@pytest.mark.compile_only
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (_conv, [(8, 16, 16, 256), (3, 3, 256, 16)]),
+        (_conv, [(8, 64, 64, 128), (3, 3, 128, 32)]),
+        (_conv, [(8, 64, 64, 32), (3, 3, 32, 32)]),
+        (_conv, [(64, 32, 32, 3), (7, 7, 3, 16)]),
+        (_weight_gradient, [(64, 16, 16, 256), (64, 16, 16, 16)]),
+        (_weight_gradient, [(64, 32, 32, 64), (64, 32, 32, 64)]),
+    ],
+)
+def test_the_compiler_takes_as_long(fn, shapes) -> None:
+    """At least half of what XLA:TPU estimates; arithmetic alone says 5 to 65 %."""
+    mesh, target = mesh_of_target("v5e:2x2"), load_target("v5e")
+    assert target.clock_hz is not None
+    args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
+    program, _ = program_of(fn, *args)
+    (op,) = [op for op, _ in program.walk() if op.name == "conv_general_dilated"][-1:]
+    assert op.rule is not None
+    padding = array_padding(
+        op.rule, (1,) * len(op.rule.factors), target.device.systolic_array
+    )
+    arithmetic_s = op.flops / target.peak_flops_per_s("bfloat16")
+    arithmetic_s /= target.matmul_efficiency
+    whole = NamedSharding(mesh, PartitionSpec())
+    compiled = jax.jit(fn, out_shardings=whole).lower(
+        *(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole) for a in args)
+    )
+    module = parse_module(compiled.compile().as_text() or "")
+    work = read_work(module, lambda work: float(work.cycles or 0))
+    cycles = sum((w.cycles or 0) * w.count for w in work.items if w.flops)
+    estimated_s = cycles / target.clock_hz
+    assert 0.5 <= padding * arithmetic_s / estimated_s <= 1.1
+    assert arithmetic_s / estimated_s < 0.7
