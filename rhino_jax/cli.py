@@ -144,6 +144,11 @@ def _parser() -> argparse.ArgumentParser:
         const="README.md",
         help="write the tables between the suite's marks in this file",
     )
+    bench.add_argument(
+        "--against",
+        metavar="FILE",
+        help="SUITE.json of an earlier run: how compiled steps have changed",
+    )
     bench.set_defaults(run=_bench)
 
     fit = commands.add_parser(
@@ -282,14 +287,16 @@ def _bench(args: argparse.Namespace) -> int:
             is_fresh=args.fresh,
             requires_extras=args.require_extras,
             readme=args.readme,
+            against=args.against,
         )
     )
 
 
 def _fit(args: argparse.Namespace) -> None:
-    from rhino_jax.bench.fit import fit_results, read_results, to_text, write_fit
+    from rhino_jax.bench.fit import fit_results, to_text, write_fit
+    from rhino_jax.bench.store import read_results
 
-    fits = fit_results(read_results(args.results))
+    fits = fit_results(read_results(args.results, "`fit`"))
     print(to_text(fits) or "No kind of hardware has three programs.")
     if args.write:
         for fit in fits:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rhino_jax.bench.changes import changes_text
 from rhino_jax.bench.clock_run import clock_report, clock_task
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.figures import figures_of
@@ -17,9 +18,10 @@ from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.plan_run import plan_report, plan_task
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.readme import write_section
+from rhino_jax.bench.records import Result
 from rhino_jax.bench.row_run import RowResult, Task, run_rows
 from rhino_jax.bench.run import run_suite
-from rhino_jax.bench.store import Store, write_json
+from rhino_jax.bench.store import Store, read_results, write_json
 from rhino_jax.bench.suite import Row, Suite, load_suite, suite_names
 from rhino_jax.bench.table import to_markdown
 from rhino_jax.bench.versions import versions
@@ -43,6 +45,7 @@ class Command:
       is_fresh: forget earlier results.
       requires_extras: a target that cannot be compiled for is an error.
       readme: file whose section is written, or None.
+      against: results of an earlier run to compare with, or None.
     """
 
     suite: str | None = None
@@ -55,6 +58,7 @@ class Command:
     is_fresh: bool = False
     requires_extras: bool = False
     readme: str | None = None
+    against: str | None = None
 
 
 def run_command(command: Command) -> int:
@@ -82,6 +86,13 @@ def run_command(command: Command) -> int:
             " written there.",
             where="--only" if command.only else "--methods",
             fix="leave one of them out.",
+        )
+    if suite.kind in _BY_ROW and command.against is not None:
+        raise BenchError(
+            f"`bench {suite.name} --against`: only what is compiled is compared.",
+            where="--against",
+            numbers=f"the suite's kind is {suite.kind!r}",
+            fix="leave --against out.",
         )
     if suite.kind in _BY_ROW and any(m.refine for r in suite.rows for m in r.methods):
         raise BenchError(
@@ -114,6 +125,9 @@ def _row_values(result: RowResult[Any]) -> dict[str, Any]:
 
 
 def _run(suite: Suite, command: Command) -> int:
+    earlier: tuple[Result, ...] = ()
+    if command.against is not None:
+        earlier = read_results(command.against, f"`bench {suite.name} --against`")
     store = Store.open(command.out, suite.name, is_fresh=command.is_fresh)
     missing: dict[str, str] = {}
     values: dict[str, Any]
@@ -129,6 +143,8 @@ def _run(suite: Suite, command: Command) -> int:
         results = run_suite(suite, store, say, missing, jobs=jobs)
         figures = figures_of(results)
         text = to_markdown(suite.name, results, figures, _words(command))
+        if command.against is not None:
+            text += "\n" + changes_text(results, earlier, command.against) + "\n"
         values = {
             "figures": figures.to_dict(),
             "results": [r.to_dict() for r in results],

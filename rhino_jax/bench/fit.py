@@ -19,7 +19,6 @@ import numpy as np
 
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.records import Result
-from rhino_jax.bench.store import read_json
 from rhino_jax.hardware.files import configs_dir
 from rhino_jax.verify.hlo.rates import Rates
 
@@ -52,26 +51,6 @@ class Fit:
     hidable_share: float | None
     hidable_programs: int
     hidable_spread: float | None
-
-
-def read_results(file: str) -> tuple[Result, ...]:
-    """The results that `bench` wrote.
-
-    Raises:
-      BenchError: there are none in the file.
-    """
-    values = read_json(Path(file))
-    try:
-        if values is None:
-            raise ValueError("it is not there, or no JSON")
-        return tuple(Result.from_dict(r) for r in values["results"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BenchError(
-            "`fit`: the file holds no results of a benchmark that compiles.",
-            where=file,
-            numbers=str(error),
-            fix="python -m rhino_jax bench full, then give rhino_bench/full.json.",
-        ) from None
 
 
 def fit_results(results: Iterable[Result]) -> tuple[Fit, ...]:

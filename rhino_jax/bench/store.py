@@ -137,6 +137,29 @@ def write_json(path: Path, values: Any) -> None:
         file.write_text(text + "\n", encoding="utf-8")
 
 
+def read_results(file: str, what: str) -> tuple[Result, ...]:
+    """The results that `bench` wrote.
+
+    Args:
+      file: SUITE.json of an earlier run.
+      what: the command that asks, for errors.
+    Raises:
+      BenchError: there are none in the file.
+    """
+    values = read_json(Path(file))
+    try:
+        if values is None:
+            raise ValueError("it is not there, or no JSON")
+        return tuple(Result.from_dict(r) for r in values["results"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BenchError(
+            f"{what}: the file holds no results of a benchmark that compiles.",
+            where=file,
+            numbers=str(error),
+            fix="python -m rhino_jax bench full, then give rhino_bench/full.json.",
+        ) from None
+
+
 def read_json(path: Path) -> Any | None:
     """What a file holds, or None where there is none or it is no JSON."""
     try:

@@ -51,6 +51,8 @@ def test_lists(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "quick", "--only", "gpt*", "--readme"], "of a whole suite"),
         (["bench", "plan", "--methods", "fast,refined"], "kind 'compile' refine"),
         (["bench", "clock", "--methods", "refined:2"], "kind 'compile' refine"),
+        (["bench", "plan", "--against", "a.json"], "only what is compiled is compared"),
+        (["bench", "quick", "--against", "a.json"], "holds no results"),
     ],
 )
 def test_bad_words(
@@ -82,6 +84,8 @@ def test_from_end_to_end_and_on(
     assert found["figures"]["fidelity"]["programs"] >= 1
     text = (tmp_path / "READ.md").read_text()
     assert "| mlp-tiny | little | cpu:4 |" in text
+    assert main([*words, "--against", "rhino_bench/mine.json"]) == 0
+    assert "- `best`, 1 rows: geometric mean 1.000" in capsys.readouterr().out
 
 
 def test_a_missing_extra_is_said_or_is_an_error(

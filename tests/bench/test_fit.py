@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.fit import fit_results, read_results, to_text, write_fit
+from rhino_jax.bench.fit import fit_results, to_text, write_fit
 from rhino_jax.bench.records import Measure, Result
+from rhino_jax.bench.store import read_results
 from rhino_jax.cli import main
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.verify.hlo.rates import Rates, rates_of
@@ -147,7 +148,7 @@ def test_the_command_reads_what_bench_wrote(
     file = tmp_path / "full.json"
     results = [program(str(i), tpu_rates(1.0)).to_dict() for i in range(3)]
     file.write_text(json.dumps({"results": results}))
-    assert read_results(str(file))[0].rates == tpu_rates(1.0)
+    assert read_results(str(file), "`fit`")[0].rates == tpu_rates(1.0)
     assert main(["fit", str(file)]) == 0
     assert "matmul_efficiency 0.900" in capsys.readouterr().out
 
