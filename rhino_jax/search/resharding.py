@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.cost.collectives import ALL_TO_ALL, collective_s
+from rhino_jax.cost.collectives import collective_s
 from rhino_jax.cost.reshard import reshard_steps
 from rhino_jax.ir.program import Value
 from rhino_jax.ir.spec import Spec, shards_per_dim
@@ -100,11 +100,11 @@ class ReshardTables:
         """Fixed seconds and seconds per byte of one reshard."""
         if src == dst:
             return 0.0, 0.0
-        mesh, target = self.builder.mesh, self.builder.target
+        mesh = self.builder.mesh
         # Any change of layout is at least a copy of the new shard, and among free
         # ones none is preferred to some.
         cut = math.prod(shards_per_dim(dst, mesh.sizes))
-        fixed, per_byte = TIE_S, 2 / cut / target.hbm_bytes_per_s
+        fixed, per_byte = TIE_S, 2 / cut / self.builder.target.hbm_bytes_per_s
         # Steps scale with the bytes: take them for 2^40 bytes and divide.
         whole = 1 << 40
         for step in reshard_steps(
@@ -116,9 +116,7 @@ class ReshardTables:
             says_stops=mesh.says_stops,
         ):
             alpha, s_per_byte = self._link(step.kind, step.axes)
-            # What is swapped between dims is packed before and unpacked after.
-            kernels = 2 if step.kind == ALL_TO_ALL else 1
-            fixed += alpha + kernels * target.launch_s
+            fixed += alpha
             per_byte += s_per_byte * step.local_bytes / whole
         return fixed, per_byte
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rhino_jax.cost.collectives import ALL_TO_ALL, collective_s
+from rhino_jax.cost.collectives import collective_s
 from rhino_jax.cost.reshard import reshard_steps
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.layout import lay_out
@@ -104,7 +104,5 @@ def recomputed_objective_s(model: Model, labels: np.ndarray, target: Target) -> 
             have, want, whole, mesh.sizes, by_axis=mesh.gathers_by_axis
         ):
             axes = [mesh.axes[a] for a in step.axes]
-            kernels = 2 if step.kind == ALL_TO_ALL else 1
-            total += edge.count * kernels * target.launch_s
             total += edge.count * collective_s(step.kind, step.local_bytes, axes)
     return total
