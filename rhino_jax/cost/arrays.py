@@ -13,8 +13,9 @@ Source: Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processin
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from rhino_jax.ir.factor import FactorKind, Rule
 
@@ -34,35 +35,35 @@ class _Roles:
     positions: tuple[int, ...]
 
 
-def array_padding(rule: Rule, pieces: tuple[int, ...], side: int) -> float:
+def array_paddings(rule: Rule, pieces: np.ndarray, side: int) -> np.ndarray:
     """How many times its own arithmetic a product of two operands takes.
 
     Args:
       rule: of the op.
-      pieces: for every factor, into how many it is cut.
+      pieces: [ways, factors], into how many each factor is cut.
       side: of the systolic array; 0: there is none.
+    Returns:
+      [ways].
     """
-    if not side:
-        return 1.0
+    sizes = np.array([f.size for f in rule.factors])
+    if not side or not sizes.all():
+        return np.ones(len(pieces))
+    shards = -(-sizes // pieces)
     roles = _roles(rule)
-
-    def local(factors: tuple[int, ...]) -> int:
-        return math.prod(-(-rule.factors[f].size // pieces[f]) for f in factors)
-
-    left, right = local(roles.left), local(roles.right)
-    summed, positions = local(roles.summed), local(roles.positions)
-    if 0 in (left, right, summed, positions):
-        return 1.0
+    left, right, summed, positions = (
+        shards[:, list(factors)].prod(1)
+        for factors in (roles.left, roles.right, roles.summed, roles.positions)
+    )
     rows = LEAST_ROWS * side
     # A window's positions stream past the weights; where what is convolved lies in
     # the array, they are its batch, one after the other.
-    along_right = _padding(right, side) * max(1.0, rows / (left * positions))
-    along_left = _padding(left, side) * max(1.0, rows / right)
-    return _padding(summed, side) * min(along_right, along_left)
+    along_right = _padding(right, side) * np.maximum(1.0, rows / (left * positions))
+    along_left = _padding(left, side) * np.maximum(1.0, rows / right)
+    return _padding(summed, side) * np.minimum(along_right, along_left)
 
 
-def _padding(size: int, multiple: int) -> float:
-    return -(-size // multiple) * multiple / size
+def _padding(sizes: np.ndarray, multiple: int) -> np.ndarray:
+    return -(-sizes // multiple) * multiple / sizes
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.cost.arrays import array_padding
+from rhino_jax.cost.arrays import array_paddings
 from rhino_jax.cost.collectives import PERMUTE, collective_s
 from rhino_jax.cost.combine import combine_steps
 from rhino_jax.cost.compute import op_s
@@ -67,6 +67,7 @@ class OptionBuilder:
     pinned: dict[int, Spec]
     sizes: Sizes
     _cache: dict[object, Options] = field(default_factory=dict)
+    _combined_s: dict[object, float] = field(default_factory=dict)
     _rules: dict[Rule, int] = field(default_factory=dict)
     _rule_ids: dict[int, int] = field(default_factory=dict)
 
@@ -212,20 +213,36 @@ class OptionBuilder:
         dtype = program.values[op.operands[0]].dtype if op.operands else "float32"
         compute_s = op_s(self.target, heavy_flops, traffic, dtype)
         compute_s += self.target.launch_s * is_launched
-        steps_s = np.zeros(len(found))
-        has_halo = any(f.kind is FactorKind.HALO for f in op.rule.factors)
-        for k, s in enumerate(found):
-            if s.partial or has_halo:
-                steps_s[k] = sum(
-                    collective_s(t.kind, t.local_bytes, [mesh.axes[a] for a in t.axes])
-                    for t in own_steps(program, node, s, mesh)
-                )
+        steps_s = self._steps_s(node, found)
         return Options(found, compute_s + steps_s, compute_s, flops, ins, outs)
 
+    def _steps_s(self, node: Node, found: tuple[Strategy, ...]) -> np.ndarray:
+        """Seconds of the collectives inside an op, for each of its strategies."""
+        op, program, axes = node.op, self.graph.program, self.mesh.axes
+        assert op is not None and op.rule is not None
+        seconds = np.zeros(len(found))
+        has_halo = any(f.kind is FactorKind.HALO for f in op.rule.factors)
+        is_alike = not has_halo and len(op.results) == 1
+        for k, s in enumerate(found):
+            if not s.partial and not has_halo:
+                continue
+            # One result's partial sums cost the same wherever they are of.
+            made = program.values[op.results[0]] if is_alike else None
+            key = made and (made.shape, made.dtype, s.made, s.results, s.partial)
+            known = self._combined_s.get(key) if key else None
+            if known is None:
+                known = sum(
+                    collective_s(t.kind, t.local_bytes, [axes[a] for a in t.axes])
+                    for t in own_steps(program, node, s, self.mesh)
+                )
+                if key:
+                    self._combined_s[key] = known
+            seconds[k] = known
+        return seconds
+
     def _array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:
-        side, sizes = self.target.device.systolic_array, self.mesh.sizes
-        pieces = [shards_per_dim(s.cut, sizes) for s in found]
-        return np.array([array_padding(rule, p, side) for p in pieces])
+        pieces = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])
+        return array_paddings(rule, pieces, self.target.device.systolic_array)
 
     def restricted(self, options: Options, allowed: np.ndarray) -> Options:
         """The same with the allowed options only, ascending."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rhino_jax.hardware.mesh import LaidMesh
-from rhino_jax.ir.spec import axes_of
+from rhino_jax.search.axis_places import NOWHERE, AxisPlaces
 from rhino_jax.search.build import Model
 from rhino_jax.search.classes import Classes, Element, Roles, find_roles
 from rhino_jax.search.graph import Node, NodeKind
@@ -100,6 +100,7 @@ class RecipeBook:
     _places: dict[int, Place] = field(default_factory=dict)
     _roles: dict[Element, Role] = field(default_factory=dict)
     _num_cut: dict[int, np.ndarray] = field(default_factory=dict)
+    _axes: dict[int, AxisPlaces] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Model) -> RecipeBook:
@@ -136,20 +137,24 @@ class RecipeBook:
         key = (recipe, id(options.strategies), place)
         found = self._cache.get(key)
         if found is None:
-            keep = [
-                k
-                for k, strategy in enumerate(options.strategies)
-                if _permits(recipe, place, strategy)
-            ]
+            axes = self._axis_places(options.strategies, is_op=place.is_op)
+            permitted = _permits(recipe, place, axes)
             if place.is_data:
                 # Data enters cut over all data axes, where it can be.
-                cut = [
-                    k
-                    for k in keep
-                    if set(recipe.data) <= axes_of(options.strategies[k].results[0])
-                ]
-                keep = cut or keep
-            found = self._cache[key] = np.array(keep or [0], dtype=np.int64)
+                data = axes.cut[:, list(recipe.data)]
+                cut = permitted & (data != NOWHERE).all(1)
+                permitted = cut if cut.any() else permitted
+            keep = np.flatnonzero(permitted)
+            found = self._cache[key] = keep if len(keep) else np.zeros(1, np.int64)
+        return found
+
+    def _axis_places(
+        self, strategies: tuple[Strategy, ...], *, is_op: bool
+    ) -> AxisPlaces:
+        found = self._axes.get(id(strategies))
+        if found is None:
+            found = AxisPlaces.of(strategies, len(self.model.mesh.sizes), is_op=is_op)
+            self._axes[id(strategies)] = found
         return found
 
     def _role(self, where: Element | None) -> Role:
@@ -219,15 +224,27 @@ class Place:
     is_param: bool
 
 
-def _permits(recipe: Recipe, place: Place, strategy: Strategy) -> bool:
-    cuts = strategy.cut if place.is_op else strategy.results[0]
-    if place.is_op:
-        pairs = zip(place.cut, cuts, strict=True)
-    else:
-        pairs = zip(place.results[0], cuts, strict=True)
-    return all(
-        _may_cut(recipe, axis, role, place) for role, axes in pairs for axis in axes
-    ) and _may_scatter(recipe, place, strategy)
+def _permits(recipe: Recipe, place: Place, axes: AxisPlaces) -> np.ndarray:
+    """For every strategy of a node, whether a recipe allows it."""
+    roles = place.cut if place.is_op else place.results[0]
+    cuts = [[_may_cut(recipe, a, role, place) for role in roles] for a in axes.all]
+    allowed = _all_of(cuts, axes.cut)
+    for of_result, scattered in zip(place.results, axes.scattered, strict=False):
+        is_batched = Role.BATCH in of_result
+        dims = [
+            [_may_scatter(recipe, a, role, is_batched=is_batched) for role in of_result]
+            for a in axes.all
+        ]
+        allowed &= _all_of(dims, scattered)
+    return allowed
+
+
+def _all_of(may: list[list[bool]], places: np.ndarray) -> np.ndarray:
+    """Whether every axis may be where it is; nowhere it always may."""
+    found = np.ones(len(places), dtype=bool)
+    for axis, row in enumerate(may):
+        found &= np.array([*row, True])[places[:, axis]]
+    return found
 
 
 def _may_cut(recipe: Recipe, axis: int, role: Role, place: Place) -> bool:
@@ -242,19 +259,10 @@ def _may_cut(recipe: Recipe, axis: int, role: Role, place: Place) -> bool:
     return recipe.cuts_params if place.is_param else recipe.cuts_state
 
 
-def _may_scatter(recipe: Recipe, place: Place, strategy: Strategy) -> bool:
-    for roles, made, done in zip(
-        place.results, strategy.made, strategy.results, strict=False
-    ):
-        is_batched = Role.BATCH in roles
-        for role, before, after in zip(roles, made, done, strict=True):
-            for axis in after[len(before) :]:
-                if axis in recipe.model:
-                    if not (recipe.cuts_sequence and role is Role.SEQUENCE):
-                        return False
-                elif is_batched or not recipe.cuts_state:
-                    return False
-    return True
+def _may_scatter(recipe: Recipe, axis: int, role: Role, *, is_batched: bool) -> bool:
+    if axis in recipe.model:
+        return recipe.cuts_sequence and role is Role.SEQUENCE
+    return recipe.cuts_state and not is_batched
 
 
 def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[Element]:

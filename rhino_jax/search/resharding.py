@@ -20,6 +20,9 @@ TIE_S = 1e-12
 """Price of any change of layout that costs nothing else, so that ties are broken
 towards no change; far below the nanosecond in which objectives are compared."""
 
+_KEPT = -1
+"""Stands for a dim that stays as it is."""
+
 
 @dataclass(slots=True, eq=False)
 class ReshardTables:
@@ -34,6 +37,9 @@ class ReshardTables:
     fixed_s: np.ndarray
     s_per_byte: np.ndarray
     _kinds: tuple[int, ...]
+    _dims: list[tuple[int, ...]] = field(default_factory=list)
+    _dim_numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _numbers: dict[int, list[int]] = field(default_factory=dict)
     _priced: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     _lists: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict
@@ -58,26 +64,53 @@ class ReshardTables:
             tuple(links.index(link) for link in links),
         )
 
-    def _meet(self, a: int, b: int) -> None:
-        """Price one pair of specs."""
-        specs, sizes = self.builder.sizes.table.specs, self.builder.mesh.sizes
+    def _meet(self, a: np.ndarray, b: np.ndarray) -> None:
+        """Price pairs of specs of one rank, given by their ids."""
+        have, want = self._dims_of(a), self._dims_of(b)
+        is_kept = have == want
         # Dims that stay as they are make all that is sent smaller, and no more.
-        pairs = [(d, w) for d, w in zip(specs[a], specs[b], strict=True) if d != w]
-        cut = math.prod(
-            sizes[x]
-            for d, w in zip(specs[a], specs[b], strict=True)
-            if d == w
-            for x in d
+        pieces = np.array(
+            [math.prod(self.builder.mesh.sizes[x] for x in dim) for dim in self._dims]
         )
+        cut = np.where(is_kept, pieces[have], 1).prod(1)
+        changed = np.where(is_kept, _KEPT, have * len(self._dims) + want)
+        moved = np.take_along_axis(changed, np.argsort(is_kept, 1, kind="stable"), 1)
+        unique, index = np.unique(moved, axis=0, return_inverse=True)
+        prices = np.array([self._price_of(row) for row in unique.tolist()])
+        prices = prices[index.ravel()]
+        self.fixed_s[a, b], self.s_per_byte[a, b] = prices[:, 0], prices[:, 1] / cut
+
+    def _dims_of(self, specs: np.ndarray) -> np.ndarray:
+        """[specs, rank]: the number of each dim's axes."""
+        every = self.builder.sizes.table.specs
+        for s in set(specs.tolist()) - self._numbers.keys():
+            self._numbers[s] = [self._number(dim) for dim in every[s]]
+        return np.array([self._numbers[s] for s in specs.tolist()], np.int64)
+
+    def _number(self, dim: tuple[int, ...]) -> int:
+        found = self._dim_numbers.get(dim)
+        if found is None:
+            found = self._dim_numbers[dim] = len(self._dims)
+            self._dims.append(dim)
+        return found
+
+    def _price_of(self, changed: list[int]) -> tuple[float, float]:
+        """Of the dims that change, as numbers of pairs."""
+        count = len(self._dims)
+        pairs = [
+            (self._dims[x // count], self._dims[x % count])
+            for x in changed
+            if x != _KEPT
+        ]
         key = self._alike(pairs)
         found = self._priced.get(key)
         if found is None:
             src, dst = (tuple(pair[k] for pair in pairs) for k in (0, 1))
             found = self._priced[key] = self._price(src, dst)
-        self.fixed_s[a, b], self.s_per_byte[a, b] = found[0], found[1] / cut
+        return found
 
     def _alike(
-        self, pairs: Sequence[tuple[tuple[int, ...], ...]]
+        self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
     ) -> tuple[object, ...]:
         """Pairs of dims with their axes numbered as they are met, equal axes alike:
         what differs only in which of several equal axes it names costs the same."""
@@ -178,8 +211,11 @@ class ReshardTables:
         found = self._lists.get(key)
         if found is None:
             where = np.ix_(source.unique, target.unique)
-            for i, j in np.argwhere(np.isnan(self.fixed_s[where])):
-                self._meet(source.unique[i], target.unique[j])
+            rows, columns = np.nonzero(np.isnan(self.fixed_s[where]))
+            if len(rows):
+                self._meet(
+                    np.array(source.unique)[rows], np.array(target.unique)[columns]
+                )
             found = self._lists[key] = (self.fixed_s[where], self.s_per_byte[where])
         return found
 

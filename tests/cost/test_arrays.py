@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rhino_jax.cost.arrays import array_padding
+from rhino_jax.cost.arrays import array_paddings
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.factor import Rule, parse_rule
 from rhino_jax.verify.hlo.module import parse_module
@@ -34,7 +35,8 @@ def conv(batch: int, width: int, taps: int, channels: int, features: int) -> Rul
 
 
 def whole(rule: Rule, side: int = 128) -> float:
-    return array_padding(rule, (1,) * len(rule.factors), side)
+    (padding,) = array_paddings(rule, np.ones((1, len(rule.factors)), int), side)
+    return float(padding)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +66,8 @@ def test_a_cut_to_slivers_leaves_the_array_idle() -> None:
     rule = conv(8, 256, 9, 128, 128)
     order = [f.name for f in rule.factors]
 
-    def cut(name: str, pieces: int) -> float:
-        each = tuple(pieces if n == name else 1 for n in order)
-        return array_padding(rule, each, 128) / pieces
-
-    assert cut("o", 8) == pytest.approx(1)
-    assert cut("n", 8) == pytest.approx(1 / 8)
+    each = np.array([[8 if n == name else 1 for n in order] for name in ("o", "n")])
+    assert array_paddings(rule, each, 128) / 8 == pytest.approx([1, 1 / 8])
 
 
 def test_nothing_is_not_padded() -> None:
@@ -107,14 +105,12 @@ def test_the_compiler_takes_as_long(fn, shapes) -> None:
     program, _ = program_of(fn, *args)
     (op,) = [op for op, _ in program.walk() if op.name == "conv_general_dilated"][-1:]
     assert op.rule is not None
-    padding = array_padding(
-        op.rule, (1,) * len(op.rule.factors), target.device.systolic_array
-    )
+    padding = whole(op.rule, target.device.systolic_array)
     arithmetic_s = op.flops / target.peak_flops_per_s("bfloat16")
     arithmetic_s /= target.matmul_efficiency
-    whole = NamedSharding(mesh, PartitionSpec())
-    compiled = jax.jit(fn, out_shardings=whole).lower(
-        *(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole) for a in args)
+    sharding = NamedSharding(mesh, PartitionSpec())
+    compiled = jax.jit(fn, out_shardings=sharding).lower(
+        *(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in args)
     )
     module = parse_module(compiled.compile().as_text() or "")
     work = read_work(module, lambda work: float(work.cycles or 0))

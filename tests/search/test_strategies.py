@@ -8,6 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from rhino_jax.frontend.trace import trace
+from rhino_jax.ir.factor import parse_rule
+from rhino_jax.ir.spec import axes_of
+from rhino_jax.search.axis_places import NOWHERE, AxisPlaces
 from rhino_jax.search.strategies import strategies
 
 
@@ -44,3 +47,22 @@ def test_what_lookups_leave_is_scattered_onto_no_batch_dim() -> None:
     assert not scattered(logits_of, jnp.zeros((16, 512, 1024)), labels)
     lookup = scattered(lambda table, x: table[x], jnp.zeros((1024, 64)), labels)
     assert ((), (0,), ()) in lookup and ((), (), (0,)) in lookup
+
+
+def test_where_axes_lie_is_what_specs_say() -> None:
+    rule = parse_rule("b s d, d f -> b s f", [(4, 8, 8), (8, 8)], [(4, 8, 8)])
+    every = strategies(rule, ((4, 8, 8),), (2, 4))
+    places = AxisPlaces.of(every, 2, is_op=True)
+    scattered = 0
+    for k, strategy in enumerate(every):
+        for axis in places.all:
+            factor, dim = places.cut[k, axis], places.scattered[0][k, axis]
+            assert factor == (NOWHERE if (f := strategy.factor_of(axis)) is None else f)
+            is_added = dim != NOWHERE and axis in strategy.results[0][dim]
+            assert is_added == (
+                axes_of(strategy.results[0]) - axes_of(strategy.made[0]) >= {axis}
+            )
+            scattered += is_added
+    assert scattered > 10
+    as_border = AxisPlaces.of(every, 2, is_op=False)
+    assert (as_border.cut[1:] != places.cut[1:]).any()
