@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rhino_jax.bench.figures import geometric_mean
-from rhino_jax.bench.records import Result
+from rhino_jax.bench.records import FINAL, Result
 
 
 Cell = tuple[str, str, str, str]
@@ -16,7 +16,7 @@ def changes_text(
     results: Iterable[Result], earlier: Iterable[Result], file: str
 ) -> str:
     """A line per method: compiled step times over the earlier ones, where both fit;
-    then what fits only now, or no longer.
+    then what fits only now, or no longer, and what failed.
 
     Args:
       results: of this run.
@@ -25,13 +25,16 @@ def changes_text(
     """
     now, before = ({_cell(r): r for r in rs} for rs in (results, earlier))
     ratios: dict[str, list[tuple[float, str]]] = {}
-    lost, won = [], []
+    lost, won, unknown = [], [], []
     for cell, new in now.items():
         old = before.get(cell)
         if old is None:
             continue
         new_s, old_s = _step_s(new), _step_s(old)
         name = f"{new.workload} on {new.target}"
+        if new.status not in FINAL or old.status not in FINAL:
+            unknown.append(f"{name}, {new.method}: {new.status}, was {old.status}")
+            continue
         if new_s is not None and old_s is not None:
             ratios.setdefault(new.method, []).append((new_s / old_s, name))
         elif old_s is not None:
@@ -50,6 +53,7 @@ def changes_text(
         lines.append("- no cell is in both")
     lines += [f"- fits no longer: {x}" for x in lost]
     lines += [f"- fits now: {x}" for x in won]
+    lines += [f"- not compared: {x}" for x in unknown]
     return "\n".join(lines)
 
 

@@ -45,7 +45,7 @@ class Device:
       tile: rows and lanes of the tiles in which memory holds arrays, padded to whole
         ones (see `rhino_jax.cost.tiles`); empty: it holds none.
       systolic_array: rows, and columns, of the array that multiplies matrices (see
-        `rhino_jax.cost.arrays`); 0: there is none, or its padding is not known.
+        `rhino_jax.cost.systolic`); 0: there is none, or its padding is not known.
       clock_hz: cycles per second, for compilers that estimate cycles; None for those
         that do not.
       kinds: `jax.Device.device_kind` of such devices.

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.cost.arrays import array_paddings
 from rhino_jax.cost.collectives import PERMUTE, collective_s
 from rhino_jax.cost.combine import combine_steps
 from rhino_jax.cost.compute import op_s
 from rhino_jax.cost.reshard import Step
+from rhino_jax.cost.systolic import array_paddings
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import FactorKind, Rule
@@ -67,7 +67,6 @@ class OptionBuilder:
     pinned: dict[int, Spec]
     sizes: Sizes
     _cache: dict[object, Options] = field(default_factory=dict)
-    _combined_s: dict[object, float] = field(default_factory=dict)
     _rules: dict[Rule, int] = field(default_factory=dict)
     _rule_ids: dict[int, int] = field(default_factory=dict)
 
@@ -213,32 +212,15 @@ class OptionBuilder:
         dtype = program.values[op.operands[0]].dtype if op.operands else "float32"
         compute_s = op_s(self.target, heavy_flops, traffic, dtype)
         compute_s += self.target.launch_s * is_launched
-        steps_s = self._steps_s(node, found)
-        return Options(found, compute_s + steps_s, compute_s, flops, ins, outs)
-
-    def _steps_s(self, node: Node, found: tuple[Strategy, ...]) -> np.ndarray:
-        """Seconds of the collectives inside an op, for each of its strategies."""
-        op, program, axes = node.op, self.graph.program, self.mesh.axes
-        assert op is not None and op.rule is not None
-        seconds = np.zeros(len(found))
+        steps_s = np.zeros(len(found))
         has_halo = any(f.kind is FactorKind.HALO for f in op.rule.factors)
-        is_alike = not has_halo and len(op.results) == 1
         for k, s in enumerate(found):
-            if not s.partial and not has_halo:
-                continue
-            # One result's partial sums cost the same wherever they are of.
-            made = program.values[op.results[0]] if is_alike else None
-            key = made and (made.shape, made.dtype, s.made, s.results, s.partial)
-            known = self._combined_s.get(key) if key else None
-            if known is None:
-                known = sum(
-                    collective_s(t.kind, t.local_bytes, [axes[a] for a in t.axes])
-                    for t in own_steps(program, node, s, self.mesh)
+            if s.partial or has_halo:
+                steps_s[k] = sum(
+                    collective_s(t.kind, t.local_bytes, [mesh.axes[a] for a in t.axes])
+                    for t in own_steps(program, node, s, mesh)
                 )
-                if key:
-                    self._combined_s[key] = known
-            seconds[k] = known
-        return seconds
+        return Options(found, compute_s + steps_s, compute_s, flops, ins, outs)
 
     def _array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:
         pieces = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])

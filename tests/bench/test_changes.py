@@ -13,6 +13,7 @@ def test_ratios_by_method_and_what_fits_no_longer() -> None:
         result("fast", 10, row="a"),
         result("best", None, row="c", status="out of memory"),
         result("best", 10, row="d"),
+        result("best", 10, row="e"),
         result("best", 10, row="gone"),
     ]
     results = [
@@ -21,6 +22,7 @@ def test_ratios_by_method_and_what_fits_no_longer() -> None:
         result("fast", 11, row="a"),
         result("best", 10, row="c"),
         result("best", None, row="d", status="out of memory"),
+        result("best", None, row="e", status="error"),
         result("best", 10, row="new"),
     ]
     assert changes_text(results, earlier, "old.json").splitlines() == [
@@ -31,6 +33,7 @@ def test_ratios_by_method_and_what_fits_no_longer() -> None:
         " 1.100 (model-a on v5e:4x4)",
         "- fits no longer: model-d on v5e:4x4, best",
         "- fits now: model-c on v5e:4x4, best",
+        "- not compared: model-e on v5e:4x4, best: error, was ok",
     ]
 
 

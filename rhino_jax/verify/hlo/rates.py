@@ -1,10 +1,10 @@
 """How near a compiled program comes to the hardware's peak rates.
 
 Where the compiler estimates cycles (XLA:TPU), work that arithmetic bounds at peak
-rates and work that memory bounds are added up apart, at peak rates and as estimated,
-without the fixed cost of a kernel;
-their ratios are the efficiencies of the roofline (Williams, Waterman, Patterson, CACM
-2009). For any compiler: how much of the collectives' time compute hides.
+rates and work that memory bounds are added up apart, at peak rates and as estimated
+without the start of a kernel; their ratios are the efficiencies of the roofline
+(Williams, Waterman, Patterson, CACM 2009). For any compiler: how much of the
+collectives' time compute hides.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ few rows stream through takes as long as its loading does.
 
 Source: Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit"
 (ISCA 2017), section 2. Against XLA:TPU's estimates of convolutions (libtpu 0.0.52):
-`pytest -m compile_only tests/cost/test_arrays.py`.
+`pytest -m compile_only tests/cost/test_systolic.py`.
 """
 
 from __future__ import annotations
