@@ -133,8 +133,10 @@ class Problem:
             key = (id(table), *(id(allowed[i]) for i in nodes))
             found = cache.get(key)
             if found is None:
-                index = np.ix_(*(allowed[i] for i in nodes))
-                found = cache[key] = table[index]
+                found = table[allowed[nodes[0]]]
+                for i in nodes[1:]:
+                    found = found[:, allowed[i]]
+                cache[key] = found
             return found
 
         small = Problem(

@@ -210,13 +210,13 @@ class _Builder:
                     self._add_edge(n, m, table)
 
     def _add_edge(self, n: int, m: int, table: np.ndarray) -> None:
-        table = table[np.ix_(self.options[n], self.options[m])]
-        rows, of_row = np.unique(table, axis=0, return_inverse=True)
-        cells, of_column = np.unique(rows, axis=1, return_inverse=True)
-        of_row, of_column = of_row.ravel(), of_column.ravel()
+        table = table[self.options[n]][:, self.options[m]]
+        rows, of_row = _alike(table)
+        columns, of_column = _alike(rows.T)
+        cells = columns.T
         hint = (
-            of_row[np.searchsorted(self.options[n], self.labels[n])],
-            of_column[np.searchsorted(self.options[m], self.labels[m])],
+            of_row[int(np.searchsorted(self.options[n], self.labels[n]))],
+            of_column[int(np.searchsorted(self.options[m], self.labels[m]))],
         )
         by_row: list[list[cp_model.IntVar]] = [[] for _ in range(cells.shape[0])]
         by_column: list[list[cp_model.IntVar]] = [[] for _ in range(cells.shape[1])]
@@ -230,7 +230,9 @@ class _Builder:
             by_column[q].append(e)
         for node, of, lines in ((n, of_row, by_row), (m, of_column, by_column)):
             for k, line in enumerate(lines):
-                members = [self.x[node][o] for o in np.flatnonzero(of == k)]
+                members = [
+                    x for x, of_x in zip(self.x[node], of, strict=True) if of_x == k
+                ]
                 self.model.add(sum(line) == sum(members))
 
     def _charge(self, x: cp_model.IntVar, cost: float) -> None:
@@ -282,6 +284,14 @@ class _Builder:
         both = np.concatenate([rows, least[tight][:, None]], axis=1)
         both = np.unique(both, axis=0)
         return both[:, :-1], both[:, -1]
+
+
+def _alike(rows: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """The different rows, as they are met, and which of them each row is."""
+    numbers: dict[bytes, int] = {}
+    of = [numbers.setdefault(row.tobytes(), len(numbers)) for row in rows]
+    first = [of.index(k) for k in range(len(numbers))]
+    return rows[first], of
 
 
 def _sums(

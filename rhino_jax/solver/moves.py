@@ -77,23 +77,24 @@ class Moves:
     def of(cls, network: Network, memory: Memory) -> Moves:
         place = {node: n for n, node in enumerate(network.costs)}
         costs = np.concatenate([*network.costs.values(), np.zeros(0)])
-        largest = sum(_largest(c) for c in network.costs.values()) + sum(
-            _largest(t) / 2 for near in network.tables.values() for t in near.values()
-        )
-        forbidden = 2 * largest + 1
         edges = [
-            (place[i], place[j], np.where(np.isfinite(t), t, forbidden))
+            (place[i], place[j], table)
             for i, near in network.tables.items()
-            for j, t in near.items()
+            for j, table in near.items()
         ]
-        neighbours: list[list[tuple[int, np.ndarray]]] = [[] for _ in place]
-        for i, j, table in edges:
-            neighbours[i].append((j, table))
         source = np.array([i for i, _, _ in edges], dtype=int)
         target = np.array([j for _, j, _ in edges], dtype=int)
         heights = np.array([t.shape[0] for *_, t in edges], dtype=int)
         widths = np.array([t.shape[1] for *_, t in edges], dtype=int)
         begins = np.concatenate([[0], np.cumsum(heights * widths)]).astype(int)
+        cells = np.concatenate([*(t.ravel() for *_, t in edges), np.zeros(0)])
+        both_ways = _largest(cells, begins[:-1])
+        forbidden = 2 * _largest(costs, memory.first[:-1]) + both_ways + 1
+        cells[~np.isfinite(cells)] = forbidden
+        neighbours: list[list[tuple[int, np.ndarray]]] = [[] for _ in place]
+        for (i, j, table), begin in zip(edges, begins.tolist(), strict=False):
+            part = cells[begin : begin + table.size]
+            neighbours[i].append((j, part.reshape(table.shape)))
         of_edge = np.repeat(np.arange(len(edges)), heights)
         starts = np.concatenate([[0], np.cumsum(heights)]).astype(int)
         option = np.arange(starts[-1]) - starts[of_edge]
@@ -104,7 +105,7 @@ class Moves:
             target,
             neighbours,
             forbidden,
-            np.concatenate([*(t.ravel() for *_, t in edges), np.zeros(0)]),
+            cells,
             begins[of_edge] + option * widths[of_edge],
             of_edge,
             memory.first[source][of_edge] + option,
@@ -200,6 +201,9 @@ class Moves:
         return found
 
 
-def _largest(costs: np.ndarray) -> float:
-    finite = costs[np.isfinite(costs)]
-    return float(np.abs(finite).max(initial=0.0))
+def _largest(costs: np.ndarray, begins: np.ndarray) -> float:
+    """The sum of the largest finite costs of every part."""
+    if not len(begins):
+        return 0.0
+    finite = np.where(np.isfinite(costs), np.abs(costs), 0.0)
+    return float(np.maximum.reduceat(finite, begins).sum())
