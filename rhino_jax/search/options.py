@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.cost.collectives import PERMUTE, collective_s
-from rhino_jax.cost.combine import combine_steps
 from rhino_jax.cost.compute import op_s
-from rhino_jax.cost.reshard import Step
 from rhino_jax.cost.systolic import array_paddings
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import FactorKind, Rule
-from rhino_jax.ir.program import Program, item_bytes
 from rhino_jax.ir.spec import Spec, shards_per_dim, share_of
 from rhino_jax.search.graph import Graph, Node, NodeKind, Port
 from rhino_jax.search.liveness import Liveness
 from rhino_jax.search.padding import may_pad
+from rhino_jax.search.sends import Sends
 from rhino_jax.search.sizes import PortSpecs, Sizes
 from rhino_jax.search.stored import is_fusible, is_matmul
 from rhino_jax.search.strategies import Strategy, all_specs, strategies
@@ -49,6 +47,25 @@ class Options:
     outs: tuple[PortSpecs, ...]
 
 
+class _Draft(NamedTuple):
+    """What options share that differ only in what of them lies in memory.
+
+    Attributes:
+      strategies, flops, ins, outs: as of `Options`.
+      made: specs at each result before partial sums are combined.
+      arithmetic: operations that take time, the idle parts of arrays with them.
+      steps_s: seconds of collectives.
+    """
+
+    strategies: tuple[Strategy, ...]
+    flops: np.ndarray
+    ins: tuple[PortSpecs, ...]
+    outs: tuple[PortSpecs, ...]
+    made: tuple[PortSpecs, ...]
+    arithmetic: np.ndarray
+    steps_s: np.ndarray
+
+
 @dataclass(slots=True)
 class OptionBuilder:
     """Makes options for the nodes of a graph.
@@ -67,8 +84,13 @@ class OptionBuilder:
     pinned: dict[int, Spec]
     sizes: Sizes
     _cache: dict[object, Options] = field(default_factory=dict)
+    _drafts: dict[object, _Draft] = field(default_factory=dict)
+    _sends: Sends = field(init=False)
     _rules: dict[Rule, int] = field(default_factory=dict)
     _rule_ids: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._sends = Sends(self.graph.program, self.mesh)
 
     def build(self) -> list[Options]:
         return [self.options(node) for node in self.graph.nodes]
@@ -138,7 +160,7 @@ class OptionBuilder:
         if self.sizes.off_lanes:
             every = (*op.operands, *op.results)
             lanes = tuple(map(self.sizes.off_lanes.get, every))
-        key = (
+        alike = (
             self._number_of(op.rule),
             op.flops,
             op.is_fusible,
@@ -146,12 +168,14 @@ class OptionBuilder:
             tuple(
                 (s, values[r].dtype) for s, r in zip(shapes, op.results, strict=True)
             ),
-            lanes,
-            self._traffic_flags(node),
         )
+        key = alike, lanes, self._traffic_flags(node)
         found = self._cache.get(key)
         if found is None:
-            found = self._cache[key] = self._make_op_options(node, shapes)
+            draft = self._drafts.get(alike)
+            if draft is None:
+                draft = self._drafts[alike] = self._draft(node, shapes)
+            found = self._cache[key] = self._finish(node, draft)
         return found
 
     def _number_of(self, rule: Rule) -> int:
@@ -175,52 +199,54 @@ class OptionBuilder:
         )
         return reads + writes, node.id in kernels.launches
 
-    def _make_op_options(
-        self, node: Node, shapes: tuple[tuple[int, ...], ...]
-    ) -> Options:
-        op, program, mesh = node.op, self.graph.program, self.mesh
+    def _draft(self, node: Node, shapes: tuple[tuple[int, ...], ...]) -> _Draft:
+        op, mesh = node.op, self.mesh
         assert op is not None and op.rule is not None
+        rule = op.rule
         padded = may_pad(op, self.sizes.padded_dims)
-        found = strategies(op.rule, shapes, mesh.sizes, padded)
+        found = strategies(rule, shapes, mesh.sizes, padded)
         if op.flops and not op.is_fusible and is_pure_communication(self.target):
             found = _sharing_work(found, len(mesh.sizes))
-        flags, is_launched = self._traffic_flags(node)
-        ins = tuple(
-            self.sizes.table.port([s.operands[i] for s in found])
-            for i in range(len(op.operands))
-        )
-        made = [
-            self.sizes.table.port([s.made[i] for s in found])
-            for i in range(len(op.results))
-        ]
-        outs = tuple(
-            self.sizes.table.port([s.results[i] for s in found])
-            for i in range(len(op.results))
-        )
-        traffic = np.zeros(len(found))
-        for value, port, is_moved in zip(
-            (*op.operands, *op.results), (*ins, *made), flags, strict=True
-        ):
-            if is_moved:
-                traffic += self.sizes.held_bytes(port, program.values[value])
-        dims = tuple(f.size for f in op.rule.factors)
+        port = self.sizes.table.port
+        ins = [port([s.operands[i] for s in found]) for i in range(len(op.operands))]
+        made = [port([s.made[i] for s in found]) for i in range(len(op.results))]
+        outs = [port([s.results[i] for s in found]) for i in range(len(op.results))]
+        dims = tuple(f.size for f in rule.factors)
         flops = op.flops * np.array([share_of(s.cut, dims, mesh.sizes) for s in found])
         # Elementwise arithmetic hides behind its memory traffic.
-        heavy_flops = 0.0 * flops if is_fusible(node) else flops
+        arithmetic = 0.0 * flops if is_fusible(node) else flops
         if is_matmul(node):
-            heavy_flops = flops * self._array_paddings(op.rule, found)
-        dtype = program.values[op.operands[0]].dtype if op.operands else "float32"
-        compute_s = op_s(self.target, heavy_flops, traffic, dtype)
+            arithmetic = flops * self._array_paddings(rule, found)
+        has_halo = any(f.kind is FactorKind.HALO for f in rule.factors)
+        seconds = self._sends.seconds
+        steps_s = np.array(
+            [seconds(op, rule, s) if s.partial or has_halo else 0.0 for s in found]
+        )
+        return _Draft(
+            found, flops, tuple(ins), tuple(outs), tuple(made), arithmetic, steps_s
+        )
+
+    def _finish(self, node: Node, draft: _Draft) -> Options:
+        op, values = node.op, self.graph.program.values
+        assert op is not None
+        flags, is_launched = self._traffic_flags(node)
+        traffic = np.zeros(len(draft.strategies))
+        for value, port, is_moved in zip(
+            (*op.operands, *op.results), (*draft.ins, *draft.made), flags, strict=True
+        ):
+            if is_moved:
+                traffic += self.sizes.held_bytes(port, values[value])
+        dtype = values[op.operands[0]].dtype if op.operands else "float32"
+        compute_s = op_s(self.target, draft.arithmetic, traffic, dtype)
         compute_s += self.target.launch_s * is_launched
-        steps_s = np.zeros(len(found))
-        has_halo = any(f.kind is FactorKind.HALO for f in op.rule.factors)
-        for k, s in enumerate(found):
-            if s.partial or has_halo:
-                steps_s[k] = sum(
-                    collective_s(t.kind, t.local_bytes, [mesh.axes[a] for a in t.axes])
-                    for t in own_steps(program, node, s, mesh)
-                )
-        return Options(found, compute_s + steps_s, compute_s, flops, ins, outs)
+        return Options(
+            draft.strategies,
+            compute_s + draft.steps_s,
+            compute_s,
+            draft.flops,
+            draft.ins,
+            draft.outs,
+        )
 
     def _array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:
         pieces = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])
@@ -257,57 +283,3 @@ def _sharing_work(found: tuple[Strategy, ...], num_axes: int) -> tuple[Strategy,
     most = max(used)
     assert most <= num_axes
     return tuple(s for s, n in zip(found, used, strict=True) if n == most)
-
-
-def _local_bytes(program: Program, value: int, spec: Spec, mesh: LaidMesh) -> float:
-    whole = program.values[value]
-    return whole.bytes * share_of(spec, whole.shape, mesh.sizes)
-
-
-def own_steps(
-    program: Program, node: Node, strategy: Strategy, mesh: LaidMesh
-) -> tuple[Step, ...]:
-    """Collectives inside an op: halos before it, partial sums combined after it."""
-    op = node.op
-    if op is None or op.rule is None:
-        return ()
-    steps: list[Step] = []
-    for f, axes in enumerate(strategy.cut):
-        factor = op.rule.factors[f]
-        if not axes or factor.kind is not FactorKind.HALO:
-            continue
-        # The window slides over the first operand that has the factor.
-        for o, layout in enumerate(op.rule.operands):
-            dim = next((d for d, factors in enumerate(layout) if f in factors), None)
-            if dim is None:
-                continue
-            value = program.values[op.operands[o]]
-            cut = math.prod(mesh.sizes[a] for a in axes)
-            local = _local_bytes(program, value.id, strategy.operands[o], mesh)
-            width = value.shape[dim] / cut
-            steps += [
-                Step(PERMUTE, axes, local * halo / width)
-                for halo in factor.halo
-                if halo
-            ]
-            break
-    if strategy.partial:
-        for r, (made, done) in enumerate(
-            zip(strategy.made, strategy.results, strict=True)
-        ):
-            if _is_complete(op.rule, strategy, r):
-                continue
-            local = _local_bytes(program, op.results[r], made, mesh)
-            least = item_bytes("bool")
-            steps += combine_steps(
-                made, done, strategy.partial, max(local, least), mesh
-            )
-    return tuple(steps)
-
-
-def _is_complete(rule: Rule, strategy: Strategy, result: int) -> bool:
-
-    return not any(
-        axes and result in rule.partial_results(f)
-        for f, axes in enumerate(strategy.cut)
-    )

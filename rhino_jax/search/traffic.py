@@ -16,8 +16,8 @@ from rhino_jax.plan.records import Collective
 from rhino_jax.search.build import Model
 from rhino_jax.search.folding import Folding
 from rhino_jax.search.graph import Edge, Node, NodeKind, Port
-from rhino_jax.search.options import own_steps
 from rhino_jax.search.problem import Labels
+from rhino_jax.search.sends import own_steps
 
 
 class Priced(NamedTuple):
@@ -129,7 +129,7 @@ class Traffic:
         found = self._own.get(key)
         if found is None:
             strategy = options.strategies[label]
-            steps = own_steps(model.graph.program, node, strategy, model.mesh)
+            steps = own_steps(model.graph.program, node.op, strategy, model.mesh)
             found = self._own[key] = self._price(steps)
         return found
 

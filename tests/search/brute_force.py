@@ -16,9 +16,9 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import shards_per_dim
 from rhino_jax.search.build import Model, build_model
 from rhino_jax.search.flatten import flatten
-from rhino_jax.search.options import own_steps
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.search.resharding import TIE_S
+from rhino_jax.search.sends import own_steps
 
 
 def model_of(
@@ -88,7 +88,7 @@ def recomputed_objective_s(model: Model, labels: np.ndarray, target: Target) -> 
         label = int(labels[node.id])
         total += node.count * float(model.options[node.id].compute_s[label])
         for step in own_steps(
-            graph.program, node, model.options[node.id].strategies[label], mesh
+            graph.program, node.op, model.options[node.id].strategies[label], mesh
         ):
             axes = [mesh.axes[a] for a in step.axes]
             total += node.count * collective_s(step.kind, step.local_bytes, axes)
