@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -124,19 +125,31 @@ def solve_drawn(
     return replace(untied, nodes=(len(folding.classes), found.nodes[1]))
 
 
-def with_recipes(drawn: Drawn, effort: Effort) -> Drawn:
-    """The same with the cheapest plan within each recipe; one that allows more starts
-    from those that allow less."""
+def with_recipes(drawn: Drawn, effort: Effort, worth: float = math.inf) -> Drawn:
+    """The same with the cheapest plan within each recipe.
+
+    One that allows more starts from those that allow less.
+
+    Args:
+      drawn: what to search.
+      effort: limits of each recipe's search.
+      worth: one that costs more than this many times the cheapest so far is not
+        searched to the end.
+    """
     found: dict[str, Labels | None] = {}
+    least_s = math.inf
     for recipe, allowed in _allowed(drawn):
         if allowed is None:
             found[recipe.name] = None
             continue
         small = drawn.folded.problem.restricted(allowed, keeps_memory=False)
-        starts = [_within(allowed, x) for x in found.values() if x is not None]
-        known = [_to_the_letter(drawn, allowed), *starts]
-        local = solve(small, [x for x in known if x is not None], effort).labels
+        known = [_within(allowed, x) for x in found.values() if x is not None]
+        cheapest = sorted((x for x in known if x is not None), key=small.objective)[:1]
+        starts = [_to_the_letter(drawn, allowed), *cheapest]
+        limits = replace(effort, worth_s=worth * least_s)
+        local = solve(small, starts, limits).labels
         assert local is not None
+        least_s = min(least_s, small.objective(local))
         found[recipe.name] = _of_allowed(allowed, local)
     expanded = {
         name: None if labels is None else drawn.folding.expand(labels)

@@ -27,8 +27,8 @@ from rhino_jax.solver.network import Network
 UNITS = 1e9
 """What a known choice costs in CP-SAT's whole units."""
 
-MOST_STARTS = 4
-"""Known choices that are climbed from, the best first."""
+MOST_STARTS = 2
+"""Choices that are climbed from: known ones, the best first."""
 
 STALE_MOVES = 3
 """Moves in a row that gain nothing, after which a climb is over."""
@@ -95,10 +95,9 @@ def solve_pairwise(
         return Found(core.expand({}), rest, 0, 0)
     known = sorted((s[order] for s in starts), key=lambda s: _value(core, order, s))
     first = np.array([int(np.argmin(core.costs[i])) for i in order])
-    search = _Search(core, order, [*known[:MOST_STARTS], first], rest, effort)
-    if before is not None and before.messages is not None and search.messages:
-        search.messages.start_from(before.messages, before.unit / search.unit)
-    search.run()
+    starts = [*known, first][:MOST_STARTS]
+    search = _Search(core, order, starts, rest, effort)
+    search.run(before)
     chosen = dict(zip(order, search.best.tolist(), strict=True))
     bound = min(search.bound, search.value) * search.unit + rest
     labels = core.expand(chosen)
@@ -129,18 +128,25 @@ class _Search:
             0,
         )
         self.moves = Moves.of(network, build_memory(network))
-        self.messages = Messages(self.moves) if effort.max_rounds else None
+        self.messages: Messages | None = None
         self.starts, self.effort = starts, effort
         self.rng = np.random.default_rng(effort.seed)
         self.best, self.value, self.bound = starts[0], np.inf, -np.inf
         self.met: list[tuple[float, np.ndarray]] = []
         self.variables = 0
 
-    def run(self) -> None:
+    def run(self, before: Found | None) -> None:
         for start in self.starts:
             self.climb(start)
-        self.put_together()
-        self.pass_messages()
+        if (self.value + self.rest) * self.unit > self.effort.worth_s:
+            return
+        if self.effort.fuses_early or not self.effort.max_rounds:
+            self.put_together()
+        if self.effort.max_rounds:
+            self.messages = Messages(self.moves)
+            if before is not None and before.messages is not None:
+                self.messages.start_from(before.messages, before.unit / self.unit)
+            self.pass_messages(self.messages)
         if self.is_open(self.effort.near):
             self.put_together()
         if self.is_open() and self.effort.deterministic_s:
@@ -172,11 +178,9 @@ class _Search:
         if value < self.value:
             self.best, self.value = labels, value
 
-    def pass_messages(self) -> None:
+    def pass_messages(self, messages: Messages) -> None:
         """Raise the bound, and climb from choices that messages make."""
-        messages, costs, stalled = self.messages, self.moves.costs, 0
-        if messages is None:
-            return
+        costs, stalled = self.moves.costs, 0
         for k in range(self.effort.max_rounds):
             is_climbed = (k + 1 - FIRST_CLIMB) % ROUNDS_PER_CLIMB == 0
             labels = np.zeros(len(self.best), dtype=int) if is_climbed else None

@@ -30,6 +30,8 @@ class Effort:
         problem, or chooses with memory; 0: it does neither.
       max_fusions: how often CP-SAT puts good choices together, which has a limit of
         its own (`pairwise.FUSE_DETERMINISTIC_S`).
+      fuses_early: whether it does so before messages, too.
+      worth_s: what costs more after the first climbs is not searched further.
       max_prices: how many memory prices are tried.
       max_weights: how many weights of what can hide (see `overlap`).
       proves: whether to search where that gives but a better bound.
@@ -41,6 +43,8 @@ class Effort:
     near: float = 4e-3
     deterministic_s: float = 2.0
     max_fusions: int = 3
+    fuses_early: bool = True
+    worth_s: float = math.inf
     max_prices: int = 12
     max_weights: int = 4
     proves: bool = True
@@ -62,7 +66,13 @@ EFFORTS = {
 }
 RECIPE_EFFORTS = {
     "fast": Effort(max_rounds=0, deterministic_s=0.0, max_fusions=0, max_prices=0),
-    "best": Effort(max_rounds=5, deterministic_s=0.0, max_fusions=1, max_prices=0),
+    "best": Effort(
+        max_rounds=5,
+        deterministic_s=0.0,
+        max_fusions=1,
+        fuses_early=False,
+        max_prices=0,
+    ),
 }
 """Of the search on one mesh, and of each recipe, by level."""
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import gc
+import math
 
 import pytest
 
 from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.frontend.trace import trace
+from rhino_jax.hardware.files import load_target
+from rhino_jax.models import registry
+from rhino_jax.search.draw import draw, with_recipes
+from rhino_jax.search.flatten import flatten
+from rhino_jax.search.pool import RECIPE_EFFORTS
+from rhino_jax.search.records import Request
 from tests.search.zoo import planned
 
 
@@ -25,3 +33,29 @@ def test_garbage_is_collected_again_after_planning() -> None:
         assert not gc.isenabled(), "who had it off finds it off"
     finally:
         gc.enable()
+
+
+WORTH_LITTLE = 1.04
+"""The recipes of tiny models are close together."""
+
+
+def test_only_recipes_that_are_no_choice_are_searched_less() -> None:
+    work = registry.get("llama-tiny-unrolled")
+    program = trace(work.step, work.abstract_args(), {}).program
+    axes, target = [("data", 4), ("model", 4)], load_target("v5e:4x4")
+    drawn = draw(flatten(program), axes, target, Request(1e12, {}, {}))
+    whole, less = (
+        {
+            name: drawn.overlap.problem.objective(labels)
+            for name, labels in with_recipes(drawn, effort, worth).recipes.items()
+            if labels is not None
+        }
+        for effort in [RECIPE_EFFORTS["best"]]
+        for worth in (math.inf, WORTH_LITTLE)
+    )
+    least = whole["dp"]
+    for name, cost in whole.items():
+        is_choice = less[name] <= WORTH_LITTLE * least
+        assert less[name] == cost if is_choice else less[name] >= cost
+        least = min(least, less[name])
+    assert max(whole.values()) > WORTH_LITTLE * least
