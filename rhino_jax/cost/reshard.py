@@ -81,7 +81,7 @@ def _reshard(
     by_axis: bool,
     says_stops: bool,
 ) -> tuple[list[Step], list[Spec]]:
-    """Steps, and the spec before each all-to-all and each gather."""
+    """Steps, and the specs before each all-to-all and gather, and behind the last."""
     if src == dst:
         return [], []
     if shards_per_dim(src, sizes) == shards_per_dim(dst, sizes):
@@ -145,6 +145,9 @@ def _reshard(
             stop_here()
             del now[i][-len(group) :]
             steps.append(Step(ALL_GATHER, tuple(group), local_bytes()))
+    if extras and now != want:
+        # Not told, XLA gathers a part of an axis and permutes.
+        stop_here()
     return steps, route
 
 

@@ -129,3 +129,12 @@ def test_told_only_the_end_the_last_dim_is_gathered_first() -> None:
     assert [s.axes for s in steps] == [(1,), (0,)]
     (step,) = reshard_steps(src, dst, 4096, SIZES, by_axis=True, says_stops=False)
     assert (step.kind, step.axes, step.local_bytes) == (ALL_REDUCE, (0, 1), 4096)
+
+
+def test_a_cut_after_a_gather_is_said_as_a_stop() -> None:
+    """XLA:CPU of jax 0.10.2 otherwise permutes and gathers a part of an axis."""
+    src, dst = ((0,), (), (1,), ()), ((), (), (0,), ())
+    route = reshard_route(src, dst, (2, 4))
+    assert route == (((), (), (1,), ()), ((), (), (), ()), dst)
+    kinds = [s.kind for s in reshard_steps(src, dst, 1024, (2, 4))]
+    assert kinds == ["all-gather"] * 2
