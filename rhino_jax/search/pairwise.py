@@ -33,12 +33,12 @@ MOST_STARTS = 2
 STALE_MOVES = 3
 """Moves in a row that gain nothing, after which a climb is over."""
 
-FIRST_CLIMB, ROUNDS_PER_CLIMB = 5, 10
+FIRST_CLIMB, ROUNDS_PER_CLIMB = 4, 5
 """The round of messages whose choice is climbed from first, and rounds to the next."""
 
-STALLED_ROUNDS, STALLED_SHARE = 5, 2e-3
-"""Messages stop when the bound has risen by less than this share of what is open, so
-many rounds in a row."""
+STALLED_ROUNDS, STALLED_SHARE = 6, 1e-2
+"""Messages stop when the bound has risen by less than this share of what is open in so
+many rounds."""
 
 LONGEST_S = 60.0
 """Seconds of any one model of CP-SAT, where no other limit holds."""
@@ -180,21 +180,19 @@ class _Search:
 
     def pass_messages(self, messages: Messages) -> None:
         """Raise the bound, and climb from choices that messages make."""
-        costs, stalled = self.moves.costs, 0
-        for k in range(self.effort.max_rounds):
-            is_climbed = (k + 1 - FIRST_CLIMB) % ROUNDS_PER_CLIMB == 0
-            labels = np.zeros(len(self.best), dtype=int) if is_climbed else None
-            messages.sweep(costs, 0)
-            bound = messages.sweep(costs, 1, labels)
-            gain = bound - self.bound
-            self.bound = max(self.bound, bound)
-            if labels is not None:
+        bounds, due = [-np.inf], FIRST_CLIMB
+        for k in range(1, self.effort.max_rounds + 1):
+            labels = np.zeros(len(self.best), dtype=int) if k >= due else None
+            bounds.append(messages.round(self.moves.costs, labels))
+            self.bound = max(self.bound, bounds[-1])
+            # A round that was taken back has chosen badly, too.
+            if labels is not None and bounds[-1] > bounds[-2]:
                 self.climb(labels)
+                due = k + ROUNDS_PER_CLIMB
             if not self.is_open(self.effort.near):
                 break
-            slow = gain < STALLED_SHARE * (self.value - self.bound)
-            stalled = stalled + 1 if slow else 0
-            if stalled >= STALLED_ROUNDS:
+            least = STALLED_SHARE * (self.value - self.bound)
+            if k > STALLED_ROUNDS and bounds[-1] - bounds[-1 - STALLED_ROUNDS] < least:
                 break
 
     def put_together(self) -> None:

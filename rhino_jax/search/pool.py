@@ -40,7 +40,7 @@ class Effort:
     """
 
     max_rounds: int = 120
-    near: float = 4e-3
+    near: float = 3e-3
     deterministic_s: float = 2.0
     max_fusions: int = 3
     fuses_early: bool = True

@@ -197,8 +197,7 @@ class _Run:
         messages = Messages(self.moves)
         labels = self._least_memory()
         for _ in range(FIRST_SWEEPS):
-            messages.sweep(self.costs, 0)
-            bound = messages.sweep(self.costs, 1)
+            bound = messages.round(self.costs)
             self.bound = max(self.bound, bound - ROUNDING * abs(bound))
             if time.monotonic() > until:
                 break

@@ -20,6 +20,19 @@ CIRCLES = [*TREE, (0, 2), (2, 4), (4, 6), (0, 6)]
 def moves_of(edges: list[tuple[int, int]], seed: int) -> Moves:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 5, 7).tolist()
+    return moves_between(edges, sizes, rng)
+
+
+def grid_of(side: int, seed: int) -> Moves:
+    nodes = np.arange(side**2).reshape(side, side)
+    pairs = [(nodes[:, :-1], nodes[:, 1:]), (nodes[:-1], nodes[1:])]
+    edges = [e for a, b in pairs for e in zip(a.flat, b.flat, strict=True)]
+    return moves_between(edges, [4] * side**2, np.random.default_rng(seed))
+
+
+def moves_between(
+    edges: list[tuple[int, int]], sizes: list[int], rng: np.random.Generator
+) -> Moves:
     costs = {n: rng.uniform(0, 3, size) for n, size in enumerate(sizes)}
     tables: dict[int, dict[int, np.ndarray]] = {n: {} for n in costs}
     for i, j in edges:
@@ -57,6 +70,31 @@ def test_around_circles_messages_rise_to_a_bound(seed: int) -> None:
     assert (np.diff(bounds) > -1e-9).all()
     free = sum(c.min() for c in np.split(moves.costs, moves.memory.first[1:-1]))
     assert bounds[-1] > free
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rounds_never_fall_and_bound_every_choice(seed: int) -> None:
+    moves = moves_of(CIRCLES, seed)
+    messages = Messages(moves)
+    bounds = [messages.round(moves.costs) for _ in range(30)]
+    assert (np.diff(bounds) > -1e-9).all()
+    assert bounds[-1] <= least(moves) + 1e-9
+    plain = Messages(moves)
+    for _ in range(30):
+        plain.sweep(moves.costs, 0)
+        bound = plain.sweep(moves.costs, 1)
+    assert bounds[-1] > 0.99 * bound
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounds_that_go_on_ahead_rise_faster(seed: int) -> None:
+    moves = grid_of(12, seed)
+    plain, ahead = Messages(moves), Messages(moves)
+    for _ in range(20):
+        plain.sweep(moves.costs, 0)
+        bound = plain.sweep(moves.costs, 1)
+        faster = ahead.round(moves.costs)
+    assert faster > bound
 
 
 @pytest.mark.parametrize("way", [0, 1])
