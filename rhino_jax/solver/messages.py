@@ -96,6 +96,7 @@ class Messages:
             )
 
         self._turns = [[turn(n, way) for n in range(len(near))] for way in (0, 1)]
+        self._costs: np.ndarray | None = None
         self._before: np.ndarray | None = None
         self._bound = -np.inf
         self._stride = FIRST_STRIDE
@@ -113,7 +114,7 @@ class Messages:
             self._all[:] = factor * other._all
 
     def round(self, costs: np.ndarray, choice: np.ndarray | None = None) -> float:
-        """Visit all nodes in both orders; for many rounds at the same costs.
+        """Visit all nodes in both orders; to be called with one array of costs.
 
         Messages move slowly, and in one direction for many rounds, so that they are
         first moved on by a multiple of their last step. Any messages give a lower
@@ -124,6 +125,8 @@ class Messages:
         Returns:
           A lower bound on the objective, no less than that of the round before.
         """
+        if costs is not self._costs:
+            self._costs, self._before, self._bound = costs, None, -np.inf
         start, before = self._all.copy(), self._before
         if before is not None:
             self._all += self._stride * (start - before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,16 @@ def test_rounds_never_fall_and_bound_every_choice(seed: int) -> None:
         plain.sweep(moves.costs, 0)
         bound = plain.sweep(moves.costs, 1)
     assert bounds[-1] > 0.99 * bound
+
+
+def test_rounds_at_other_costs_bound_those() -> None:
+    moves = moves_of(CIRCLES, 1)
+    messages = Messages(moves)
+    for _ in range(10):
+        bound = messages.round(moves.costs)
+    cheaper = replace(moves, costs=moves.costs / 8)
+    assert least(cheaper) < bound
+    assert messages.round(cheaper.costs) <= least(cheaper) + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(3))
