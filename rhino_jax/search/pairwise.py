@@ -27,9 +27,6 @@ from rhino_jax.solver.network import Network
 UNITS = 1e9
 """What a known choice costs in CP-SAT's whole units."""
 
-MOST_STARTS = 2
-"""Choices that are climbed from: known ones, the best first."""
-
 STALE_MOVES = 3
 """Moves in a row that gain nothing, after which a climb is over."""
 
@@ -95,7 +92,7 @@ def solve_pairwise(
         return Found(core.expand({}), rest, 0, 0)
     known = sorted((s[order] for s in starts), key=lambda s: _value(core, order, s))
     first = np.array([int(np.argmin(core.costs[i])) for i in order])
-    starts = [*known, first][:MOST_STARTS]
+    starts = [*known, first][: effort.max_starts]
     search = _Search(core, order, starts, rest, effort)
     search.run(before)
     chosen = dict(zip(order, search.best.tolist(), strict=True))

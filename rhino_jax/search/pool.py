@@ -24,6 +24,7 @@ class Effort:
     """How much work the search may do.
 
     Attributes:
+      max_starts: choices that are climbed from: known ones, the best first.
       max_rounds: rounds of messages, each there and back.
       near: share of a choice's cost to the bound at which messages stop.
       deterministic_s: CP-SAT's deterministic limit where it takes a whole reduced
@@ -39,6 +40,7 @@ class Effort:
       seed: of CP-SAT.
     """
 
+    max_starts: int = 5
     max_rounds: int = 120
     near: float = 3e-3
     deterministic_s: float = 2.0
@@ -54,6 +56,7 @@ class Effort:
 
 EFFORTS = {
     "fast": Effort(
+        max_starts=3,
         max_rounds=40,
         near=0.03,
         deterministic_s=0.0,
@@ -65,8 +68,11 @@ EFFORTS = {
     "best": Effort(),
 }
 RECIPE_EFFORTS = {
-    "fast": Effort(max_rounds=0, deterministic_s=0.0, max_fusions=0, max_prices=0),
+    "fast": Effort(
+        max_starts=2, max_rounds=0, deterministic_s=0.0, max_fusions=0, max_prices=0
+    ),
     "best": Effort(
+        max_starts=2,
         max_rounds=5,
         deterministic_s=0.0,
         max_fusions=1,
