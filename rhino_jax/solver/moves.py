@@ -13,38 +13,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
+from rhino_jax.solver.forests import Forest, Tables
 from rhino_jax.solver.memory import Memory
 from rhino_jax.solver.network import Network
 
 
 MOST_FORESTS = 12
 """Forests that moves are made on. Finding one takes longer than a move."""
-
-
-class _Step(NamedTuple):
-    """A node below its parent, and the table [parent's options, node's options]."""
-
-    node: int
-    parent: int
-    table: np.ndarray
-
-
-class _Forest(NamedTuple):
-    """Nodes none of which closes a circle.
-
-    Attributes:
-      free: which nodes these are.
-      roots: those without a parent.
-      steps: the others, each after its parent.
-    """
-
-    free: np.ndarray
-    roots: list[int]
-    steps: list[_Step]
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +48,10 @@ class Moves:
     _edges: np.ndarray
     _columns: np.ndarray
     _starts: np.ndarray
-    _made: list[_Forest] = field(default_factory=list)
-    _again: Iterator[_Forest] | None = None
+    _tables: Tables
+    _near: list[list[int]]
+    _made: list[Forest] = field(default_factory=list)
+    _again: Iterator[Forest] | None = None
 
     @classmethod
     def of(cls, network: Network, memory: Memory) -> Moves:
@@ -110,6 +90,8 @@ class Moves:
             of_edge,
             memory.first[source][of_edge] + option,
             starts[:-1],
+            Tables.of(memory.first, source, target, begins[:-1], cells),
+            [[j for j, _ in around] for around in neighbours],
         )
 
     def objective(self, labels: np.ndarray) -> float:
@@ -144,61 +126,16 @@ class Moves:
           rng: draws the forest, while there are fewer than `MOST_FORESTS`.
         """
         forest = self._next_forest(rng)
-        totals = self.totals(costs, labels, forest.free)
-        first = self.memory.first.tolist()
-        below = [totals[a:b] for a, b in itertools.pairwise(first)]
-        for node, parent, table in reversed(forest.steps):
-            below[parent] += np.minimum.reduce(table + below[node], axis=1)
-        moved = labels.copy()
-        for root in forest.roots:
-            moved[root] = below[root].argmin()
-        for node, parent, table in forest.steps:
-            moved[node] = (table[moved[parent]] + below[node]).argmin()
-        return moved
+        return forest.best(self.totals(costs, labels, forest.free), labels)
 
-    def _next_forest(self, rng: np.random.Generator) -> _Forest:
+    def _next_forest(self, rng: np.random.Generator) -> Forest:
         if self._again is None:
-            self._made.append(self._forest(rng))
+            order = rng.permutation(len(self._near)).tolist()
+            self._made.append(Forest.of(self._near, order, self._tables))
             if len(self._made) == MOST_FORESTS:
                 self._again = itertools.cycle(self._made)
             return self._made[-1]
         return next(self._again)
-
-    def _forest(self, rng: np.random.Generator) -> _Forest:
-        """As many nodes as may be, taken in random order."""
-        # Disjoint sets, with path halving.
-        up = list(range(len(self.neighbours)))
-        inside = [False] * len(up)
-        for n in rng.permutation(len(up)).tolist():
-            roots: list[int] = []
-            for j, _ in self.neighbours[n]:
-                if not inside[j]:
-                    continue
-                while up[j] != j:
-                    up[j] = j = up[up[j]]
-                if j in roots:
-                    break
-                roots.append(j)
-            else:
-                inside[n] = True
-                for root in roots:
-                    up[root] = n
-        found = _Forest(np.array(inside, dtype=bool), [], [])
-        met = [not is_inside for is_inside in inside]
-        for root in np.flatnonzero(inside).tolist():
-            if met[root]:
-                continue
-            met[root] = True
-            found.roots.append(root)
-            todo = [root]
-            while todo:
-                n = todo.pop()
-                for j, table in self.neighbours[n]:
-                    if not met[j]:
-                        met[j] = True
-                        found.steps.append(_Step(j, n, table))
-                        todo.append(j)
-        return found
 
 
 def _largest(costs: np.ndarray, begins: np.ndarray) -> float:

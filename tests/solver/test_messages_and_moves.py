@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rhino_jax.solver import forests
 from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.messages import Messages
 from rhino_jax.solver.moves import MOST_FORESTS, Moves
@@ -24,11 +25,12 @@ def moves_of(edges: list[tuple[int, int]], seed: int) -> Moves:
     return moves_between(edges, sizes, rng)
 
 
-def grid_of(side: int, seed: int) -> Moves:
+def grid_of(side: int, seed: int, sizes: list[int] | None = None) -> Moves:
     nodes = np.arange(side**2).reshape(side, side)
     pairs = [(nodes[:, :-1], nodes[:, 1:]), (nodes[:-1], nodes[1:])]
     edges = [e for a, b in pairs for e in zip(a.flat, b.flat, strict=True)]
-    return moves_between(edges, [4] * side**2, np.random.default_rng(seed))
+    sizes = sizes or [4] * side**2
+    return moves_between(edges, sizes, np.random.default_rng(seed))
 
 
 def moves_between(
@@ -144,3 +146,22 @@ def test_a_move_is_never_worse_and_on_a_tree_the_best(seed: int) -> None:
         assert circles.objective(moved) <= circles.objective(labels) + 1e-9
         labels = moved
     assert circles.objective(labels) >= least(circles) - 1e-9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_moves_at_once_are_those_node_by_node(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = []
+    for few, large, most in itertools.product((1, 2, 1000), (6, 1000), (90, 10**6)):
+        monkeypatch.setattr(forests, "FEW_NODES", few)
+        monkeypatch.setattr(forests, "LARGE_TABLE", large)
+        monkeypatch.setattr(forests, "MOST_CELLS", most)
+        sizes = np.random.default_rng(seed).integers(1, 6, 49).tolist()
+        moves = grid_of(7, seed, sizes)
+        rng, labels = np.random.default_rng(seed), np.zeros(49, dtype=int)
+        for _ in range(3):
+            labels = moves.forest_move(moves.costs, labels, rng)
+        moved.append(labels)
+    assert (np.array(moved) == moved[0]).all()
+    assert moves.objective(moved[0]) < moves.objective(np.zeros(49, dtype=int))
