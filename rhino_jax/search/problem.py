@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,7 @@ Labels = np.ndarray
 """One option per node, int64."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PairTable:
+class PairTable(NamedTuple):
     """Costs of an edge: `table[x_source, x_target]`, in the objective's unit."""
 
     source: int
@@ -66,6 +66,31 @@ class EdgeUsage:
     stop: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Of which problem another is a part.
+
+    Attributes:
+      whole: that problem.
+      first: where the options of every node begin.
+      allowed: the options of `whole` that are left, of one node after the other.
+    """
+
+    whole: Problem
+    first: np.ndarray
+    allowed: np.ndarray
+
+    @classmethod
+    def of(cls, whole: Problem, allowed: Sequence[np.ndarray]) -> _Part:
+        counts = np.array([len(a) for a in allowed], dtype=np.int64)
+        every = np.concatenate([*allowed, np.zeros(0, dtype=np.int64)])
+        return cls(whole, np.cumsum(counts) - counts, every)
+
+    def expand(self, labels: Labels) -> Labels:
+        """A choice in terms of the whole's options."""
+        return self.allowed[self.first + labels]
+
+
 @dataclass(slots=True, eq=False)
 class Problem:
     """A whole problem.
@@ -88,10 +113,13 @@ class Problem:
     end: int = 1
     _prices: tuple[Lookups, Lookups] | None = field(init=False, default=None)
     _held: tuple[Spans, Spans] | None = field(init=False, default=None)
+    _part: _Part | None = field(init=False, default=None)
 
     def objective(self, labels: Sequence[int] | Labels) -> float:
         """Cost of a choice, recomputed from the tables."""
         labels = np.asarray(labels, dtype=np.int64)
+        if self._part is not None:
+            return self._part.whole.objective(self._part.expand(labels))
         if self._prices is None:
             nodes = range(len(self.costs))
             self._prices = (
@@ -147,6 +175,7 @@ class Problem:
             ],
             end=self.end,
         )
+        small._part = _Part.of(self, allowed)
         if keeps_memory:
             small.limit = self.limit
             small.node_usages = [

@@ -46,15 +46,18 @@ class Core:
 
     def expand(self, chosen: dict[int, int]) -> Labels:
         """Labels of all nodes from labels of the core: each removed node's best."""
-        labels = np.zeros(self.size, dtype=np.int64)
+        # Single entries of a list are read faster than those of an array.
+        labels = [0] * self.size
         for node, label in chosen.items():
             labels[node] = label
         for node, cost, tables in reversed(self.removed):
+            if len(cost) == 1:
+                continue
             total = cost
             for other, table in tables.items():
                 total = total + table[:, labels[other]]
-            labels[node] = int(np.argmin(total))
-        return labels
+            labels[node] = int(total.argmin())
+        return np.array(labels, dtype=np.int64)
 
 
 def adjacency(problem: Problem) -> Core:

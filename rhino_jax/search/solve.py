@@ -120,9 +120,11 @@ def solve_overlapped(
         if weight != LEAST_WEIGHT or pool.best_value - polished_s > PREFERRED * bound:
             pool.offer(polished)
         report(None, bound)
+        if overlap.hides_nothing:
+            break
         weights.learn(weight, labels)
         is_over = time.monotonic() > effort.deadline
-        if overlap.hides_nothing or len(weights.tried) >= effort.max_weights:
+        if len(weights.tried) >= effort.max_weights:
             break
         later = weights.next()
         if later is None or is_over:
