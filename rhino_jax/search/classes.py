@@ -9,6 +9,7 @@ The experts' recipes are stated in these terms; the search itself needs none.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -16,84 +17,100 @@ from rhino_jax.search.graph import Graph, Node, NodeKind
 from rhino_jax.solver.disjoint import DisjointSets
 
 
-Element = tuple[int, int]
-"""(node, factor) of an op, or (node, dim) of a border node's inner value."""
+Element = int
+"""A factor of an op or a dim of a border node's inner value, of all that there are."""
+
+Layout = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
 class Classes:
     """Attributes:
     graph: the graph.
-    sets: the elements, united into classes.
+    first: first element of every node; its others follow.
+    names: of every element its class, as the first element of it.
     """
 
     graph: Graph
-    sets: DisjointSets[Element]
+    first: list[Element]
+    names: list[Element]
 
-    def find(self, element: Element) -> Element:
-        """The class of an element, as its representative."""
-        return self.sets.find(element)
-
-    def union(self, a: Element, b: Element) -> None:
-        self.sets.union(a, b)
+    def factors(self, node: Node) -> list[Element]:
+        """Class of every factor of an op."""
+        assert node.op is not None and node.op.rule is not None
+        begin = self.first[node.id]
+        return self.names[begin : begin + len(node.op.rule.factors)]
 
     def results(self, node: Node, index: int) -> list[Element | None]:
         """Class of every dim of a result; of a merged dim, of its major factor."""
-        return self._resolve(_result_elements(self.graph, node, index))
+        return self._resolve(_result_elements(self.graph, self.first, node, index))
 
     def operands(self, node: Node, index: int) -> list[Element | None]:
         """Class of every dim of an operand."""
-        return self._resolve(_operand_elements(self.graph, node, index))
+        return self._resolve(_operand_elements(self.graph, self.first, node, index))
 
     def _resolve(self, elements: list[Element | None]) -> list[Element | None]:
-        return [None if e is None else self.find(e) for e in elements]
+        return [None if e is None else self.names[e] for e in elements]
 
     def of_node(self, node: Node) -> set[Element]:
         """All classes that a node's factors or dims belong to."""
         if node.kind is NodeKind.OP:
-            assert node.op is not None and node.op.rule is not None
-            return {self.find((node.id, f)) for f in range(len(node.op.rule.factors))}
+            return set(self.factors(node))
         return {e for e in self.results(node, 0) if e is not None}
 
 
 def find_classes(graph: Graph) -> Classes:
     """Unite the dims of a graph into classes."""
-    classes = Classes(graph, DisjointSets())
+    counts = [_num_elements(graph, node) for node in graph.nodes]
+    first = [0, *itertools.accumulate(counts)]
+    sets = DisjointSets(first[-1])
     for edge in graph.edges:
         source = graph.nodes[edge.source.node]
-        made = _result_elements(graph, source, edge.source.result)
-        read = _operand_elements(graph, graph.nodes[edge.target], edge.operand)
+        made = _result_elements(graph, first, source, edge.source.result)
+        target = graph.nodes[edge.target]
+        read = _operand_elements(graph, first, target, edge.operand)
         for a, b in zip(made, read, strict=True):
             if a is not None and b is not None:
-                classes.union(a, b)
-    return classes
+                sets.union(a, b)
+    return Classes(graph, first, sets.names())
 
 
-def _result_elements(graph: Graph, node: Node, index: int) -> list[Element | None]:
+def _num_elements(graph: Graph, node: Node) -> int:
     if node.kind is NodeKind.OP:
         assert node.op is not None and node.op.rule is not None
-        return _layout_elements(node, node.op.rule.results[index])
-    rank = graph.program.values[node.value].rank
-    if node.kind is NodeKind.STACK:
-        return [None, *((node.id, d) for d in range(rank - 1))]
-    return [(node.id, d) for d in range(rank)]
+        return len(node.op.rule.factors)
+    return graph.program.values[node.value].rank
 
 
-def _operand_elements(graph: Graph, node: Node, index: int) -> list[Element | None]:
-    if node.kind is NodeKind.OP:
-        assert node.op is not None and node.op.rule is not None
-        return _layout_elements(node, node.op.rule.operands[index])
-    rank = graph.program.values[node.value].rank
-    if node.kind is NodeKind.STACK:
-        return [(node.id, d) for d in range(rank - 1)]
-    inner: list[Element | None] = [(node.id, d) for d in range(rank)]
-    return [None, *inner] if node.kind is NodeKind.SLICE else inner
-
-
-def _layout_elements(
-    node: Node, layout: tuple[tuple[int, ...], ...]
+def _result_elements(
+    graph: Graph, first: list[Element], node: Node, index: int
 ) -> list[Element | None]:
-    return [(node.id, dim[0]) if dim else None for dim in layout]
+    begin = first[node.id]
+    if node.kind is NodeKind.OP:
+        assert node.op is not None and node.op.rule is not None
+        return _layout_elements(begin, node.op.rule.results[index])
+    rank = graph.program.values[node.value].rank
+    if node.kind is NodeKind.STACK:
+        return [None, *range(begin, begin + rank - 1)]
+    return list(range(begin, begin + rank))
+
+
+def _operand_elements(
+    graph: Graph, first: list[Element], node: Node, index: int
+) -> list[Element | None]:
+    begin = first[node.id]
+    if node.kind is NodeKind.OP:
+        assert node.op is not None and node.op.rule is not None
+        return _layout_elements(begin, node.op.rule.operands[index])
+    rank = graph.program.values[node.value].rank
+    if node.kind is NodeKind.STACK:
+        return list(range(begin, begin + rank - 1))
+    inner = range(begin, begin + rank)
+    return [None, *inner] if node.kind is NodeKind.SLICE else list(inner)
+
+
+def _layout_elements(begin: Element, layout: Layout) -> list[Element | None]:
+    return [begin + dim[0] if dim else None for dim in layout]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from rhino_jax.search.near import (
 from rhino_jax.search.options import OptionBuilder, Options
 from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort, Report
 from rhino_jax.search.problem import Labels
-from rhino_jax.search.recipes import Recipe, RecipeBook, recipes_for
+from rhino_jax.search.recipe_book import RecipeBook
+from rhino_jax.search.recipes import Recipe, recipes_for
 from rhino_jax.search.records import Drawn, Request
 from rhino_jax.search.solve import Solution, solve, solve_overlapped
 from rhino_jax.search.untie import untie
@@ -181,8 +182,7 @@ def _of_allowed(allowed: Sequence[np.ndarray], local: Labels) -> Labels:
 def _to_the_letter(drawn: Drawn, allowed: Sequence[np.ndarray]) -> Labels:
     """What a recipe's name says: every class is cut by as many mesh axes as it may."""
     nodes = [drawn.model.graph.nodes[n] for n in drawn.folding.first]
-    found = [drawn.book.most_cut(n, a) for n, a in zip(nodes, allowed, strict=True)]
-    return np.array(found, dtype=np.int64)
+    return drawn.book.most_cut(nodes, allowed)
 
 
 def _within(allowed: Sequence[np.ndarray], labels: Labels) -> Labels | None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import EdgeUsage, Labels, NodeUsage, PairTable, Problem
-from rhino_jax.search.recipes import RecipeBook
+from rhino_jax.search.recipe_book import RecipeBook
 from rhino_jax.search.slack import Slack
 
 

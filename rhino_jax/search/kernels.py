@@ -70,7 +70,7 @@ def find_kernels(
       stored: which values touch memory, and which ops run inside of a matmul.
       light: ops that fuse their operands.
     """
-    groups = DisjointSets[int]()
+    groups = DisjointSets(len(graph.nodes))
     readers: dict[Port, list[int]] = defaultdict(list)
     for edge in graph.edges:
         if _is_fused(graph.nodes[edge.target], light):
@@ -113,7 +113,7 @@ def _is_fused(node: Node, light: frozenset[str]) -> bool:
 
 def _read(
     graph: Graph,
-    groups: DisjointSets[int],
+    groups: DisjointSets,
     stored: Stored,
     light: frozenset[str],
 ) -> Kernels:

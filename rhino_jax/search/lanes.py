@@ -24,12 +24,12 @@ def dims_off_lanes(graph: Graph, classes: Classes) -> dict[int, tuple[int, ...]]
         if node.kind is not NodeKind.OP:
             continue
         assert node.op is not None and node.op.rule is not None
-        rule = node.op.rule
+        rule, names = node.op.rule, classes.factors(node)
         for layout in (*rule.operands, *rule.results):
             for dim in layout:
                 for factor in dim[:-1]:
                     size = rule.factors[factor].size
-                    parts.add((classes.find((node.id, factor)), size))
+                    parts.add((names[factor], size))
     if not parts:
         return {}
     found: dict[int, tuple[int, ...]] = {}

@@ -13,17 +13,15 @@ parallelism: Korthikanti et al. (2022), section 4.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from rhino_jax.hardware.mesh import LaidMesh
-from rhino_jax.search.axis_places import NOWHERE, AxisPlaces
-from rhino_jax.search.build import Model
-from rhino_jax.search.classes import Classes, Element, Roles, find_roles
-from rhino_jax.search.graph import Node, NodeKind
-from rhino_jax.search.strategies import Strategy
+from rhino_jax.search.axis_places import AxisPlaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,136 +71,15 @@ def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
     return tuple(found)
 
 
-class Role(enum.Enum):
+class Role(enum.IntEnum):
     """What an expert calls a class of dims."""
 
-    BATCH = "batch"
-    SEQUENCE = "sequence"
-    INNER = "inner"
-    OTHER = "other"
-
-
-@dataclass(slots=True)
-class RecipeBook:
-    """Turns recipes into restrictions of one model's options.
-
-    Attributes:
-      model: the search model.
-      classes, roles: what its dims and inputs are.
-      inner: classes that model axes cut, found by walking the matmuls.
-    """
-
-    model: Model
-    classes: Classes
-    roles: Roles
-    inner: frozenset[Element]
-    _cache: dict[object, np.ndarray] = field(default_factory=dict)
-    _places: dict[int, Place] = field(default_factory=dict)
-    _roles: dict[Element, Role] = field(default_factory=dict)
-    _num_cut: dict[int, np.ndarray] = field(default_factory=dict)
-    _axes: dict[int, AxisPlaces] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, model: Model) -> RecipeBook:
-        classes = model.classes
-        roles = find_roles(model.graph, classes)
-        return cls(model, classes, roles, _inner_classes(model, classes, roles))
-
-    def restrict(
-        self, recipe: Recipe, nodes: Sequence[Node]
-    ) -> list[np.ndarray] | None:
-        """Allowed options of these nodes, or None where the recipe has no meaning."""
-        if not self.roles.batch or (recipe.model and not self.inner):
-            return None
-        if recipe.cuts_sequence and not self.roles.sequence:
-            return None
-        if recipe.cuts_state and not (self.roles.params or self.roles.state):
-            return None
-        return [self._allowed(recipe, node) for node in nodes]
-
-    def most_cut(self, node: Node, allowed: np.ndarray) -> int:
-        """The place of the allowed option whose results are cut by most mesh axes, and
-        that then costs least."""
-        options = self.model.options[node.id]
-        axes = self._num_cut.get(id(options.strategies))
-        if axes is None:
-            every = [sum(map(len, sum(s.results, ()))) for s in options.strategies]
-            axes = self._num_cut[id(options.strategies)] = np.array(every)
-        return int(np.lexsort((options.cost_s[allowed], -axes[allowed]))[0])
-
-    def _allowed(self, recipe: Recipe, node: Node) -> np.ndarray:
-        options = self.model.options[node.id]
-        place = self.place(node)
-        # Ops that differ in cost only share their strategies.
-        key = (recipe, id(options.strategies), place)
-        found = self._cache.get(key)
-        if found is None:
-            axes = self._axis_places(options.strategies, is_op=place.is_op)
-            permitted = _permits(recipe, place, axes)
-            if place.is_data:
-                # Data enters cut over all data axes, where it can be.
-                data = axes.cut[:, list(recipe.data)]
-                cut = permitted & (data != NOWHERE).all(1)
-                permitted = cut if cut.any() else permitted
-            keep = np.flatnonzero(permitted)
-            found = self._cache[key] = keep if len(keep) else np.zeros(1, np.int64)
-        return found
-
-    def _axis_places(
-        self, strategies: tuple[Strategy, ...], *, is_op: bool
-    ) -> AxisPlaces:
-        found = self._axes.get(id(strategies))
-        if found is None:
-            found = AxisPlaces.of(strategies, len(self.model.mesh.sizes), is_op=is_op)
-            self._axes[id(strategies)] = found
-        return found
-
-    def _role(self, where: Element | None) -> Role:
-        if where is None:
-            return Role.OTHER
-        found = self._roles.get(where)
-        if found is None:
-            if where in self.roles.batch:
-                found = Role.BATCH
-            elif where in self.inner:
-                found = Role.INNER
-            else:
-                found = Role.SEQUENCE if where in self.roles.sequence else Role.OTHER
-            self._roles[where] = found
-        return found
-
-    def place(self, node: Node) -> Place:
-        """What recipes look at in a node."""
-        place = self._places.get(node.id)
-        if place is None:
-            place = self._places[node.id] = self._place(node)
-        return place
-
-    def _place(self, node: Node) -> Place:
-        op = node.op if node.kind is NodeKind.OP else None
-        if op is None:
-            cut = tuple(self._role(e) for e in self.classes.results(node, 0))
-            results: tuple[tuple[Role, ...], ...] = (cut,)
-        else:
-            assert op.rule is not None
-            cut = tuple(
-                self._role(self.classes.find((node.id, f)))
-                for f in range(len(op.rule.factors))
-            )
-            results = tuple(
-                tuple(cut[dim[0]] if dim else Role.OTHER for dim in layout)
-                for layout in op.rule.results
-            )
-        is_input = node.kind is NodeKind.INPUT
-        return Place(
-            cut=cut,
-            results=results,
-            is_op=op is not None,
-            is_heavy=op is not None
-            and not (op.is_fusible or op.flops == 0 or op.name.startswith("reduce_")),
-            is_data=is_input and node.slot in self.roles.data,
-            is_param=is_input and node.slot not in self.roles.state,
-        )
+    BATCH = 0
+    SEQUENCE = 1
+    INNER = 2
+    OTHER = 3
+    NONE = 4
+    """Of an axis that cuts nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,90 +101,100 @@ class Place:
     is_param: bool
 
 
-def _permits(recipe: Recipe, place: Place, axes: AxisPlaces) -> np.ndarray:
-    """For every strategy of a node, whether a recipe allows it."""
-    roles = place.cut if place.is_op else place.results[0]
-    cuts = [[_may_cut(recipe, a, role, place) for role in roles] for a in axes.all]
-    allowed = _all_of(cuts, axes.cut)
-    for of_result, scattered in zip(place.results, axes.scattered, strict=False):
-        is_batched = Role.BATCH in of_result
-        dims = [
-            [_may_scatter(recipe, a, role, is_batched=is_batched) for role in of_result]
-            for a in axes.all
-        ]
-        allowed &= _all_of(dims, scattered)
-    return allowed
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """Nodes with the same strategies that look alike to recipes.
+
+    Attributes:
+      place: what recipes look at.
+      cut: [strategies, axes], the `Role` of the factor (op) or dim (border node) that
+        each mesh axis cuts.
+      scattered: for every result the same, of the dim that an axis cuts only when
+        partial sums are combined.
+    """
+
+    place: Place
+    cut: np.ndarray
+    scattered: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, place: Place, axes: AxisPlaces) -> Kind:
+        # As an index, NOWHERE is the last.
+        cut = np.array([*(place.cut if place.is_op else place.results[0]), Role.NONE])
+        scattered = zip(place.results, axes.scattered, strict=False)
+        return cls(
+            place,
+            cut[axes.cut],
+            tuple(np.array([*roles, Role.NONE])[dims] for roles, dims in scattered),
+        )
 
 
-def _all_of(may: list[list[bool]], places: np.ndarray) -> np.ndarray:
-    """Whether every axis may be where it is; nowhere it always may."""
-    found = np.ones(len(places), dtype=bool)
-    for axis, row in enumerate(may):
-        found &= np.array([*row, True])[places[:, axis]]
-    return found
+@dataclass(frozen=True, slots=True, eq=False)
+class Allowance:
+    """What a recipe allows, as [axes, `Role`] arrays.
+
+    Attributes:
+      recipe: it.
+      cuts: by whether a node is heavy, holds a dim of the batch, and is a parameter:
+        whether an axis may cut a dim of a role.
+      scatters: by whether a result holds a dim of the batch: likewise.
+    """
+
+    recipe: Recipe
+    cuts: dict[tuple[bool, bool, bool], np.ndarray]
+    scatters: dict[bool, np.ndarray]
+
+    @classmethod
+    def of(cls, recipe: Recipe, num_axes: int) -> Allowance:
+        def table(may: Callable[[int, Role], bool]) -> np.ndarray:
+            rows = [
+                [r is Role.NONE or may(a, r) for r in Role] for a in range(num_axes)
+            ]
+            return np.array(rows, dtype=bool).reshape(num_axes, len(Role))
+
+        either = (False, True)
+        return cls(
+            recipe,
+            {
+                looks: table(partial(_may_cut, recipe, looks))
+                for looks in itertools.product(either, either, either)
+            },
+            {b: table(partial(_may_scatter, recipe, b)) for b in either},
+        )
+
+    def options(self, kind: Kind) -> np.ndarray:
+        """The strategies left to nodes of a kind; the first where none is allowed."""
+        place = kind.place
+        each = np.arange(kind.cut.shape[1])
+        looks = place.is_heavy, Role.BATCH in place.cut, place.is_param
+        permitted = self.cuts[looks][each, kind.cut].all(1)
+        for roles, scattered in zip(place.results, kind.scattered, strict=False):
+            permitted &= self.scatters[Role.BATCH in roles][each, scattered].all(1)
+        if place.is_data:
+            # Data enters cut over all data axes, where it can be.
+            data = kind.cut[:, list(self.recipe.data)]
+            cut = permitted & (data != Role.NONE).all(1)
+            permitted = cut if cut.any() else permitted
+        keep = np.flatnonzero(permitted)
+        return keep if len(keep) else np.zeros(1, np.int64)
 
 
-def _may_cut(recipe: Recipe, axis: int, role: Role, place: Place) -> bool:
+def _may_cut(
+    recipe: Recipe, looks: tuple[bool, bool, bool], axis: int, role: Role
+) -> bool:
+    is_heavy, is_batched, is_param = looks
     if axis in recipe.model:
         if role is Role.INNER:
             return True
-        return recipe.cuts_sequence and role is Role.SEQUENCE and not place.is_heavy
+        return recipe.cuts_sequence and role is Role.SEQUENCE and not is_heavy
     if role is Role.BATCH:
         return True
-    if Role.BATCH in place.cut:
+    if is_batched:
         return False
-    return recipe.cuts_params if place.is_param else recipe.cuts_state
+    return recipe.cuts_params if is_param else recipe.cuts_state
 
 
-def _may_scatter(recipe: Recipe, axis: int, role: Role, *, is_batched: bool) -> bool:
+def _may_scatter(recipe: Recipe, is_batched: bool, axis: int, role: Role) -> bool:
     if axis in recipe.model:
         return recipe.cuts_sequence and role is Role.SEQUENCE
     return recipe.cuts_state and not is_batched
-
-
-def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[Element]:
-    """Walk the matmuls in order: a weight whose contracted class is already cut is
-    cut by rows; otherwise its largest free class that nothing claims is cut by
-    columns, and what it contracts stays whole."""
-    graph, sizes = model.graph, model.mesh.sizes
-    smallest = sizes[-1] if sizes else 1
-    inner: set[Element] = set()
-    whole: set[Element] = set()
-    for node in graph.nodes:
-        op = node.op
-        if node.kind is not NodeKind.OP or op is None or op.rule is None:
-            continue
-        is_lookup = op.name == "gather"
-        if op.name not in ("dot_general", "conv_general_dilated") and not is_lookup:
-            continue
-        for o in range(len(op.rule.operands)):
-            dims = classes.operands(node, o)
-            if not dims or any(d is None or d in roles.batch for d in dims):
-                continue
-            if is_lookup and o > 0:
-                continue
-            made = set(classes.results(node, 0))
-            contracted = {d for d in dims if d is not None and d not in made}
-            free = [d for d in dims if d is not None and d in made]
-            if is_lookup:
-                whole |= {d for d in free if d not in inner}
-                continue
-            if contracted & inner:
-                whole |= {d for d in free if d not in inner}
-                continue
-            whole |= contracted - inner
-            shape = graph.program.values[op.operands[o]].shape
-            claimed = [
-                (shape[i], -i, d)
-                for i, d in enumerate(dims)
-                if d in free
-                and d is not None
-                and d not in whole
-                and d not in roles.sequence
-                and shape[i] % smallest == 0
-            ]
-            if any(d in inner for _, _, d in claimed) or not claimed:
-                continue
-            # Heads before head width: the first that divides, unless it is tiny.
-            inner.add(min(claimed, key=lambda c: -c[1])[2])
-    return frozenset(inner)

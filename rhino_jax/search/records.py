@@ -10,7 +10,7 @@ from rhino_jax.search.build import Model
 from rhino_jax.search.folding import Folding
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import Labels
-from rhino_jax.search.recipes import RecipeBook
+from rhino_jax.search.recipe_book import RecipeBook
 from rhino_jax.search.solve import Solution
 
 

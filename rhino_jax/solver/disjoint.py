@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
 
+class DisjointSets:
+    """Sets of numbers that are united step by step; each is named by its smallest.
 
-T = TypeVar("T", bound=Any)
+    Source: Tarjan and van Leeuwen, "Worst-case analysis of set union algorithms" (JACM
+    1984), with path halving.
 
-
-class DisjointSets(Generic[T]):
-    """Sets that are united step by step; each is named by its smallest member.
-
-    Source: Tarjan, "Efficiency of a Good But Not Linear Set Union Algorithm" (JACM
-    1975), with path compression.
+    Args:
+      size: the numbers are those below it.
     """
 
-    def __init__(self) -> None:
-        self._parent: dict[T, T] = {}
+    def __init__(self, size: int) -> None:
+        self._up = list(range(size))
 
-    def find(self, member: T) -> T:
-        """The set of a member, as its smallest member."""
-        parent = self._parent
-        root = member
-        while (up := parent.get(root)) is not None:
-            root = up
-        while member != root:
-            parent[member], member = root, parent[member]
-        return root
+    def find(self, member: int) -> int:
+        """The set of a number, as its smallest."""
+        up = self._up
+        while up[member] != member:
+            up[member] = member = up[up[member]]
+        return member
 
-    def union(self, a: T, b: T) -> None:
-        root_a, root_b = self.find(a), self.find(b)
-        if root_a != root_b:
-            low, high = sorted((root_a, root_b))
-            self._parent[high] = low
+    def union(self, a: int, b: int) -> None:
+        a, b = self.find(a), self.find(b)
+        if a < b:
+            self._up[b] = a
+        else:
+            self._up[a] = b
+
+    def names(self) -> list[int]:
+        """The set of every number."""
+        return [self.find(member) for member in range(len(self._up))]

@@ -14,7 +14,7 @@ from rhino_jax.models import registry
 from rhino_jax.search import draw
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.folding import find_folding, marks_of
-from rhino_jax.search.recipes import RecipeBook
+from rhino_jax.search.recipe_book import RecipeBook
 from rhino_jax.search.traffic import Traffic
 from tests.search.brute_force import model_of
 from tests.search.zoo import WITHOUT_TILES, planned

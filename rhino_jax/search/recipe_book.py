@@ -1,0 +1,194 @@
+"""The experts' recipes on one model: which options of its nodes they allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhino_jax.search.axis_places import AxisPlaces
+from rhino_jax.search.build import Model
+from rhino_jax.search.classes import Classes, Element, Roles, find_roles
+from rhino_jax.search.graph import Node, NodeKind
+from rhino_jax.search.problem import Labels
+from rhino_jax.search.recipes import Allowance, Kind, Place, Recipe, Role
+from rhino_jax.search.strategies import Strategy
+
+
+@dataclass(slots=True)
+class RecipeBook:
+    """Turns recipes into restrictions of one model's options.
+
+    Attributes:
+      model: the search model.
+      classes, roles: what its dims and inputs are.
+      inner: classes that model axes cut, found by walking the matmuls.
+    """
+
+    model: Model
+    classes: Classes
+    roles: Roles
+    inner: frozenset[Element]
+    _places: dict[int, int] = field(default_factory=dict)
+    _looks: dict[Place, int] = field(default_factory=dict)
+    _roles: dict[Element, Role] = field(default_factory=dict)
+    _axes: dict[tuple[int, bool], AxisPlaces] = field(default_factory=dict)
+    _kinds: dict[tuple[int, int], Kind] = field(default_factory=dict)
+    _num_cut: dict[int, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Model) -> RecipeBook:
+        classes = model.classes
+        roles = find_roles(model.graph, classes)
+        book = cls(model, classes, roles, _inner_classes(model, classes, roles))
+        for role, some in (
+            (Role.SEQUENCE, roles.sequence),
+            (Role.INNER, book.inner),
+            (Role.BATCH, roles.batch),
+        ):
+            book._roles |= dict.fromkeys(some, role)
+        return book
+
+    def restrict(
+        self, recipe: Recipe, nodes: Sequence[Node]
+    ) -> list[np.ndarray] | None:
+        """Allowed options of these nodes, or None where the recipe has no meaning."""
+        if not self.roles.batch or (recipe.model and not self.inner):
+            return None
+        if recipe.cuts_sequence and not self.roles.sequence:
+            return None
+        if recipe.cuts_state and not (self.roles.params or self.roles.state):
+            return None
+        allows = Allowance.of(recipe, len(self.model.mesh.axes))
+        found: dict[int, np.ndarray] = {}
+        allowed = []
+        for node in nodes:
+            kind = self._kind(node)
+            if id(kind) not in found:
+                found[id(kind)] = allows.options(kind)
+            allowed.append(found[id(kind)])
+        return allowed
+
+    def most_cut(self, nodes: Sequence[Node], allowed: Sequence[np.ndarray]) -> Labels:
+        """Of every node the place of the allowed option whose results are cut by most
+        mesh axes, and that then costs least."""
+        # Equal nodes share one object of options, and one array of what is allowed.
+        found: dict[tuple[int, int], int] = {}
+        chosen = []
+        for node, keep in zip(nodes, allowed, strict=True):
+            options = self.model.options[node.id]
+            kind = id(options), id(keep)
+            if kind not in found:
+                num_cut = self._axes_of_results(options.strategies)[keep]
+                order = np.lexsort((options.cost_s[keep], -num_cut))
+                found[kind] = int(order[0])
+            chosen.append(found[kind])
+        return np.array(chosen, dtype=np.int64)
+
+    def _axes_of_results(self, strategies: tuple[Strategy, ...]) -> np.ndarray:
+        """How many axes cut the results under each strategy."""
+        found = self._num_cut.get(id(strategies))
+        if found is None:
+            every = [sum(map(len, sum(s.results, ()))) for s in strategies]
+            found = self._num_cut[id(strategies)] = np.array(every)
+        return found
+
+    def _kind(self, node: Node) -> Kind:
+        # Ops that differ in cost only share their strategies.
+        strategies = self.model.options[node.id].strategies
+        key = id(strategies), self.place(node)
+        kind = self._kinds.get(key)
+        if kind is None:
+            place = self._look(node)
+            axes = self._axes.get((key[0], place.is_op))
+            if axes is None:
+                num_axes = len(self.model.mesh.axes)
+                axes = AxisPlaces.of(strategies, num_axes, is_op=place.is_op)
+                self._axes[key[0], place.is_op] = axes
+            kind = self._kinds[key] = Kind.of(place, axes)
+        return kind
+
+    def place(self, node: Node) -> int:
+        """A number of what recipes look at in a node: equal numbers, equal looks."""
+        number = self._places.get(node.id)
+        if number is None:
+            number = self._looks.setdefault(self._look(node), len(self._looks))
+            self._places[node.id] = number
+        return number
+
+    def _look(self, node: Node) -> Place:
+        op = node.op if node.kind is NodeKind.OP else None
+        if op is None:
+            cut = self._roles_of(self.classes.results(node, 0))
+            results: tuple[tuple[Role, ...], ...] = (cut,)
+        else:
+            assert op.rule is not None
+            cut = self._roles_of(self.classes.factors(node))
+            results = tuple(
+                tuple(cut[dim[0]] if dim else Role.OTHER for dim in layout)
+                for layout in op.rule.results
+            )
+        is_input = node.kind is NodeKind.INPUT
+        return Place(
+            cut=cut,
+            results=results,
+            is_op=op is not None,
+            is_heavy=op is not None
+            and not (op.is_fusible or op.flops == 0 or op.name.startswith("reduce_")),
+            is_data=is_input and node.slot in self.roles.data,
+            is_param=is_input and node.slot not in self.roles.state,
+        )
+
+    def _roles_of(self, dims: Sequence[Element | None]) -> tuple[Role, ...]:
+        return tuple(
+            Role.OTHER if d is None else self._roles.get(d, Role.OTHER) for d in dims
+        )
+
+
+def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[Element]:
+    """Walk the matmuls in order: a weight whose contracted class is already cut is
+    cut by rows; otherwise its largest free class that nothing claims is cut by
+    columns, and what it contracts stays whole."""
+    graph, sizes = model.graph, model.mesh.sizes
+    smallest = sizes[-1] if sizes else 1
+    inner: set[Element] = set()
+    whole: set[Element] = set()
+    for node in graph.nodes:
+        op = node.op
+        if node.kind is not NodeKind.OP or op is None or op.rule is None:
+            continue
+        is_lookup = op.name == "gather"
+        if op.name not in ("dot_general", "conv_general_dilated") and not is_lookup:
+            continue
+        for o in range(len(op.rule.operands)):
+            dims = classes.operands(node, o)
+            if not dims or any(d is None or d in roles.batch for d in dims):
+                continue
+            if is_lookup and o > 0:
+                continue
+            made = set(classes.results(node, 0))
+            contracted = {d for d in dims if d is not None and d not in made}
+            free = [d for d in dims if d is not None and d in made]
+            if is_lookup:
+                whole |= {d for d in free if d not in inner}
+                continue
+            if contracted & inner:
+                whole |= {d for d in free if d not in inner}
+                continue
+            whole |= contracted - inner
+            shape = graph.program.values[op.operands[o]].shape
+            claimed = [
+                (shape[i], -i, d)
+                for i, d in enumerate(dims)
+                if d in free
+                and d is not None
+                and d not in whole
+                and d not in roles.sequence
+                and shape[i] % smallest == 0
+            ]
+            if any(d in inner for _, _, d in claimed) or not claimed:
+                continue
+            # Heads before head width: the first that divides, unless it is tiny.
+            inner.add(min(claimed, key=lambda c: -c[1])[2])
+    return frozenset(inner)
