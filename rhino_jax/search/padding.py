@@ -84,14 +84,16 @@ def padding_notes(
       values: the spec in which each value is held.
       mesh: where it runs.
     """
+    # Most values are of few shapes and specs.
+    held = Counter((program.values[v].shape, spec) for v, spec in values.items())
     cuts: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    for value, spec in values.items():
+    for (shape, spec), count in held.items():
         found = {
             (size, axes)
-            for size, axes in zip(program.values[value].shape, spec, strict=True)
+            for size, axes in zip(shape, spec, strict=True)
             if axes and size % math.prod(mesh.sizes[a] for a in axes)
         }
-        cuts.update(found)
+        cuts.update(dict.fromkeys(found, count))
     notes = []
     for (size, axes), count in sorted(cuts.items(), key=lambda c: -c[1]):
         pieces = math.prod(mesh.sizes[a] for a in axes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rhino_jax.ir.program import Op
 from rhino_jax.search.axis_places import AxisPlaces
 from rhino_jax.search.build import Model
 from rhino_jax.search.classes import Classes, Element, Roles, find_roles
@@ -32,6 +33,9 @@ class RecipeBook:
     inner: frozenset[Element]
     _places: dict[int, int] = field(default_factory=dict)
     _looks: dict[Place, int] = field(default_factory=dict)
+    _of_rule: dict[tuple[tuple[Role, ...], int, bool], int] = field(
+        default_factory=dict
+    )
     _roles: dict[Element, Role] = field(default_factory=dict)
     _axes: dict[tuple[int, bool], AxisPlaces] = field(default_factory=dict)
     _kinds: dict[tuple[int, int], Kind] = field(default_factory=dict)
@@ -113,8 +117,23 @@ class RecipeBook:
         """A number of what recipes look at in a node: equal numbers, equal looks."""
         number = self._places.get(node.id)
         if number is None:
-            number = self._looks.setdefault(self._look(node), len(self._looks))
+            number = self._number_of(node)
             self._places[node.id] = number
+        return number
+
+    def _number_of(self, node: Node) -> int:
+        op = node.op if node.kind is NodeKind.OP else None
+        if op is None:
+            look = self._look(node)
+            return self._looks.setdefault(look, len(self._looks))
+        # Ops share rules: mostly an equal one has been looked at.
+        roles = self._roles_of(self.classes.factors(node))
+        key = roles, id(op.rule), _is_heavy(op)
+        number = self._of_rule.get(key)
+        if number is None:
+            look = self._look(node)
+            number = self._looks.setdefault(look, len(self._looks))
+            self._of_rule[key] = number
         return number
 
     def _look(self, node: Node) -> Place:
@@ -134,8 +153,7 @@ class RecipeBook:
             cut=cut,
             results=results,
             is_op=op is not None,
-            is_heavy=op is not None
-            and not (op.is_fusible or op.flops == 0 or op.name.startswith("reduce_")),
+            is_heavy=op is not None and _is_heavy(op),
             is_data=is_input and node.slot in self.roles.data,
             is_param=is_input and node.slot not in self.roles.state,
         )
@@ -144,6 +162,11 @@ class RecipeBook:
         return tuple(
             Role.OTHER if d is None else self._roles.get(d, Role.OTHER) for d in dims
         )
+
+
+def _is_heavy(op: Op) -> bool:
+    """Neither elementwise, nor free, nor a reduction."""
+    return not (op.is_fusible or op.flops == 0 or op.name.startswith("reduce_"))
 
 
 def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[Element]:
