@@ -50,7 +50,7 @@ def test_a_process_that_hangs_goes_with_its_children(tmp_path: Path) -> None:
         "print(child.pid, flush=True)\n"
         "time.sleep(600)"
     )
-    outcome = run(code, tmp_path, timeout_s=2.0)
+    outcome = run(code, tmp_path, timeout_s=5.0)
     assert outcome.status == "timeout"
     _wait_until_gone(int((tmp_path / "log").read_text()))
 
@@ -68,8 +68,7 @@ def test_an_interrupt_takes_the_process_along(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def interrupt() -> None:
-        while not (log.exists() and log.read_text().strip()):
-            time.sleep(0.05)
+        _wait_until_written(log)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
@@ -83,10 +82,20 @@ def test_an_interrupt_takes_the_process_along(tmp_path: Path) -> None:
 def test_a_process_is_stopped_from_elsewhere(tmp_path: Path) -> None:
     stop, log = threading.Event(), tmp_path / "log"
     code = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
-    threading.Timer(1.0, stop.set).start()
+
+    def stop_it() -> None:
+        _wait_until_written(log)
+        stop.set()
+
+    threading.Thread(target=stop_it, daemon=True).start()
     with pytest.raises(Stopped):
         run_process([sys.executable, "-c", code], log, 60.0, stop)
     _wait_until_gone(int(log.read_text()))
+
+
+def _wait_until_written(log: Path) -> None:
+    while not (log.exists() and log.read_text().strip()):
+        time.sleep(0.05)
 
 
 def _wait_until_gone(pid: int) -> None:
