@@ -102,7 +102,8 @@ class Problem:
       limit: memory limit, or infinity.
       end: all times are below it.
 
-    What is added after the first `objective` or `profile` is not seen.
+    What is added after the first `objective` or `profile` is not seen; to one made by
+    `restricted`, whose objective is the whole problem's, nothing is.
     """
 
     costs: list[np.ndarray]

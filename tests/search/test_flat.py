@@ -45,18 +45,27 @@ def test_priced_memory_is_charged_while_it_is_held(seed: int) -> None:
         assert priced.objective(labels) == pytest.approx(expected)
 
 
-def test_restricted_problems_keep_costs_and_memory() -> None:
-    problem = random_problem(3, 5e5)
-    allowed = [np.array([len(c) - 1]) for c in problem.costs]
+@pytest.mark.parametrize("seed", range(4))
+def test_restricted_problems_keep_costs_and_memory(seed: int) -> None:
+    problem, rng = random_problem(seed, 5e5), np.random.default_rng(seed)
+    allowed = [np.flatnonzero(rng.random(len(c)) < 0.6) for c in problem.costs]
+    allowed = [
+        a if len(a) else np.array([len(c) - 1])
+        for a, c in zip(allowed, problem.costs, strict=True)
+    ]
     small = problem.restricted(allowed)
-    last = [len(c) - 1 for c in problem.costs]
-    none = [0] * len(last)
-    assert small.objective(none) == pytest.approx(problem.objective(last))
-    assert small.peak(none) == pytest.approx(problem.peak(last))
+    chosen = [int(rng.integers(len(a))) for a in allowed]
+    same = [int(a[k]) for a, k in zip(allowed, chosen, strict=True)]
+    # Of the small problem's own tables, which `objective` leaves to the whole's.
+    cost = sum(c[k] for c, k in zip(small.costs, chosen, strict=True))
+    cost += sum(e.table[chosen[e.source], chosen[e.target]] for e in small.edges)
+    assert cost == pytest.approx(problem.objective(same))
+    assert small.objective(chosen) == pytest.approx(cost)
+    assert small.peak(chosen) == pytest.approx(problem.peak(same))
     assert small.limit == problem.limit
     bare = problem.restricted(allowed, keeps_memory=False)
-    assert bare.peak(none) == 0 and np.isinf(bare.limit)
-    assert bare.objective(none) == small.objective(none)
+    assert bare.peak(chosen) == 0 and np.isinf(bare.limit)
+    assert bare.objective(chosen) == small.objective(chosen)
 
 
 def test_one_table_is_scaled_once() -> None:
