@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rhino_jax.solver.disjoint import DisjointSets
+
 
 FEW_NODES, LARGE_TABLE = 2, 1000
 """Levels of fewer nodes, and tables of more cells, are worked out node by node: an
@@ -137,12 +139,11 @@ class Forest:
           order: all nodes.
           tables: of the edges between them.
         """
-        # Disjoint sets, with path halving.
-        up = list(range(len(near)))
-        inside = [False] * len(up)
+        trees = DisjointSets(len(near))
+        inside = [False] * len(near)
         # Of every node its neighbours inside, and all their numbers in one: who has
         # one neighbour left is told which.
-        degree, others = [0] * len(up), [0] * len(up)
+        degree, others = [0] * len(near), [0] * len(near)
         for n in order:
             roots: list[int] = []
             mine: list[int] = []
@@ -150,17 +151,15 @@ class Forest:
                 if not inside[j]:
                     continue
                 mine.append(j)
-                while up[j] != j:
-                    up[j] = j = up[up[j]]
-                if j in roots:
+                root = trees.find(j)
+                if root in roots:
                     break
-                roots.append(j)
+                roots.append(root)
             else:
                 inside[n] = True
                 degree[n] = len(mine)
-                for root in roots:
-                    up[root] = n
                 for j in mine:
+                    trees.union(n, j)
                     degree[j] += 1
                     others[j] ^= n
                     others[n] ^= j
