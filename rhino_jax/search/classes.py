@@ -13,14 +13,13 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
+from rhino_jax.ir.factor import Layout
 from rhino_jax.search.graph import Graph, Node, NodeKind
 from rhino_jax.solver.disjoint import DisjointSets
 
 
 Element = int
 """A factor of an op or a dim of a border node's inner value, of all that there are."""
-
-Layout = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)

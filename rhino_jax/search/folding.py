@@ -127,7 +127,7 @@ def marks_of(book: RecipeBook) -> list[Hashable]:
     values = model.graph.program.values
     # Equal nodes share one object of options; a border node's says no type.
     return [
-        (id(options), node.count, values[node.value].dtype, book.place(node))
+        (id(options), node.count, values[node.value].dtype, id(book.place(node)))
         for node, options in zip(model.graph.nodes, model.options, strict=True)
     ]
 

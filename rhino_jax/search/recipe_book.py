@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.ir.program import Op
 from rhino_jax.search.axis_places import AxisPlaces
 from rhino_jax.search.build import Model
 from rhino_jax.search.classes import Classes, Element, Roles, find_roles
@@ -31,11 +30,8 @@ class RecipeBook:
     classes: Classes
     roles: Roles
     inner: frozenset[Element]
-    _places: dict[int, int] = field(default_factory=dict)
-    _looks: dict[Place, int] = field(default_factory=dict)
-    _of_rule: dict[tuple[tuple[Role, ...], int, bool], int] = field(
-        default_factory=dict
-    )
+    _places: dict[int, Place] = field(default_factory=dict)
+    _shared: dict[Place, Place] = field(default_factory=dict)
     _roles: dict[Element, Role] = field(default_factory=dict)
     _axes: dict[tuple[int, bool], AxisPlaces] = field(default_factory=dict)
     _kinds: dict[tuple[int, int], Kind] = field(default_factory=dict)
@@ -101,10 +97,10 @@ class RecipeBook:
     def _kind(self, node: Node) -> Kind:
         # Ops that differ in cost only share their strategies.
         strategies = self.model.options[node.id].strategies
-        key = id(strategies), self.place(node)
+        place = self.place(node)
+        key = id(strategies), id(place)
         kind = self._kinds.get(key)
         if kind is None:
-            place = self._look(node)
             axes = self._axes.get((key[0], place.is_op))
             if axes is None:
                 num_axes = len(self.model.mesh.axes)
@@ -113,28 +109,13 @@ class RecipeBook:
             kind = self._kinds[key] = Kind.of(place, axes)
         return kind
 
-    def place(self, node: Node) -> int:
-        """A number of what recipes look at in a node: equal numbers, equal looks."""
-        number = self._places.get(node.id)
-        if number is None:
-            number = self._number_of(node)
-            self._places[node.id] = number
-        return number
-
-    def _number_of(self, node: Node) -> int:
-        op = node.op if node.kind is NodeKind.OP else None
-        if op is None:
-            look = self._look(node)
-            return self._looks.setdefault(look, len(self._looks))
-        # Ops share rules: mostly an equal one has been looked at.
-        roles = self._roles_of(self.classes.factors(node))
-        key = roles, id(op.rule), _is_heavy(op)
-        number = self._of_rule.get(key)
-        if number is None:
-            look = self._look(node)
-            number = self._looks.setdefault(look, len(self._looks))
-            self._of_rule[key] = number
-        return number
+    def place(self, node: Node) -> Place:
+        """What recipes look at in a node: one object for all that look alike."""
+        place = self._places.get(node.id)
+        if place is None:
+            place = self._look(node)
+            place = self._places[node.id] = self._shared.setdefault(place, place)
+        return place
 
     def _look(self, node: Node) -> Place:
         op = node.op if node.kind is NodeKind.OP else None
@@ -153,7 +134,8 @@ class RecipeBook:
             cut=cut,
             results=results,
             is_op=op is not None,
-            is_heavy=op is not None and _is_heavy(op),
+            is_heavy=op is not None
+            and not (op.is_fusible or op.flops == 0 or op.name.startswith("reduce_")),
             is_data=is_input and node.slot in self.roles.data,
             is_param=is_input and node.slot not in self.roles.state,
         )
@@ -162,11 +144,6 @@ class RecipeBook:
         return tuple(
             Role.OTHER if d is None else self._roles.get(d, Role.OTHER) for d in dims
         )
-
-
-def _is_heavy(op: Op) -> bool:
-    """Neither elementwise, nor free, nor a reduction."""
-    return not (op.is_fusible or op.flops == 0 or op.name.startswith("reduce_"))
 
 
 def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[Element]:
