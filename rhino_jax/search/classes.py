@@ -42,14 +42,15 @@ class Classes:
 
     def results(self, node: Node, index: int) -> list[Element | None]:
         """Class of every dim of a result; of a merged dim, of its major factor."""
-        return self._resolve(_result_elements(self.graph, self.first, node, index))
+        return self._resolve(node, _result_layout(self.graph, node, index))
 
     def operands(self, node: Node, index: int) -> list[Element | None]:
         """Class of every dim of an operand."""
-        return self._resolve(_operand_elements(self.graph, self.first, node, index))
+        return self._resolve(node, _operand_layout(self.graph, node, index))
 
-    def _resolve(self, elements: list[Element | None]) -> list[Element | None]:
-        return [None if e is None else self.names[e] for e in elements]
+    def _resolve(self, node: Node, layout: Layout) -> list[Element | None]:
+        begin = self.first[node.id]
+        return [self.names[begin + dim[0]] if dim else None for dim in layout]
 
     def of_node(self, node: Node) -> set[Element]:
         """All classes that a node's factors or dims belong to."""
@@ -63,14 +64,19 @@ def find_classes(graph: Graph) -> Classes:
     counts = [_num_elements(graph, node) for node in graph.nodes]
     first = [0, *itertools.accumulate(counts)]
     sets = DisjointSets(first[-1])
+    # Ops share their rules' layouts.
+    shared: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for edge in graph.edges:
-        source = graph.nodes[edge.source.node]
-        made = _result_elements(graph, first, source, edge.source.result)
-        target = graph.nodes[edge.target]
-        read = _operand_elements(graph, first, target, edge.operand)
-        for a, b in zip(made, read, strict=True):
-            if a is not None and b is not None:
-                sets.union(a, b)
+        source, target = edge.source.node, edge.target
+        made = _result_layout(graph, graph.nodes[source], edge.source.result)
+        read = _operand_layout(graph, graph.nodes[target], edge.operand)
+        key = id(made), id(read)
+        same = shared.get(key)
+        if same is None:
+            dims = zip(made, read, strict=True)
+            same = shared[key] = [(a[0], b[0]) for a, b in dims if a and b]
+        for a, b in same:
+            sets.union(first[source] + a, first[target] + b)
     return Classes(graph, first, sets.names())
 
 
@@ -81,35 +87,31 @@ def _num_elements(graph: Graph, node: Node) -> int:
     return graph.program.values[node.value].rank
 
 
-def _result_elements(
-    graph: Graph, first: list[Element], node: Node, index: int
-) -> list[Element | None]:
-    begin = first[node.id]
+def _result_layout(graph: Graph, node: Node, index: int) -> Layout:
     if node.kind is NodeKind.OP:
         assert node.op is not None and node.op.rule is not None
-        return _layout_elements(begin, node.op.rule.results[index])
+        return node.op.rule.results[index]
     rank = graph.program.values[node.value].rank
-    if node.kind is NodeKind.STACK:
-        return [None, *range(begin, begin + rank - 1)]
-    return list(range(begin, begin + rank))
+    return _border_layout(rank, node.kind is NodeKind.STACK)
 
 
-def _operand_elements(
-    graph: Graph, first: list[Element], node: Node, index: int
-) -> list[Element | None]:
-    begin = first[node.id]
+def _operand_layout(graph: Graph, node: Node, index: int) -> Layout:
     if node.kind is NodeKind.OP:
         assert node.op is not None and node.op.rule is not None
-        return _layout_elements(begin, node.op.rule.operands[index])
+        return node.op.rule.operands[index]
     rank = graph.program.values[node.value].rank
     if node.kind is NodeKind.STACK:
-        return list(range(begin, begin + rank - 1))
-    inner = range(begin, begin + rank)
-    return [None, *inner] if node.kind is NodeKind.SLICE else list(inner)
+        return _border_layout(rank - 1, False)
+    if node.kind is NodeKind.SLICE:
+        return _border_layout(rank + 1, True)
+    return _border_layout(rank, False)
 
 
-def _layout_elements(begin: Element, layout: Layout) -> list[Element | None]:
-    return [begin + dim[0] if dim else None for dim in layout]
+@functools.cache
+def _border_layout(rank: int, is_stack: bool) -> Layout:
+    """Of a border node's value; a stack's first dim is no element."""
+    dims = tuple((d,) for d in range(rank - is_stack))
+    return ((), *dims) if is_stack else dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +200,6 @@ def _split_state(
     graph: Graph, classes: Classes, batch: frozenset[Element], data: set[int]
 ) -> tuple[set[int], set[int]]:
     """Inputs that reach compute on the batch, and those that only meet the update."""
-    readers: dict[int, list[int]] = {}
-    for edge in graph.edges:
-        readers.setdefault(edge.source.node, []).append(edge.target)
 
     @functools.cache
     def touches(node: int) -> bool:
@@ -213,7 +212,7 @@ def _split_state(
             continue
         seen, queue, found = {node.id}, [node.id], False
         while queue and not found:
-            for target in readers.get(queue.pop(), ()):
+            for target in (e.target for e in graph.outgoing[queue.pop()]):
                 if target in seen:
                     continue
                 seen.add(target)

@@ -14,7 +14,7 @@ def flatten(program: Program) -> Graph:
     builder.run()
     graph = builder.graph
     _share_copies(graph)
-    graph.run_order = tuple(sorted(graph.nodes, key=_in_run_order))
+    graph.finish()
     return graph
 
 
@@ -224,11 +224,7 @@ def _share_copies(graph: Graph) -> None:
     by_source: dict[tuple[Port, int], list[Edge]] = defaultdict(list)
     for edge in graph.edges:
         target = graph.nodes[edge.target]
-        if (
-            target.kind is NodeKind.OP
-            and target.op is not None
-            and not target.op.is_fusible
-        ):
+        if target.kind is NodeKind.OP and not target.is_fusible:
             by_source[edge.source, edge.count].append(edge)
     for (port, count), edges in by_source.items():
         if len({e.target for e in edges}) < 2:
@@ -238,8 +234,3 @@ def _share_copies(graph: Graph) -> None:
         graph.edges.append(Edge(port, node.id, 0, first.value, count, first.time))
         for edge in edges:
             edge.source = Port(node.id, 0)
-
-
-def _in_run_order(node: Node) -> tuple[int, bool, int]:
-    # A shared copy is read at the time at which it is made.
-    return node.time, node.kind is not NodeKind.COPY, node.id

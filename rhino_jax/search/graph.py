@@ -16,6 +16,19 @@ from typing import NamedTuple
 from rhino_jax.ir.program import Op, Program, Value
 
 
+FUSES_OPERANDS = frozenset(
+    {
+        "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
+        "reduce_or", "argmax", "argmin", "dynamic_update_slice", "scatter-add",
+        "scatter_add", "scatter", "concatenate", "pad",
+    }
+)  # fmt: skip
+"""Ops that compute elementwise operands on the fly, as XLA's fusion does for
+reductions, updates and copies (xla/service/instruction_fusion.cc)."""
+
+MATMULS = frozenset({"dot_general", "conv_general_dilated"})
+
+
 class NodeKind(enum.Enum):
     """What chooses: an op, or a value that crosses a border."""
 
@@ -42,6 +55,9 @@ class Node:
       op: the op (of a loop node: the loop).
       slot: which input, carry, result of it.
       value: id of the value that the node holds, for names (OP: first result).
+      is_fusible: an op whose result goes through registers where its neighbours do.
+      is_fused: such an op, or one that computes fusible operands on the fly.
+      is_matmul: an op of the matrix unit.
     """
 
     id: int
@@ -51,6 +67,9 @@ class Node:
     op: Op | None
     slot: int
     value: int
+    is_fusible: bool
+    is_fused: bool
+    is_matmul: bool
 
 
 class Port(NamedTuple):
@@ -108,7 +127,11 @@ class Graph:
         starts and ends.
       end: time after the last op.
       output_ports: for every program output, the port that holds it, or None.
-      run_order: all nodes, what is made before what reads it; set when all are there.
+      run_order: all nodes, what is made before what reads it.
+      readers: port → the edges that read it, where there are any.
+      incoming, outgoing: of every node, the edges that it reads, and that read it.
+
+    The last four are there when `finish` was called.
     """
 
     program: Program
@@ -120,6 +143,9 @@ class Graph:
     end: int = 0
     output_ports: list[Port | None] = field(default_factory=list)
     run_order: tuple[Node, ...] = ()
+    readers: dict[Port, list[Edge]] = field(default_factory=dict)
+    incoming: list[list[Edge]] = field(default_factory=list)
+    outgoing: list[list[Edge]] = field(default_factory=list)
 
     def add(
         self,
@@ -130,7 +156,23 @@ class Graph:
         slot: int,
         value: int,
     ) -> Node:
-        node = Node(len(self.nodes), kind, count, time, op, slot, value)
+        is_fusible = is_fused = is_matmul = False
+        if kind is NodeKind.OP and op is not None:
+            is_fusible = op.is_fusible
+            is_fused = is_fusible or op.name in FUSES_OPERANDS
+            is_matmul = op.name in MATMULS
+        node = Node(
+            len(self.nodes),
+            kind,
+            count,
+            time,
+            op,
+            slot,
+            value,
+            is_fusible,
+            is_fused,
+            is_matmul,
+        )
         self.nodes.append(node)
         return node
 
@@ -149,3 +191,19 @@ class Graph:
             self.edges.append(
                 Edge(port, target, operand, value.id, count, time, tuple(uses))
             )
+
+    def finish(self) -> None:
+        """Say in which order all runs, and who reads what."""
+        self.run_order = tuple(sorted(self.nodes, key=_in_run_order))
+        self.incoming = [[] for _ in self.nodes]
+        self.outgoing = [[] for _ in self.nodes]
+        self.readers = {}
+        for edge in self.edges:
+            self.incoming[edge.target].append(edge)
+            self.outgoing[edge.source.node].append(edge)
+            self.readers.setdefault(edge.source, []).append(edge)
+
+
+def _in_run_order(node: Node) -> tuple[int, bool, int]:
+    # A shared copy is read at the time at which it is made.
+    return node.time, node.kind is not NodeKind.COPY, node.id

@@ -32,18 +32,13 @@ class Hoisted:
     stop: int
 
 
-def find_hoisted(graph: Graph, readers: dict[Port, list[Edge]]) -> tuple[Hoisted, ...]:
-    """The copies that the program's loops make.
-
-    Args:
-      graph: the program.
-      readers: port → the edges that read it.
-    """
+def find_hoisted(graph: Graph) -> tuple[Hoisted, ...]:
+    """The copies that the program's loops make."""
     loops: dict[Port, list[tuple[Edge, int]]] = defaultdict(list)
     for edge in graph.edges:
         node = graph.nodes[edge.target]
         if node.kind is NodeKind.SLICE:
-            narrow = _narrowed(graph, node, readers[Port(node.id, 0)])
+            narrow = _narrowed(graph, node, graph.outgoing[node.id])
             if narrow is not None:
                 loops[edge.source].append((edge, narrow))
     found = []

@@ -7,15 +7,10 @@ from dataclasses import dataclass
 
 from rhino_jax.search.graph import Edge, Graph, NodeKind, Port
 from rhino_jax.search.hoisting import Hoisted, find_hoisted
-from rhino_jax.search.kernels import Kernels, find_kernels, levels_of
+from rhino_jax.search.kernels import Kernels, find_kernels
+from rhino_jax.search.levels import find_levels
 from rhino_jax.search.slack import Slack, find_slack
-from rhino_jax.search.stored import (
-    FUSES_OPERANDS,
-    Fusing,
-    find_stored,
-    is_fusible,
-    is_matmul,
-)
+from rhino_jax.search.stored import Fusing, find_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +37,22 @@ class Liveness:
 
 def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     """Decide what is stored, and for how long, before any sharding is chosen."""
-    readers: dict[Port, list[Edge]] = defaultdict(list)
-    for edge in graph.edges:
-        readers[edge.source].append(edge)
-    ports = _ports(graph, readers)
-    levels = levels_of(graph, FUSES_OPERANDS)
-    found = find_stored(graph, ports, readers, levels, fusing)
+    ports = _ports(graph)
+    levels = find_levels(graph)
+    found = find_stored(graph, ports, levels, fusing)
     stored = found.ports
-    slack = find_slack(graph, levels, FUSES_OPERANDS)
-    late = find_late(graph, readers, slack)
+    slack = find_slack(graph, levels)
+    late = find_late(graph, slack)
     outs: dict[int, list[Port]] = defaultdict(list)
     for port in ports:
         outs[port.node].append(port)
     last: dict[Port, int] = {}
     for port in sorted(ports, key=lambda p: -graph.nodes[p.node].time):
         last[port] = max(
-            (_read_until(graph, e, outs, stored, last, late) for e in readers[port]),
+            (
+                _read_until(graph, e, outs, stored, last, late)
+                for e in graph.readers.get(port, ())
+            ),
             default=graph.nodes[port.node].time,
         )
     interval = {
@@ -65,17 +60,17 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     }
     return Liveness(
         stored,
-        find_kernels(graph, levels, found, FUSES_OPERANDS),
+        find_kernels(graph, levels, found),
         slack,
-        find_hoisted(graph, readers) if fusing.hoists_conversions else (),
-        _copied(graph, readers),
+        find_hoisted(graph) if fusing.hoists_conversions else (),
+        _copied(graph),
         interval,
         tuple(_edge_interval(graph, e, last) for e in graph.edges),
     )
 
 
-def _ports(graph: Graph, readers: dict[Port, list[Edge]]) -> list[Port]:
-    ports = set(readers)
+def _ports(graph: Graph) -> list[Port]:
+    ports = set(graph.readers)
     for node in graph.nodes:
         if node.kind is NodeKind.OUTPUT:
             continue
@@ -103,7 +98,7 @@ def _read_until(
         return graph.loop_end[target.id]
     if target.kind is NodeKind.COPY:
         return max((last.get(p, edge.time) for p in outs[target.id]), default=edge.time)
-    if is_fusible(target):
+    if target.is_fusible:
         later = [last.get(p, edge.time) for p in outs[target.id] if not stored[p]]
         # A fused reader runs where its own result is read.
         if later:
@@ -114,24 +109,22 @@ def _read_until(
     return late.get(target.id, edge.time)
 
 
-def _copied(graph: Graph, readers: dict[Port, list[Edge]]) -> frozenset[int]:
+def _copied(graph: Graph) -> frozenset[int]:
     """A slice with one reader is taken inside of it, and what only goes into a stack
     is written there; where others read it too, it is a value of its own."""
     found = {
         node.id
         for node in graph.nodes
-        if node.kind is NodeKind.SLICE and len(readers[Port(node.id, 0)]) > 1
+        if node.kind is NodeKind.SLICE and len(graph.outgoing[node.id]) > 1
     }
     for edge in graph.edges:
         is_stack = graph.nodes[edge.target].kind is NodeKind.STACK
-        if is_stack and len(readers[edge.source]) > 1:
+        if is_stack and len(graph.readers[edge.source]) > 1:
             found.add(edge.target)
     return frozenset(found)
 
 
-def find_late(
-    graph: Graph, readers: dict[Port, list[Edge]], slack: Slack
-) -> dict[int, int]:
+def find_late(graph: Graph, slack: Slack) -> dict[int, int]:
     """When matmuls run that nothing waits for, as those of weights' gradients.
 
     Schedulers put what others wait for first: in a loop's body the rest runs at its
@@ -141,13 +134,13 @@ def find_late(
     loops = sorted({(graph.loop_start[n], graph.loop_end[n]) for n in graph.loop_end})
     found: dict[int, int] = {}
     for node in graph.nodes:
-        if not is_matmul(node) or not slack.nodes[node.id]:
+        if not node.is_matmul or not slack.nodes[node.id]:
             continue
         around = [end for start, end in loops if start < node.time < end]
         if around:
             found[node.id] = min(around)
             continue
-        needed = min((e.time for e in readers[Port(node.id, 0)]), default=graph.end)
+        needed = min((e.time for e in graph.outgoing[node.id]), default=graph.end)
         behind = [end for start, end in loops if node.time < start and end <= needed]
         if behind:
             found[node.id] = max(behind)

@@ -22,7 +22,6 @@ from rhino_jax.search.liveness import Liveness
 from rhino_jax.search.padding import may_pad
 from rhino_jax.search.sends import Sends
 from rhino_jax.search.sizes import PortSpecs, Sizes
-from rhino_jax.search.stored import is_fusible, is_matmul
 from rhino_jax.search.strategies import Strategy, all_specs, strategies
 
 
@@ -88,9 +87,15 @@ class OptionBuilder:
     _sends: Sends = field(init=False)
     _rules: dict[Rule, int] = field(default_factory=dict)
     _rule_ids: dict[int, int] = field(default_factory=dict)
+    _types: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._sends = Sends(self.graph.program, self.mesh)
+        numbers: dict[object, int] = {}
+        self._types = [
+            numbers.setdefault((v.shape, v.dtype), len(numbers))
+            for v in self.graph.program.values
+        ]
 
     def build(self) -> list[Options]:
         return [self.options(node) for node in self.graph.nodes]
@@ -152,9 +157,8 @@ class OptionBuilder:
         )
 
     def _op_options(self, node: Node) -> Options:
-        op, values = node.op, self.graph.program.values
+        op = node.op
         assert op is not None and op.rule is not None
-        shapes = tuple(values[r].shape for r in op.results)
         # Mostly there are none.
         lanes: tuple[object, ...] = ()
         if self.sizes.off_lanes:
@@ -164,17 +168,14 @@ class OptionBuilder:
             self._number_of(op.rule),
             op.flops,
             op.is_fusible,
-            tuple(values[o].dtype for o in op.operands),
-            tuple(
-                (s, values[r].dtype) for s, r in zip(shapes, op.results, strict=True)
-            ),
+            tuple([self._types[v] for v in (*op.operands, *op.results)]),
         )
-        key = alike, lanes, self._traffic_flags(node)
+        key = alike, lanes, self._traffic_of(node)
         found = self._cache.get(key)
         if found is None:
             draft = self._drafts.get(alike)
             if draft is None:
-                draft = self._drafts[alike] = self._draft(node, shapes)
+                draft = self._drafts[alike] = self._draft(node)
             found = self._cache[key] = self._finish(node, draft)
         return found
 
@@ -186,23 +187,20 @@ class OptionBuilder:
             self._rule_ids[id(rule)] = found
         return found
 
-    def _traffic_flags(self, node: Node) -> tuple[tuple[bool, ...], bool]:
+    def _traffic_of(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
         """Which operands are read from memory and which results written to it, and
         whether the node launches a kernel."""
         assert node.op is not None
         stored, kernels = self.liveness.is_stored, self.liveness.kernels
-        reads = tuple(
-            (node.id, i) in kernels.reads for i in range(len(node.op.operands))
-        )
-        writes = tuple(
-            stored.get(Port(node.id, i), False) for i in range(len(node.op.results))
-        )
-        return reads + writes, node.id in kernels.launches
+        results = range(len(node.op.results))
+        writes = tuple([i for i in results if stored.get(Port(node.id, i), False)])
+        return kernels.reads.get(node.id, ()), writes, node.id in kernels.launches
 
-    def _draft(self, node: Node, shapes: tuple[tuple[int, ...], ...]) -> _Draft:
+    def _draft(self, node: Node) -> _Draft:
         op, mesh = node.op, self.mesh
         assert op is not None and op.rule is not None
         rule = op.rule
+        shapes = tuple(self.graph.program.values[r].shape for r in op.results)
         padded = may_pad(op, self.sizes.padded_dims)
         found = strategies(rule, shapes, mesh.sizes, padded)
         if op.flops and not op.is_fusible and is_pure_communication(self.target):
@@ -214,8 +212,8 @@ class OptionBuilder:
         dims = tuple(f.size for f in rule.factors)
         flops = op.flops * np.array([share_of(s.cut, dims, mesh.sizes) for s in found])
         # Elementwise arithmetic hides behind its memory traffic.
-        arithmetic = 0.0 * flops if is_fusible(node) else flops
-        if is_matmul(node):
+        arithmetic = 0.0 * flops if node.is_fusible else flops
+        if node.is_matmul:
             arithmetic = flops * self._array_paddings(rule, found)
         has_halo = any(f.kind is FactorKind.HALO for f in rule.factors)
         seconds = self._sends.seconds
@@ -229,13 +227,12 @@ class OptionBuilder:
     def _finish(self, node: Node, draft: _Draft) -> Options:
         op, values = node.op, self.graph.program.values
         assert op is not None
-        flags, is_launched = self._traffic_flags(node)
+        reads, writes, is_launched = self._traffic_of(node)
         traffic = np.zeros(len(draft.strategies))
-        for value, port, is_moved in zip(
-            (*op.operands, *op.results), (*draft.ins, *draft.made), flags, strict=True
-        ):
-            if is_moved:
-                traffic += self.sizes.held_bytes(port, values[value])
+        for i in reads:
+            traffic += self.sizes.held_bytes(draft.ins[i], values[op.operands[i]])
+        for i in writes:
+            traffic += self.sizes.held_bytes(draft.made[i], values[op.results[i]])
         dtype = values[op.operands[0]].dtype if op.operands else "float32"
         compute_s = op_s(self.target, draft.arithmetic, traffic, dtype)
         compute_s += self.target.launch_s * is_launched

@@ -30,9 +30,9 @@ class RecipeBook:
     classes: Classes
     roles: Roles
     inner: frozenset[Element]
+    _roles: list[Role]
     _places: dict[int, Place] = field(default_factory=dict)
-    _shared: dict[Place, Place] = field(default_factory=dict)
-    _roles: dict[Element, Role] = field(default_factory=dict)
+    _shared: dict[object, Place] = field(default_factory=dict)
     _axes: dict[tuple[int, bool], AxisPlaces] = field(default_factory=dict)
     _kinds: dict[tuple[int, int], Kind] = field(default_factory=dict)
     _num_cut: dict[int, np.ndarray] = field(default_factory=dict)
@@ -41,14 +41,14 @@ class RecipeBook:
     def of(cls, model: Model) -> RecipeBook:
         classes = model.classes
         roles = find_roles(model.graph, classes)
-        book = cls(model, classes, roles, _inner_classes(model, classes, roles))
-        for role, some in (
-            (Role.SEQUENCE, roles.sequence),
-            (Role.INNER, book.inner),
-            (Role.BATCH, roles.batch),
-        ):
-            book._roles |= dict.fromkeys(some, role)
-        return book
+        inner = _inner_classes(model, classes, roles)
+        role_of = {
+            **dict.fromkeys(roles.sequence, Role.SEQUENCE),
+            **dict.fromkeys(inner, Role.INNER),
+            **dict.fromkeys(roles.batch, Role.BATCH),
+        }
+        every = [role_of.get(name, Role.OTHER) for name in classes.names]
+        return cls(model, classes, roles, inner, every)
 
     def restrict(
         self, recipe: Recipe, nodes: Sequence[Node]
@@ -113,37 +113,38 @@ class RecipeBook:
         """What recipes look at in a node: one object for all that look alike."""
         place = self._places.get(node.id)
         if place is None:
-            place = self._look(node)
-            place = self._places[node.id] = self._shared.setdefault(place, place)
+            is_op = node.kind is NodeKind.OP
+            place = self._look(node) if is_op else self._look_at_border(node)
+            self._places[node.id] = place
         return place
 
     def _look(self, node: Node) -> Place:
-        op = node.op if node.kind is NodeKind.OP else None
-        if op is None:
-            cut = self._roles_of(self.classes.results(node, 0))
-            results: tuple[tuple[Role, ...], ...] = (cut,)
-        else:
-            assert op.rule is not None
-            cut = self._roles_of(self.classes.factors(node))
+        op = node.op
+        assert op is not None and op.rule is not None
+        begin = self.classes.first[node.id]
+        cut = tuple(self._roles[begin : begin + len(op.rule.factors)])
+        is_light = node.is_fusible or op.flops == 0 or op.name.startswith("reduce_")
+        key = cut, id(op.rule.results), is_light
+        place = self._shared.get(key)
+        if place is None:
             results = tuple(
                 tuple(cut[dim[0]] if dim else Role.OTHER for dim in layout)
                 for layout in op.rule.results
             )
-        is_input = node.kind is NodeKind.INPUT
-        return Place(
-            cut=cut,
-            results=results,
-            is_op=op is not None,
-            is_heavy=op is not None
-            and not (op.is_fusible or op.flops == 0 or op.name.startswith("reduce_")),
-            is_data=is_input and node.slot in self.roles.data,
-            is_param=is_input and node.slot not in self.roles.state,
-        )
+            place = self._share(Place(cut, results, True, not is_light, False, False))
+            self._shared[key] = place
+        return place
 
-    def _roles_of(self, dims: Sequence[Element | None]) -> tuple[Role, ...]:
-        return tuple(
-            Role.OTHER if d is None else self._roles.get(d, Role.OTHER) for d in dims
-        )
+    def _look_at_border(self, node: Node) -> Place:
+        dims = self.classes.results(node, 0)
+        cut = tuple(Role.OTHER if d is None else self._roles[d] for d in dims)
+        is_input = node.kind is NodeKind.INPUT
+        is_data = is_input and node.slot in self.roles.data
+        is_param = is_input and node.slot not in self.roles.state
+        return self._share(Place(cut, (cut,), False, False, is_data, is_param))
+
+    def _share(self, place: Place) -> Place:
+        return self._shared.setdefault(place, place)
 
 
 def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[Element]:

@@ -5,7 +5,7 @@ the time at which it must be there: a weight that is gathered for a later layer,
 gradient of a weight that only the optimizer reads. What the next matmul waits for, as
 the activations of tensor parallelism do, has none, and no compiler can hide it.
 
-Levels are those of `kernels`: matmuls on the way. Inside of a loop's body, time ends
+Levels are matmuls on the way (see `levels`). Inside of a loop's body, time ends
 with the body.
 """
 
@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from rhino_jax.search.graph import Edge, Graph, Node, NodeKind
-from rhino_jax.search.kernels import is_heavy
+from rhino_jax.search.levels import Levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,50 +29,43 @@ class Slack:
     edges: tuple[bool, ...]
 
 
-_AT_END = (NodeKind.STACK, NodeKind.CARRY)
-
-
-def find_slack(graph: Graph, levels: list[int], light: frozenset[str]) -> Slack:
+def find_slack(graph: Graph, levels: Levels) -> Slack:
     """Compare the first level at which each value is there with the last at which it
     must be.
 
     Args:
       graph: the program.
       levels: of its nodes.
-      light: ops that fuse though they are not elementwise.
     """
+    nodes, ready = graph.nodes, levels.behind
     ends = _loop_ends(graph, levels)
-    outgoing: dict[int, list[Edge]] = defaultdict(list)
-    for edge in graph.edges:
-        outgoing[edge.source.node].append(edge)
-
-    def ready(node: Node) -> int:
-        return levels[node.id] + is_heavy(node, light)
-
-    deepest = max(map(ready, graph.nodes), default=0)
-    latest = [deepest] * len(graph.nodes)
+    deepest = max(ready, default=0)
+    latest = [deepest] * len(nodes)
 
     def due(edge: Edge) -> int:
         """The level by which the reader needs the value."""
-        target = graph.nodes[edge.target]
-        is_back = target.kind in _AT_END and edge.time > target.time
-        if target.kind is NodeKind.STACK or is_back:
+        target = nodes[edge.target]
+        if target.kind is NodeKind.STACK:
+            return ends[edge.target]
+        if target.kind is NodeKind.CARRY and edge.time > target.time:
             return ends[edge.target]
         return latest[edge.target]
 
     for node in reversed(graph.run_order):
         if node.kind is not NodeKind.OUTPUT:
-            last = min((due(e) for e in outgoing[node.id]), default=deepest)
-            latest[node.id] = max(last - is_heavy(node, light), levels[node.id])
-    return Slack(
-        tuple(
-            all(due(e) > ready(node) for e in outgoing[node.id]) for node in graph.nodes
-        ),
-        tuple(due(e) > ready(graph.nodes[e.source.node]) for e in graph.edges),
-    )
+            last = min(map(due, graph.outgoing[node.id]), default=deepest)
+            level = levels.at[node.id]
+            latest[node.id] = max(last - (ready[node.id] - level), level)
+    edges = [due(e) > ready[e.source.node] for e in graph.edges]
+    waits = {
+        e.source.node
+        for e, has_slack in zip(graph.edges, edges, strict=True)
+        if not has_slack
+    }
+    return Slack(tuple(n.id not in waits for n in nodes), tuple(edges))
 
 
-def _loop_ends(graph: Graph, levels: list[int]) -> dict[int, int]:
+def _loop_ends(graph: Graph, levels: Levels) -> dict[int, int]:
     """For every border node of a loop, the deepest level in the loop's body."""
     borders: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -83,7 +76,7 @@ def _loop_ends(graph: Graph, levels: list[int]) -> dict[int, int]:
         start = min(n.time for n in nodes)
         end = max(graph.loop_end[n.id] for n in nodes)
         deepest = max(
-            (levels[n.id] for n in graph.nodes if start < n.time < end), default=0
+            (levels.at[n.id] for n in graph.nodes if start < n.time < end), default=0
         )
-        ends |= {n.id: max(deepest, levels[n.id]) for n in nodes}
+        ends |= {n.id: max(deepest, levels.at[n.id]) for n in nodes}
     return ends

@@ -2,7 +2,7 @@
 
 A fusible op's result goes through registers where one fusion can hold it and its
 readers; it touches memory where an op that cannot fuse reads it, or where it leaves
-a loop or the program. Read by several ops of another level (see `kernels`), it is
+a loop or the program. Read by several ops of another level (see `levels`), it is
 computed again by each reader's fusion where that is cheap and reads no more than it
 would have stored (a convert, a mask, a normalisation); else it is kept.
 
@@ -23,23 +23,21 @@ A constant's broadcast that a loop reads is made inside of it
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rhino_jax.hardware.target import Device
-from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
+from rhino_jax.search.graph import (
+    FUSES_OPERANDS,
+    MATMULS,
+    Edge,
+    Graph,
+    Node,
+    NodeKind,
+    Port,
+)
+from rhino_jax.search.levels import Levels
 
-
-FUSES_OPERANDS = frozenset(
-    {
-        "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
-        "reduce_or", "argmax", "argmin", "dynamic_update_slice", "scatter-add",
-        "scatter_add", "scatter", "concatenate", "pad",
-    }
-)  # fmt: skip
-"""Ops that compute elementwise operands on the fly, as XLA's fusion does for
-reductions, updates and copies (xla/service/instruction_fusion.cc)."""
 
 EXPENSIVE = frozenset(
     {
@@ -50,8 +48,6 @@ EXPENSIVE = frozenset(
 )  # fmt: skip
 """Elementwise ops that are not computed twice to save memory, after XLA's
 `InstructionFusion::IsExpensive`, but for those that a target says it recomputes."""
-
-MATMULS = frozenset({"dot_general", "conv_general_dilated"})
 
 LONGEST_ROW = 8192
 """Rows that a matmul's fusion holds: of attention in float32, XLA:TPU stores rows of
@@ -102,19 +98,10 @@ class Stored:
     matmul_of: dict[int, int]
 
 
-def is_fusible(node: Node) -> bool:
-    return node.kind is NodeKind.OP and node.op is not None and node.op.is_fusible
-
-
-def is_matmul(node: Node) -> bool:
-    return node.op is not None and node.kind is NodeKind.OP and node.op.name in MATMULS
-
-
 def find_stored(
     graph: Graph,
     ports: Iterable[Port],
-    readers: dict[Port, list[Edge]],
-    levels: list[int],
+    levels: Levels,
     fusing: Fusing,
 ) -> Stored:
     """Decide what is stored, before any sharding is chosen.
@@ -122,11 +109,10 @@ def find_stored(
     Args:
       graph: the program.
       ports: of which values it is asked.
-      readers: port → the edges that read it.
-      levels: of the nodes, see `kernels`.
+      levels: of its nodes.
       fusing: how the compiler fuses.
     """
-    finder = _Finder(graph, readers, levels, fusing)
+    finder = _Finder(graph, levels, fusing)
     for port in sorted(ports, key=lambda p: (graph.nodes[p.node].time, p)):
         finder.decide(port)
     return Stored(finder.stored, finder.before | finder.after)
@@ -135,8 +121,9 @@ def find_stored(
 @dataclass(slots=True)
 class _Finder:
     """Attributes:
-    graph, readers, levels, fusing: as of `find_stored`.
-    feeds: node → the ports that it reads.
+    graph, levels, fusing: as of `find_stored`.
+    readers: port → the edges that read it, with what reads a shared copy in place of
+        the copy.
     before: node → the only matmul that reads it, if only through fusible nodes.
     after: node → the matmul whose result it computes on, before that is stored.
     stored: what was decided.
@@ -147,10 +134,9 @@ class _Finder:
     """
 
     graph: Graph
-    readers: dict[Port, list[Edge]]
-    levels: list[int]
+    levels: Levels
     fusing: Fusing
-    feeds: dict[int, list[Port]] = field(init=False)
+    readers: dict[Port, Sequence[Edge]] = field(init=False)
     before: dict[int, int] = field(init=False)
     after: dict[int, int] = field(default_factory=dict)
     stored: dict[Port, bool] = field(default_factory=dict)
@@ -160,21 +146,22 @@ class _Finder:
     long_rows: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.feeds = defaultdict(list)
-        for edge in self.graph.edges:
-            self.feeds[edge.target].append(edge.source)
+        self.readers = dict(self.graph.readers)
+        for node in self.graph.nodes:
+            if node.kind is NodeKind.COPY:
+                (edge,) = self.graph.incoming[node.id]
+                self.readers[edge.source] = self._readers_behind(edge.source)
         self.before = self._find_before() if self.fusing.with_matmuls else {}
         self.long_rows = self._find_long_rows() if self.fusing.with_matmuls else set()
 
     def decide(self, port: Port) -> None:
         """Decide for a port; those that are made before have been decided."""
         node = self.graph.nodes[port.node]
-        edges = self._readers_behind(self.readers[port])
-        self._settle_matmuls(node)
-        feeds = self.feeds[node.id]
+        edges = self.readers.get(port, ())
+        feeds = [e.source for e in self.graph.incoming[node.id]]
+        self._settle_matmuls(feeds)
         if self._is_dear(node, feeds):
             self.dear.add(port)
-        reads = frozenset[Port]().union(*(self.sources.get(p, {p}) for p in feeds))
         if self._is_sunk(node, feeds):
             keep = False
         elif (matmul := self._matmul_behind(node, feeds)) is not None:
@@ -182,9 +169,12 @@ class _Finder:
             if not keep:
                 self.unsettled[port] = matmul
         else:
-            keep = self._is_kept(port, node, edges, reads)
+            keep = self._is_kept(port, node, edges, feeds)
         self.stored[port] = keep
-        self.sources[port] = frozenset({port}) if keep else reads
+        self.sources[port] = frozenset({port}) if keep else self._sources_of(feeds)
+
+    def _sources_of(self, feeds: list[Port]) -> frozenset[Port]:
+        return frozenset[Port]().union(*(self.sources.get(p, {p}) for p in feeds))
 
     def _is_dear(self, node: Node, feeds: list[Port]) -> bool:
         if self._is_expensive(node):
@@ -205,13 +195,14 @@ class _Finder:
         found = set(todo)
         while todo:
             node = self.graph.nodes[todo.pop()]
-            if is_matmul(node):
+            if node.is_matmul:
                 continue
-            before = [self.graph.nodes[p.node] for p in self.feeds[node.id]]
-            readers = self._readers_behind(self.readers[Port(node.id, 0)])
+            edges = self.graph.incoming[node.id]
+            before = [self.graph.nodes[e.source.node] for e in edges]
+            readers = self._readers_of(node)
             behind = [self.graph.nodes[e.target] for e in readers]
-            for other in [*before, *(n for n in behind if not is_matmul(n))]:
-                is_of_it = is_fusible(other) or is_matmul(other)
+            for other in [*before, *(n for n in behind if not n.is_matmul)]:
+                is_of_it = other.is_fusible or other.is_matmul
                 is_new = is_of_it and other.id not in found
                 if is_new and self._row(other) > LONGEST_ROW:
                     found.add(other.id)
@@ -221,8 +212,7 @@ class _Finder:
     def _is_long_softmax(self, node: Node) -> bool:
         if node.op is None or node.op.name != "exp" or self._row(node) <= LONGEST_ROW:
             return False
-        readers = self._readers_behind(self.readers[Port(node.id, 0)])
-        ops = [self.graph.nodes[e.target].op for e in readers]
+        ops = [self.graph.nodes[e.target].op for e in self._readers_of(node)]
         return any(op is not None and op.name == "reduce_sum" for op in ops)
 
     def _row(self, node: Node) -> int:
@@ -232,23 +222,24 @@ class _Finder:
         return shape[-1] if shape else 0
 
     def _is_kept(
-        self, port: Port, node: Node, edges: list[Edge], reads: frozenset[Port]
+        self, port: Port, node: Node, edges: Sequence[Edge], feeds: list[Port]
     ) -> bool:
-        if not is_fusible(node) or self._must_store(edges, self.fusing.into):
+        if not node.is_fusible or self._must_store(edges, self.fusing.into):
             return True
         if len(edges) < 2 or node.id in self.long_rows:
             return False
         assert node.op is not None
-        read = sum(self._size_of(p) for p in reads)
+        read = sum(map(self._size_of, self._sources_of(feeds)))
         reads_more = read > RECOMPUTE_SHARE * self._size_of(port)
         is_dear = reads_more or self._is_expensive(node)
-        is_far = max(self.levels[e.target] for e in edges) > self.levels[node.id]
-        matmuls = sum(is_matmul(self.graph.nodes[e.target]) for e in edges)
+        levels = self.levels.at
+        is_far = max(levels[e.target] for e in edges) > levels[node.id]
+        matmuls = sum(self.graph.nodes[e.target].is_matmul for e in edges)
         return (is_dear and (is_far or self._parts(edges))) or (
             matmuls > 1 and (reads_more or port in self.dear)
         )
 
-    def _parts(self, edges: list[Edge]) -> bool:
+    def _parts(self, edges: Sequence[Edge]) -> bool:
         """Whether some readers run in a matmul's fusion, and others do not."""
         return len({e.target in self.before for e in edges}) > 1
 
@@ -256,41 +247,40 @@ class _Finder:
         """The matmul whose fusion goes on with this node."""
         if not self.fusing.with_matmuls:
             return None
-        if is_matmul(node):
+        if node.is_matmul:
             return node.id
         found = [self.unsettled[p] for p in feeds if p in self.unsettled]
-        if not found or not is_fusible(node):
+        if not found or not node.is_fusible:
             return None
         self.after[node.id] = found[-1]
         return found[-1]
 
-    def _ends_fusion(self, node: Node, edges: list[Edge]) -> bool:
+    def _ends_fusion(self, node: Node, edges: Sequence[Edge]) -> bool:
         """Whether what a matmul's fusion makes is stored here."""
         if not edges or self._must_store(edges, FUSES_OPERANDS):
             return True
         if any(e.target in self.before for e in edges):
             return True
-        if is_matmul(node) and node.id in self.long_rows:
+        if node.is_matmul and node.id in self.long_rows:
             return True
         is_conversion = node.op is not None and node.op.name == "convert_element_type"
         return not is_conversion and len(self._parting(edges)) > 1
 
-    def _parting(self, edges: list[Edge]) -> list[Edge]:
+    def _parting(self, edges: Sequence[Edge]) -> list[Edge]:
         """The edges, with what reads a conversion in place of the conversion."""
         found: list[Edge] = []
         for edge in edges:
             target = self.graph.nodes[edge.target]
             if target.op is not None and target.op.name == "convert_element_type":
-                behind = self._readers_behind(self.readers[Port(target.id, 0)])
-                found += self._parting(behind)
+                found += self._parting(self._readers_of(target))
             else:
                 found.append(edge)
         return found
 
-    def _settle_matmuls(self, node: Node) -> None:
+    def _settle_matmuls(self, feeds: list[Port]) -> None:
         """Store all but the last of the matmuls' values that one op reads: a fusion
         holds one of them."""
-        unsettled = [p for p in self.feeds[node.id] if p in self.unsettled]
+        unsettled = [p for p in feeds if p in self.unsettled]
         for port in unsettled[:-1]:
             self.stored[port] = True
             self.sources[port] = frozenset({port})
@@ -303,12 +293,12 @@ class _Finder:
             return all(not self.stored.get(p, True) for p in feeds)
         if node.op is None or node.op.name != "broadcast_in_dim":
             return False
-        readers = [self.graph.nodes[e.target] for e in self.readers[Port(node.id, 0)]]
+        readers = [self.graph.nodes[e.target] for e in self._readers_of(node)]
         return any(n.kind is NodeKind.CONST for n in readers) and all(
-            n.kind is NodeKind.CONST or is_fusible(n) for n in readers
+            n.kind is NodeKind.CONST or n.is_fusible for n in readers
         )
 
-    def _must_store(self, edges: list[Edge], into: frozenset[str]) -> bool:
+    def _must_store(self, edges: Sequence[Edge], into: frozenset[str]) -> bool:
         """Whether some reader needs the value in memory."""
         for edge in edges:
             target = self.graph.nodes[edge.target]
@@ -319,12 +309,14 @@ class _Finder:
                 return True
         return False
 
-    def _readers_behind(self, edges: list[Edge]) -> list[Edge]:
-        """The edges, with what reads a shared copy in place of the copy."""
+    def _readers_of(self, node: Node) -> Sequence[Edge]:
+        return self.readers.get(Port(node.id, 0), ())
+
+    def _readers_behind(self, port: Port) -> list[Edge]:
         found: list[Edge] = []
-        for edge in edges:
+        for edge in self.graph.readers[port]:
             is_copy = self.graph.nodes[edge.target].kind is NodeKind.COPY
-            found += self.readers[Port(edge.target, 0)] if is_copy else [edge]
+            found += self.graph.outgoing[edge.target] if is_copy else [edge]
         return found
 
     def _find_before(self) -> dict[int, int]:
@@ -332,17 +324,17 @@ class _Finder:
         number of fusible nodes: that matmul."""
         found: dict[int, int] = {}
         for node in reversed(self.graph.run_order):
-            if not is_fusible(node):
+            if not node.is_fusible:
                 continue
-            behind = self._readers_behind(self.readers[Port(node.id, 0)])
-            targets = {self._home(e.target, found) for e in behind}
-            home = targets.pop() if len(targets) == 1 else None
+            homes: set[int | None] = set()
+            for edge in self._readers_of(node):
+                target = edge.target
+                is_matmul = self.graph.nodes[target].is_matmul
+                homes.add(target if is_matmul else found.get(target))
+            home = homes.pop() if len(homes) == 1 else None
             if home is not None:
                 found[node.id] = home
         return found
-
-    def _home(self, target: int, found: dict[int, int]) -> int | None:
-        return target if is_matmul(self.graph.nodes[target]) else found.get(target)
 
     def _size_of(self, port: Port) -> int:
         node = self.graph.nodes[port.node]

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.search.flatten import flatten
-from rhino_jax.search.graph import Graph, NodeKind
+from rhino_jax.search.graph import FUSES_OPERANDS, Graph, NodeKind
 from rhino_jax.search.liveness import Liveness, analyse
-from rhino_jax.search.stored import FUSES_OPERANDS, Fusing
+from rhino_jax.search.stored import Fusing
 
 
 X = jnp.ones((64, 64), jnp.float32)
@@ -26,12 +26,13 @@ def analysed(fn: Callable[..., Any], *args: Any) -> tuple[Graph, Liveness]:
 def reads(graph: Graph, live: Liveness) -> Counter[str]:
     """How often each input is read from memory."""
     names: Counter[str] = Counter()
-    for node, operand in live.kernels.reads:
+    for node, operands in live.kernels.reads.items():
         op = graph.nodes[node].op
         assert op is not None
-        maker = graph.nodes[graph.held[op.operands[operand]].node]
-        if maker.kind is NodeKind.INPUT:
-            names[graph.program.inputs[maker.slot].path] += 1
+        for operand in operands:
+            maker = graph.nodes[graph.held[op.operands[operand]].node]
+            if maker.kind is NodeKind.INPUT:
+                names[graph.program.inputs[maker.slot].path] += 1
     return names
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.search.flatten import flatten
-from rhino_jax.search.graph import Edge, NodeKind, Port
+from rhino_jax.search.graph import NodeKind, Port
 from rhino_jax.search.liveness import analyse, find_late
 from rhino_jax.search.stored import LONGEST_ROW, Fusing
 
@@ -233,10 +232,7 @@ def test_a_weights_gradient_keeps_what_it_reads_to_the_loops_end() -> None:
 
     graph = flatten(trace(jax.grad(loss), (STACK[0], X), {}).program)
     dots = [n for n in graph.nodes if n.op is not None and n.op.name == "dot_general"]
-    readers: dict[Port, list[Edge]] = defaultdict(list)
-    for edge in graph.edges:
-        readers[edge.source].append(edge)
-    late = find_late(graph, readers, analyse(graph, PLAIN).slack)
+    late = find_late(graph, analyse(graph, PLAIN).slack)
     # Forward: two. Backward: one again, two gradients of x, two of w, of which the
     # first could run before the last gradient of x.
     assert len(dots) == 7

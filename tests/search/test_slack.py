@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from rhino_jax.frontend.trace import trace
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.graph import Graph, NodeKind
-from rhino_jax.search.kernels import levels_of
+from rhino_jax.search.levels import find_levels
 from rhino_jax.search.slack import Slack, find_slack
-from rhino_jax.search.stored import FUSES_OPERANDS
 
 
 X = jnp.ones((64, 64), jnp.float32)
@@ -21,8 +20,7 @@ LAYERS = 4
 
 def found(fn: Any, *args: Any) -> tuple[Graph, Slack]:
     graph = flatten(trace(fn, args, {}).program)
-    levels = levels_of(graph, FUSES_OPERANDS)
-    return graph, find_slack(graph, levels, FUSES_OPERANDS)
+    return graph, find_slack(graph, find_levels(graph))
 
 
 def matmuls(graph: Graph, slack: Slack) -> list[bool]:
