@@ -8,18 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.hardware.mesh import LaidMesh
-from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import Spec
-from rhino_jax.search.classes import Classes, find_classes
-from rhino_jax.search.graph import Edge, Graph, NodeKind, Port
-from rhino_jax.search.lanes import dims_off_lanes
-from rhino_jax.search.liveness import Liveness, analyse
+from rhino_jax.search.classes import Classes
+from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.search.options import OptionBuilder, Options
-from rhino_jax.search.padding import matmul_dims
-from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
+from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem, Scaled
 from rhino_jax.search.resharding import ReshardTables
 from rhino_jax.search.sizes import PortSpecs, Sizes, SpecTable
-from rhino_jax.search.stored import Fusing
+from rhino_jax.search.study import Study
 
 
 SMALL_SHARE = 1e-4
@@ -40,17 +36,14 @@ class Model:
     """A program's search problem, with all that is needed to read its solution.
 
     Attributes:
-      graph, liveness: the program.
-      classes: of its dims.
+      study: the program, and what is known of it on any mesh.
       builder: made the options.
       options: of every node.
       problem: costs and memory.
       is_narrowed: options were left out that no cost rules out.
     """
 
-    graph: Graph
-    liveness: Liveness
-    classes: Classes
+    study: Study
     builder: OptionBuilder
     options: list[Options]
     problem: Problem
@@ -58,10 +51,15 @@ class Model:
 
     def compute_costs(self) -> list[np.ndarray]:
         """For every node, the seconds of each option that are compute."""
-        return [
-            o.compute_s * node.count
-            for o, node in zip(self.options, self.graph.nodes, strict=True)
-        ]
+        return _times_run([o.compute_s for o in self.options], self.graph.nodes)
+
+    @property
+    def graph(self) -> Graph:
+        return self.study.graph
+
+    @property
+    def classes(self) -> Classes:
+        return self.study.classes
 
     @property
     def mesh(self) -> LaidMesh:
@@ -78,9 +76,8 @@ class Model:
 
 
 def build_model(
-    graph: Graph,
+    study: Study,
     mesh: LaidMesh,
-    target: Target,
     pinned: dict[int, Spec],
     memory_budget_bytes: float,
     narrow: Narrow | None = None,
@@ -88,33 +85,29 @@ def build_model(
     """Enumerate options and price them.
 
     Args:
-      graph: from `flatten`.
+      study: the program.
       mesh: mesh axes laid over the target's links.
-      target: the hardware.
       pinned: node id → spec, for pinned inputs and outputs.
       memory_budget_bytes: per device.
       narrow: leaves options out, or none; see `near`.
     """
-    liveness = analyse(graph, Fusing.of(target.device))
-    classes, tile = find_classes(graph), target.device.tile
-    off_lanes = dims_off_lanes(graph, classes) if tile else {}
-    sizes = Sizes(SpecTable(), mesh.sizes, tile, matmul_dims(graph), off_lanes)
-    builder = OptionBuilder(graph, liveness, mesh, target, pinned, sizes)
+    graph, liveness = study.graph, study.liveness
+    tile = study.target.device.tile
+    sizes = Sizes(SpecTable(), mesh.sizes, tile, study.padded_dims, study.off_lanes)
+    builder = OptionBuilder(graph, liveness, mesh, study.target, pinned, sizes)
     options = builder.build()
     every = options
     if narrow is not None:
         options = narrow(builder, options)
     program = graph.program
-    costs = [
-        o.cost_s * node.count for o, node in zip(options, graph.nodes, strict=True)
-    ]
+    costs = _times_run([o.cost_s for o in options], graph.nodes)
     tables = ReshardTables.of(builder)
     problem = Problem(costs, [], limit=memory_budget_bytes, end=graph.end + 2)
     for edge, (start, stop) in zip(graph.edges, liveness.edge_interval, strict=True):
         source = options[edge.source.node].outs[edge.source.result]
         wanted = options[edge.target].ins[edge.operand]
         whole = program.values[edge.value]
-        table = tables.table(source, wanted, whole, *_times_run(graph, edge))
+        table = tables.table(source, wanted, whole, *_times_sent(graph, edge))
         problem.edges.append(PairTable(edge.source.node, edge.target, table))
         if whole.bytes > SMALL_SHARE * memory_budget_bytes and _is_copied(graph, edge):
             copies = tables.copies(source, wanted, whole)
@@ -130,12 +123,19 @@ def build_model(
         problem.node_usages.append(
             NodeUsage(copy.node, usage, copy.start, copy.stop + 1)
         )
-    return Model(
-        graph, liveness, classes, builder, options, problem, options is not every
-    )
+    return Model(study, builder, options, problem, options is not every)
 
 
-def _times_run(graph: Graph, edge: Edge) -> tuple[float, float]:
+def _times_run(seconds: list[np.ndarray], nodes: list[Node]) -> list[np.ndarray]:
+    """Of all runs; nodes that are alike share one array."""
+    scaled: dict[int, Scaled] = {}
+    return [
+        scaled.setdefault(node.count, Scaled(node.count)).table(each)
+        for each, node in zip(seconds, nodes, strict=True)
+    ]
+
+
+def _times_sent(graph: Graph, edge: Edge) -> tuple[float, float]:
     """How often bytes and latency of a reshard on this edge are paid."""
     target = graph.nodes[edge.target]
     count = float(edge.count)

@@ -10,12 +10,11 @@ import numpy as np
 
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
-from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import Spec
 from rhino_jax.search.build import build_model
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.folding import find_folding, marks_of
-from rhino_jax.search.graph import Graph, NodeKind
+from rhino_jax.search.graph import NodeKind
 from rhino_jax.search.least_peak import least_possible, smallest_peak
 from rhino_jax.search.near import (
     MOST_CELLS,
@@ -32,59 +31,57 @@ from rhino_jax.search.recipe_book import RecipeBook
 from rhino_jax.search.recipes import Recipe, recipes_for
 from rhino_jax.search.records import Drawn, Request
 from rhino_jax.search.solve import Solution, solve, solve_overlapped
+from rhino_jax.search.study import Study
 from rhino_jax.search.untie import untie
 
 
 def draw(
-    graph: Graph,
+    study: Study,
     mesh_axes: Sequence[tuple[str, int]],
-    target: Target,
     request: Request,
 ) -> Drawn:
     """Enumerate and price the options on one mesh; recipes are left for later."""
     pinned = {
         n.id: spec
-        for n in graph.nodes
+        for n in study.graph.nodes
         for kind, pins in (
             (NodeKind.INPUT, request.pins),
             (NodeKind.OUTPUT, request.output_pins),
         )
         if n.kind is kind and (spec := pins.get(n.slot)) is not None
     }
-    mesh = replace(lay_out(target, mesh_axes), says_stops=not request.says_only_matmuls)
-    return _draw_on(graph, mesh, target, pinned, request)
+    laid = lay_out(study.target, mesh_axes)
+    mesh = replace(laid, says_stops=not request.says_only_matmuls)
+    return _draw_on(study, mesh, pinned, request)
 
 
 def _draw_on(
-    graph: Graph,
+    study: Study,
     mesh: LaidMesh,
-    target: Target,
     pinned: dict[int, Spec],
     request: Request,
 ) -> Drawn:
     def narrow(builder: OptionBuilder, options: list[Options]) -> list[Options]:
-        if len(mesh.axes) <= 2 or count_cells(graph, options) <= MOST_CELLS:
+        if len(mesh.axes) <= 2 or count_cells(study.graph, options) <= MOST_CELLS:
             return options
-        return near(builder, options, _seeds(graph, mesh, target, request))
+        return near(builder, options, _seeds(study, mesh, request))
 
     budget = request.memory_budget_bytes
-    model = build_model(graph, mesh, target, pinned, budget, narrow)
+    model = build_model(study, mesh, pinned, budget, narrow)
     overlap, book = overlap_of(model), RecipeBook.of(model)
     folding = find_folding(overlap, marks_of(book))
     folded = folding.overlap(overlap)
     return Drawn(model, overlap, book, folding, folded)
 
 
-def _seeds(
-    graph: Graph, mesh: LaidMesh, target: Target, request: Request
-) -> list[Seed]:
+def _seeds(study: Study, mesh: LaidMesh, request: Request) -> list[Seed]:
     """Plans of meshes in which axes are taken together: of each the best, and all
     recipes of the first. Pins are not kept there, since they may name one of them."""
     seeds: list[Seed] = []
     effort = replace(EFFORTS["fast"], seed=request.seed)
     for groups in groupings(len(mesh.axes)):
         joined = taken_together(mesh, groups)
-        drawn = _draw_on(graph, joined, target, {}, request)
+        drawn = _draw_on(study, joined, {}, request)
         if not seeds:
             drawn = with_recipes(drawn, RECIPE_EFFORTS["fast"])
             known = [x for x in drawn.recipes.values() if x is not None]

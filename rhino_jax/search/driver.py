@@ -17,11 +17,11 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.search.assemble import assemble
 from rhino_jax.search.candidates import Candidate, candidates_of
 from rhino_jax.search.draw import draw, first_choices, solve_drawn, with_recipes
-from rhino_jax.search.flatten import flatten
 from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.records import Drawn, Found, Progress, Request
 from rhino_jax.search.solve import Solution
+from rhino_jax.search.study import Study
 
 
 MOST_KEPT = 3
@@ -121,9 +121,9 @@ def make_candidates(
     )
     variants = [("best", found[0])]
     if count > 1 and found[0].solution.labels is not None:
-        graph, mesh = found[0].drawn.model.graph, found[0].drawn.model.mesh
-        axes = [(a.name, a.size) for a in mesh.axes]
-        said = draw(graph, axes, target, replace(request, says_only_matmuls=True))
+        model = found[0].drawn.model
+        axes = [(a.name, a.size) for a in model.mesh.axes]
+        said = draw(model.study, axes, replace(request, says_only_matmuls=True))
         said = with_recipes(said, RECIPE_EFFORTS[request.level])
         variants = candidates_of(found, said, EFFORTS["fast"], count)
     return tuple(
@@ -149,7 +149,7 @@ def make_recipe_plans(
     best as `request` has them said: everywhere, or around matmuls only.
     """
     started = time.monotonic()
-    drawn = draw(flatten(program), mesh_axes, target, request)
+    drawn = draw(Study.of(program, target), mesh_axes, request)
     drawn = with_recipes(drawn, RECIPE_EFFORTS[request.level])
     return {
         name: None
@@ -179,11 +179,11 @@ def _search(
       What was found, the best first; where there are several meshes, shapes and
       objectives of those that were searched; notes.
     """
-    graph = flatten(program)
+    study = Study.of(program, target)
     effort = EFFORTS[request.level]
     different = _different(meshes, target)
     if len(meshes) == 1:
-        drawn = draw(graph, different[0], target, request)
+        drawn = draw(study, different[0], request)
         drawn = with_recipes(drawn, RECIPE_EFFORTS[request.level], WORTH)
         return [_solve(drawn, effort, request, started, progress)], (), []
     every: list[Found] = []
@@ -192,7 +192,7 @@ def _search(
     for axes in different:
         if not limits.allow(len(axes)):
             continue
-        drawn = draw(graph, axes, target, request)
+        drawn = draw(study, axes, request)
         starts = first_choices(drawn)
         found = _solve(drawn, EFFORTS["fast"], request, started, None, starts)
         limits.met(len(axes), found)

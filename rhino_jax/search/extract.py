@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-import numpy as np
-
 from rhino_jax.cost.combine import combine_route
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, replicated
@@ -80,7 +78,7 @@ def overlap_of(model: Model) -> Overlap:
     return Overlap.of(
         model.problem,
         model.compute_costs(),
-        model.liveness.slack,
+        model.study.liveness.slack,
         share=target.overlap_share,
         hidable_share=target.hidable_share,
     )
@@ -133,9 +131,7 @@ def _source(node: Node) -> str:
 def coverage_shares(program: Program) -> tuple[float, float, float, dict[str, int]]:
     """Shares of ops, FLOPs and result bytes that rules cover, and the unknown."""
     unknown: dict[str, int] = defaultdict(int)
-    ops = np.zeros(2)
-    flops = np.zeros(2)
-    size = np.zeros(2)
+    ops, flops, size = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
     for op, count in program.walk():
         if op.call is not None:
             continue
@@ -146,7 +142,7 @@ def coverage_shares(program: Program) -> tuple[float, float, float, dict[str, in
         if not op.is_known:
             unknown[op.name] += 1
 
-    def share(pair: np.ndarray) -> float:
-        return 1.0 if not pair.sum() else float(pair[1] / pair.sum())
+    def share(pair: list[float]) -> float:
+        return 1.0 if not sum(pair) else pair[1] / sum(pair)
 
     return share(ops), share(flops), share(size), dict(unknown)

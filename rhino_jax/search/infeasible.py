@@ -74,7 +74,7 @@ def _costly_pins(
     found: list[tuple[float, str]] = []
     for slot, spec in list(pins.items())[:MOST_PINS]:
         others = {slots[s]: p for s, p in pins.items() if s != slot and s in slots}
-        problem = build_model(graph, model.mesh, target, others, budget).problem
+        problem = build_model(model.study, model.mesh, others, budget).problem
         without = problem.peak(smallest_peak(problem))
         if without < 0.999 * peak:
             path = program.inputs[slot].path

@@ -56,8 +56,16 @@ class Overlap:
         own = zip(problem.costs, compute, slack.nodes, strict=True)
         scaled = Scaled(hidable_share)
         edges = zip(problem.edges, slack.edges, strict=True)
+        # Nodes that are alike share their arrays, and what is made of them.
+        made: dict[tuple[int, int, bool], np.ndarray] = {}
+        costs: list[np.ndarray] = []
+        for total, c, has_slack in own:
+            key = id(total), id(c), has_slack
+            if key not in made:
+                made[key] = hidable_share * has_slack * (total - c)
+            costs.append(made[key])
         hidable = Problem(
-            [hidable_share * has_slack * (total - c) for total, c, has_slack in own],
+            costs,
             [
                 PairTable(e.source, e.target, scaled.table(e.table))
                 for e, has_slack in edges

@@ -9,7 +9,7 @@ import numpy as np
 
 from rhino_jax.search.axis_places import AxisPlaces
 from rhino_jax.search.build import Model
-from rhino_jax.search.classes import Classes, Element, Roles, find_roles
+from rhino_jax.search.classes import Classes, Element, Roles
 from rhino_jax.search.graph import Node, NodeKind
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.recipes import Allowance, Kind, Place, Recipe, Role
@@ -39,8 +39,7 @@ class RecipeBook:
 
     @classmethod
     def of(cls, model: Model) -> RecipeBook:
-        classes = model.classes
-        roles = find_roles(model.graph, classes)
+        classes, roles = model.study.classes, model.study.roles
         inner = _inner_classes(model, classes, roles)
         role_of = {
             **dict.fromkeys(roles.sequence, Role.SEQUENCE),

@@ -15,10 +15,10 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import shards_per_dim
 from rhino_jax.search.build import Model, build_model
-from rhino_jax.search.flatten import flatten
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.search.resharding import TIE_S
 from rhino_jax.search.sends import own_steps
+from rhino_jax.search.study import Study
 
 
 def model_of(
@@ -31,7 +31,7 @@ def model_of(
     """The search model of a function on a mesh."""
     traced = trace(fn, args, {})
     laid = lay_out(target, tuple(mesh.items()))
-    return build_model(flatten(traced.program), laid, target, {}, budget_bytes)
+    return build_model(Study.of(traced.program, target), laid, {}, budget_bytes)
 
 
 def every_sum(

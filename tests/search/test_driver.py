@@ -12,9 +12,9 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
 from rhino_jax.search.draw import draw, with_recipes
-from rhino_jax.search.flatten import flatten
 from rhino_jax.search.pool import RECIPE_EFFORTS
 from rhino_jax.search.records import Request
+from rhino_jax.search.study import Study
 from tests.search.zoo import planned
 
 
@@ -43,7 +43,7 @@ def test_only_recipes_that_are_no_choice_are_searched_less() -> None:
     work = registry.get("llama-tiny-unrolled")
     program = trace(work.step, work.abstract_args(), {}).program
     axes, target = [("data", 4), ("model", 4)], load_target("v5e:4x4")
-    drawn = draw(flatten(program), axes, target, Request(1e12, {}, {}))
+    drawn = draw(Study.of(program, target), axes, Request(1e12, {}, {}))
     whole, less = (
         {
             name: drawn.overlap.problem.objective(labels)

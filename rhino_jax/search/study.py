@@ -1,0 +1,52 @@
+"""What is known of a program on some hardware before it is laid over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
+from rhino_jax.search.classes import Classes, Roles, find_classes, find_roles
+from rhino_jax.search.flatten import flatten
+from rhino_jax.search.graph import Graph
+from rhino_jax.search.lanes import dims_off_lanes
+from rhino_jax.search.liveness import Liveness, analyse
+from rhino_jax.search.padding import matmul_dims
+from rhino_jax.search.stored import Fusing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Study:
+    """What the models of all meshes share.
+
+    Attributes:
+      graph: the program.
+      target: where it runs.
+      liveness: when its values are in memory, and what is read and launched.
+      classes, roles: what its dims and inputs are.
+      padded_dims: sizes of dims that may be cut unevenly.
+      off_lanes: value → its dims that never lie on lanes (see `lanes`).
+    """
+
+    graph: Graph
+    target: Target
+    liveness: Liveness
+    classes: Classes
+    roles: Roles
+    padded_dims: frozenset[int]
+    off_lanes: Mapping[int, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, program: Program, target: Target) -> Study:
+        graph, device = flatten(program), target.device
+        classes = find_classes(graph)
+        return cls(
+            graph,
+            target,
+            analyse(graph, Fusing.of(device)),
+            classes,
+            find_roles(graph, classes),
+            matmul_dims(graph),
+            dims_off_lanes(graph, classes) if device.tile else {},
+        )
