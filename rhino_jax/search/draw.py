@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.spec import Spec
@@ -30,6 +28,7 @@ from rhino_jax.search.problem import Labels
 from rhino_jax.search.recipe_book import RecipeBook
 from rhino_jax.search.recipes import Recipe, recipes_for
 from rhino_jax.search.records import Drawn, Request
+from rhino_jax.search.restriction import Restriction
 from rhino_jax.search.solve import Solution, solve, solve_overlapped
 from rhino_jax.search.study import Study
 from rhino_jax.search.untie import untie
@@ -136,19 +135,19 @@ def with_recipes(drawn: Drawn, effort: Effort, worth: float = math.inf) -> Drawn
     """
     found: dict[str, Labels | None] = {}
     least_s = math.inf
-    for recipe, allowed in _allowed(drawn):
-        if allowed is None:
+    for recipe, left in _allowed(drawn):
+        if left is None:
             found[recipe.name] = None
             continue
-        small = drawn.folded.problem.restricted(allowed, keeps_memory=False)
-        known = [_within(allowed, x) for x in found.values() if x is not None]
+        small = drawn.folded.problem.restricted(left, keeps_memory=False)
+        known = [left.contract(x) for x in found.values() if x is not None]
         cheapest = sorted((x for x in known if x is not None), key=small.objective)[:1]
-        starts = [_to_the_letter(drawn, allowed), *cheapest]
+        starts = [_to_the_letter(drawn, left), *cheapest]
         limits = replace(effort, worth_s=worth * least_s)
         local = solve(small, starts, limits).labels
         assert local is not None
         least_s = min(least_s, small.objective(local))
-        found[recipe.name] = _of_allowed(allowed, local)
+        found[recipe.name] = left.expand(local)
     expanded = {
         name: None if labels is None else drawn.folding.expand(labels)
         for name, labels in found.items()
@@ -159,39 +158,24 @@ def with_recipes(drawn: Drawn, effort: Effort, worth: float = math.inf) -> Drawn
 def first_choices(drawn: Drawn) -> list[Labels]:
     """A choice of all nodes within every recipe, found without a search."""
     return [
-        drawn.folding.expand(_of_allowed(allowed, _to_the_letter(drawn, allowed)))
-        for _, allowed in _allowed(drawn)
-        if allowed is not None
+        drawn.folding.expand(left.expand(_to_the_letter(drawn, left)))
+        for _, left in _allowed(drawn)
+        if left is not None
     ]
 
 
-def _allowed(drawn: Drawn) -> list[tuple[Recipe, list[np.ndarray] | None]]:
+def _allowed(drawn: Drawn) -> list[tuple[Recipe, Restriction | None]]:
     """What every recipe allows the classes to choose."""
-    nodes = [drawn.model.graph.nodes[n] for n in drawn.folding.first]
-    recipes = recipes_for(drawn.model.mesh)
-    return [(recipe, drawn.book.restrict(recipe, nodes)) for recipe in recipes]
+    book, costs = drawn.book, drawn.folded.problem.costs
+    kinds = book.kinds([drawn.model.graph.nodes[n] for n in drawn.folding.first])
+    return [
+        (recipe, None if allowed is None else Restriction.of(costs, allowed))
+        for recipe in recipes_for(drawn.model.mesh)
+        for allowed in [book.restrict(recipe, kinds)]
+    ]
 
 
-def _of_allowed(allowed: Sequence[np.ndarray], local: Labels) -> Labels:
-    return np.array([a[k] for a, k in zip(allowed, local, strict=True)], np.int64)
-
-
-def _to_the_letter(drawn: Drawn, allowed: Sequence[np.ndarray]) -> Labels:
+def _to_the_letter(drawn: Drawn, left: Restriction) -> Labels:
     """What a recipe's name says: every class is cut by as many mesh axes as it may."""
     nodes = [drawn.model.graph.nodes[n] for n in drawn.folding.first]
-    return drawn.book.most_cut(nodes, allowed)
-
-
-def _within(allowed: Sequence[np.ndarray], labels: Labels) -> Labels | None:
-    """A choice in terms of the allowed options, or None where it uses others."""
-    places: dict[int, dict[int, int]] = {}
-    local = []
-    for options, label in zip(allowed, labels.tolist(), strict=True):
-        # Equal nodes share one array.
-        if id(options) not in places:
-            places[id(options)] = {k: i for i, k in enumerate(options.tolist())}
-        at = places[id(options)].get(label)
-        if at is None:
-            return None
-        local.append(at)
-    return np.array(local, dtype=np.int64)
+    return drawn.book.most_cut(nodes, left.allowed)

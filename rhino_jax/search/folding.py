@@ -24,7 +24,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.search.overlap import Overlap
-from rhino_jax.search.problem import EdgeUsage, Labels, NodeUsage, PairTable, Problem
+from rhino_jax.search.problem import (
+    EdgeUsage,
+    Labels,
+    NodeUsage,
+    PairTable,
+    Problem,
+    Scaled,
+)
 from rhino_jax.search.recipe_book import RecipeBook
 from rhino_jax.search.slack import Slack
 
@@ -83,7 +90,7 @@ class Folding:
         ]
         firsts = self.first.tolist()
         folded = Problem(
-            [counts[c] * problem.costs[n] for c, n in enumerate(firsts)],
+            _times([problem.costs[n] for n in firsts], counts),
             pairs,
             limit=problem.limit,
             end=problem.end,
@@ -93,7 +100,7 @@ class Folding:
             tuple(whole.slack.nodes[n] for n in firsts),
             tuple(has_slack for *_, has_slack in tables),
         )
-        compute = [counts[c] * whole.compute[n] for c, n in enumerate(firsts)]
+        compute = _times([whole.compute[n] for n in firsts], counts)
         return Overlap.of(
             folded,
             compute,
@@ -119,6 +126,13 @@ class Folding:
                 own[id(pair.usage)] = np.diagonal(pair.usage).copy()
             mine = NodeUsage(a, own[id(pair.usage)], pair.start, pair.stop)
             folded.node_usages.append(mine)
+
+
+def _times(costs: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
+    """Of all nodes of a class; classes that are alike share one array."""
+    scaled = {count: Scaled(count) for count in counts.tolist()}
+    pairs = zip(costs, counts.tolist(), strict=True)
+    return [scaled[count].table(cost) for cost, count in pairs]
 
 
 def marks_of(book: RecipeBook) -> list[Hashable]:

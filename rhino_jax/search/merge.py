@@ -13,6 +13,7 @@ from rhino_jax.search.cpsat import count_cells, solve_core
 from rhino_jax.search.pool import MAX_MODEL_CELLS, Effort
 from rhino_jax.search.problem import Labels, Problem
 from rhino_jax.search.reduction import reduce
+from rhino_jax.search.restriction import Restriction
 
 
 MERGED_AT_ONCE, MOST_MERGED = 3, 6
@@ -81,11 +82,12 @@ def _merge_all(
         allowed = [np.unique(every[:, i]) for i in range(size)]
     else:
         return Merged(None, -math.inf, 0)
-    small = problem.restricted(allowed)
+    left = Restriction.of(problem.costs, allowed)
+    small = problem.restricted(left)
     profiles = [problem.profile(m) for m in members]
     times = {int(p.argmax()) for p in profiles if p.max(initial=0.0) > problem.limit}
     upper = math.inf if best is None else problem.objective(best)
-    hints = None if best is None else _places(allowed, best)
+    hints = None if best is None else left.contract(best)
     bound, variables = -math.inf, 0
     deterministic_s, near = MERGE_DETERMINISTIC_S, NEAR
     if is_whole:
@@ -113,8 +115,7 @@ def _merge_all(
             bound = max(bound, answer.bound + rest)
         if answer.labels is None:
             break
-        places = core.expand(answer.labels)
-        labels = np.array([a[k] for a, k in zip(allowed, places, strict=True)])
+        labels = left.expand(core.expand(answer.labels))
         profile = problem.profile(labels)
         if profile.max(initial=0.0) <= problem.limit:
             return Merged(labels, bound, variables)
@@ -122,12 +123,6 @@ def _merge_all(
             break
         times.add(int(profile.argmax()))
     return Merged(None, bound, variables)
-
-
-def _places(allowed: Sequence[np.ndarray], labels: Labels) -> np.ndarray:
-    """Where among the allowed options a choice's are."""
-    pairs = zip(allowed, labels, strict=True)
-    return np.array([np.searchsorted(a, label) for a, label in pairs])
 
 
 def _memory_nodes(problem: Problem, times: set[int]) -> frozenset[int]:

@@ -128,13 +128,19 @@ class Overlap:
         if self.hides_nothing:
             return self.problem
         scaled = Scaled(1 - (1 - weight) * self.hidable_share)
+        made: dict[tuple[int, ...], np.ndarray] = {}
+        costs: list[np.ndarray] = []
+        for own in zip(
+            self.problem.costs, self.compute, self.hidable.costs, strict=True
+        ):
+            key = tuple(map(id, own))
+            if key not in made:
+                total, compute, hidden = own
+                exposed = total - weight * self.share * compute
+                made[key] = exposed - (1 - weight) * hidden
+            costs.append(made[key])
         return self.problem.recharged(
-            [
-                total - weight * self.share * compute - (1 - weight) * hidden
-                for total, compute, hidden in zip(
-                    self.problem.costs, self.compute, self.hidable.costs, strict=True
-                )
-            ],
+            costs,
             [
                 PairTable(e.source, e.target, scaled.table(e.table)) if has_slack else e
                 for e, has_slack in zip(

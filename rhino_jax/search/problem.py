@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhino_jax.search.flat import Lookups, Spans
+from rhino_jax.search.restriction import Restriction
 
 
 Labels = np.ndarray
@@ -66,31 +67,6 @@ class EdgeUsage:
     stop: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """Of which problem another is a part.
-
-    Attributes:
-      whole: that problem.
-      first: where the options of every node begin.
-      allowed: the options of `whole` that are left, of one node after the other.
-    """
-
-    whole: Problem
-    first: np.ndarray
-    allowed: np.ndarray
-
-    @classmethod
-    def of(cls, whole: Problem, allowed: Sequence[np.ndarray]) -> _Part:
-        counts = np.array([len(a) for a in allowed], dtype=np.int64)
-        every = np.concatenate([*allowed, np.zeros(0, dtype=np.int64)])
-        return cls(whole, np.cumsum(counts) - counts, every)
-
-    def expand(self, labels: Labels) -> Labels:
-        """A choice in terms of the whole's options."""
-        return self.allowed[self.first + labels]
-
-
 @dataclass(slots=True, eq=False)
 class Problem:
     """A whole problem.
@@ -114,13 +90,14 @@ class Problem:
     end: int = 1
     _prices: tuple[Lookups, Lookups] | None = field(init=False, default=None)
     _held: tuple[Spans, Spans] | None = field(init=False, default=None)
-    _part: _Part | None = field(init=False, default=None)
+    _part_of: tuple[Problem, Restriction] | None = field(init=False, default=None)
 
     def objective(self, labels: Sequence[int] | Labels) -> float:
         """Cost of a choice, recomputed from the tables."""
         labels = np.asarray(labels, dtype=np.int64)
-        if self._part is not None:
-            return self._part.whole.objective(self._part.expand(labels))
+        if self._part_of is not None:
+            whole, left = self._part_of
+            return whole.objective(left.expand(labels))
         if self._prices is None:
             nodes = range(len(self.costs))
             self._prices = (
@@ -147,19 +124,18 @@ class Problem:
         """Largest memory over time."""
         return float(self.profile(labels).max(initial=0.0))
 
-    def restricted(
-        self, allowed: Sequence[np.ndarray], *, keeps_memory: bool = True
-    ) -> Problem:
-        """The problem in which every node keeps only the `allowed` options.
+    def restricted(self, left: Restriction, *, keeps_memory: bool = True) -> Problem:
+        """The problem in which every node keeps only the options that are left.
 
         Args:
-          allowed: for every node, indices of options.
+          left: which these are.
           keeps_memory: False leaves memory out, and with it the limit.
         """
+        allowed = left.allowed
         cache: dict[tuple[int, ...], np.ndarray] = {}
 
         def part(table: np.ndarray, *nodes: int) -> np.ndarray:
-            key = (id(table), *(id(allowed[i]) for i in nodes))
+            key = (id(table), *[id(allowed[i]) for i in nodes])
             found = cache.get(key)
             if found is None:
                 found = table[allowed[nodes[0]]]
@@ -169,14 +145,14 @@ class Problem:
             return found
 
         small = Problem(
-            [c[a] for c, a in zip(self.costs, allowed, strict=True)],
+            [part(cost, i) for i, cost in enumerate(self.costs)],
             [
                 PairTable(e.source, e.target, part(e.table, e.source, e.target))
                 for e in self.edges
             ],
             end=self.end,
         )
-        small._part = _Part.of(self, allowed)
+        small._part_of = self, left
         if keeps_memory:
             small.limit = self.limit
             small.node_usages = [

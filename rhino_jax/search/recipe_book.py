@@ -49,10 +49,15 @@ class RecipeBook:
         every = [role_of.get(name, Role.OTHER) for name in classes.names]
         return cls(model, classes, roles, inner, every)
 
+    def kinds(self, nodes: Sequence[Node]) -> list[Kind]:
+        """Of every node what it is to recipes; one object for all that are alike."""
+        return [self._kind(node) for node in nodes]
+
     def restrict(
-        self, recipe: Recipe, nodes: Sequence[Node]
+        self, recipe: Recipe, kinds: Sequence[Kind]
     ) -> list[np.ndarray] | None:
-        """Allowed options of these nodes, or None where the recipe has no meaning."""
+        """Allowed options of nodes of these kinds, or None where the recipe has no
+        meaning."""
         if not self.roles.batch or (recipe.model and not self.inner):
             return None
         if recipe.cuts_sequence and not self.roles.sequence:
@@ -62,8 +67,7 @@ class RecipeBook:
         allows = Allowance.of(recipe, len(self.model.mesh.axes))
         found: dict[int, np.ndarray] = {}
         allowed = []
-        for node in nodes:
-            kind = self._kind(node)
+        for kind in kinds:
             if id(kind) not in found:
                 found[id(kind)] = allows.options(kind)
             allowed.append(found[id(kind)])

@@ -5,11 +5,14 @@ into that neighbour's costs, a node with two into a table between them (rules R0
 of partitioned Boolean quadratic programming: Scholz and Eckstein, "Register allocation
 for irregular architectures", LCTES 2002).
 Most of a jaxpr disappears this way. What is left is the core.
+
+Alike nodes share their arrays, and so do what they leave behind: each is made once.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,8 +63,35 @@ class Core:
         return np.array(labels, dtype=np.int64)
 
 
+@dataclass(slots=True)
+class _Makes:
+    """Makes arrays of arrays, of the same ones once."""
+
+    # With what they are made of, so that no id passes to another array.
+    _made: dict[tuple[object, ...], tuple[np.ndarray, tuple[np.ndarray, ...]]] = field(
+        default_factory=dict
+    )
+
+    def make(self, how: Callable[..., np.ndarray], *of: np.ndarray) -> np.ndarray:
+        key = (how, *map(id, of))
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = how(*of), of
+        return found[0]
+
+    def transposed(self, table: np.ndarray) -> np.ndarray:
+        """Twice is the table itself."""
+        other = self.make(np.transpose, table)
+        self._made[np.transpose, id(other)] = table, (other,)
+        return other
+
+
 def adjacency(problem: Problem) -> Core:
     """The pairwise part of a problem, parallel edges added up."""
+    return _adjacency(problem, _Makes())
+
+
+def _adjacency(problem: Problem, makes: _Makes) -> Core:
     costs = {i: np.asarray(c, dtype=np.float64) for i, c in enumerate(problem.costs)}
     tables: dict[int, dict[int, np.ndarray]] = {i: {} for i in costs}
     for edge in problem.edges:
@@ -69,17 +99,22 @@ def adjacency(problem: Problem) -> Core:
         if i == j:
             costs[i] = costs[i] + np.diagonal(edge.table)
             continue
-        _add(tables, i, j, edge.table)
+        _add(tables, i, j, edge.table, makes)
     return Core(costs, tables, size=len(problem.costs))
 
 
 def _add(
-    tables: dict[int, dict[int, np.ndarray]], i: int, j: int, table: np.ndarray
+    tables: dict[int, dict[int, np.ndarray]],
+    i: int,
+    j: int,
+    table: np.ndarray,
+    makes: _Makes,
 ) -> None:
-    if j in tables[i]:
-        table = tables[i][j] + table
+    before = tables[i].get(j)
+    if before is not None:
+        table = makes.make(np.add, before, table)
     tables[i][j] = table
-    tables[j][i] = table.T
+    tables[j][i] = makes.transposed(table)
 
 
 def reduce(problem: Problem, keep: frozenset[int] = frozenset()) -> Core:
@@ -90,14 +125,11 @@ def reduce(problem: Problem, keep: frozenset[int] = frozenset()) -> Core:
         the nodes that use any.
       keep: nodes that must stay in the core.
     """
-    return eliminate(adjacency(problem), keep)
-
-
-def eliminate(core: Core, keep: frozenset[int] = frozenset()) -> Core:
-    """`reduce` on a core, in place."""
+    makes = _Makes()
+    core = _adjacency(problem, makes)
     tables, costs = core.tables, core.costs
     for node in [i for i, cost in costs.items() if len(cost) == 1 and i not in keep]:
-        _settle(core, node)
+        _settle(core, node, makes)
     queue = [
         (_work(core, i), i) for i in costs if len(tables[i]) <= 2 and i not in keep
     ]
@@ -116,25 +148,34 @@ def eliminate(core: Core, keep: frozenset[int] = frozenset()) -> Core:
             del tables[other][node]
         if len(around) == 1:
             ((other, table),) = around.items()
-            costs[other] = costs[other] + np.minimum.reduce(
-                cost[:, None] + table, axis=0
-            )
+            costs[other] = makes.make(_charged, costs[other], cost, table)
         elif len(around) == 2:
             (a, table_a), (b, table_b) = around.items()
-            _add(tables, a, b, _through(cost, table_a, table_b))
+            through = makes.make(_through, cost, table_a, table_b)
+            _add(tables, a, b, through, makes)
         for other in around:
             if len(tables[other]) <= 2 and other not in keep:
                 heapq.heappush(queue, (_work(core, other), other))
     return core
 
 
-def _settle(core: Core, node: int) -> None:
+def _settle(core: Core, node: int, makes: _Makes) -> None:
     """Take out a node that has one option."""
     cost, around = core.costs.pop(node), core.tables.pop(node)
     core.removed.append((node, cost, {}))
     for other, table in around.items():
-        core.costs[other] = core.costs[other] + table[0]
+        core.costs[other] = makes.make(_charged_first, core.costs[other], table)
         del core.tables[other][node]
+
+
+def _charged_first(costs: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Costs with those of an only option beside them."""
+    return costs + table[0]
+
+
+def _charged(costs: np.ndarray, own: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Costs with those of a node that makes its best choice beside them."""
+    return costs + np.minimum.reduce(own[:, None] + table, axis=0)
 
 
 def _work(core: Core, node: int) -> int:

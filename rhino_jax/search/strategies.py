@@ -119,18 +119,18 @@ def _assignments(
     num_axes = len(sizes)
     if 0 in factor_sizes:
         cuttable = ()
+
+    @functools.cache
+    def fits(factor: int, axes: tuple[int, ...]) -> bool:
+        pieces = math.prod(sizes[a] for a in axes)
+        return _is_cut_well(factor_sizes[factor], pieces, factor in padded)
+
     for choice in itertools.product((-1, *cuttable), repeat=num_axes):
         cut: list[tuple[int, ...]] = [()] * len(factor_sizes)
         for axis, factor in enumerate(choice):
             if factor >= 0:
                 cut[factor] = (*cut[factor], axis)
-        if not all(
-            _is_cut_well(
-                factor_sizes[f], math.prod(sizes[a] for a in axes), f in padded
-            )
-            for f, axes in enumerate(cut)
-            if axes
-        ):
+        if not all([fits(f, cut[f]) for f in set(choice) if f >= 0]):
             continue
         yield tuple(cut)
         if num_axes == 2 and choice[0] == choice[1] >= 0:
@@ -206,9 +206,11 @@ def strategies(
     cuttable = tuple(i for i, f in enumerate(rule.factors) if f.is_cuttable)
     batch_dims = _batch_dims(rule)
     has_index = any(f.kind is FactorKind.INDEX for f in rule.factors)
+    has_halo = any(f.kind is FactorKind.HALO for f in rule.factors)
+    summed = [i for i in cuttable if rule.partial_results(i)]
     found: list[Strategy] = []
     for cut in _assignments(factor_sizes, cuttable, sizes, padded):
-        if not _is_legal_halo(rule, cut, sizes):
+        if has_halo and not _is_legal_halo(rule, cut, sizes):
             continue
         operands = [_spec_of(x, cut, factor_sizes, sizes) for x in rule.operands]
         made = [_spec_of(x, cut, factor_sizes, sizes) for x in rule.results]
@@ -216,8 +218,9 @@ def strategies(
             continue
         ins = tuple(s for s in operands if s is not None)
         outs = tuple(s for s in made if s is not None)
-        partial, can_scatter = _partial_axes(rule, cut)
-        if not partial or len(outs) != 1 or not can_scatter:
+        partial = tuple(sorted([a for i in summed for a in cut[i]]))
+        is_sum = all([rule.factors[i].reducer == "sum" for i in summed if cut[i]])
+        if not partial or len(outs) != 1 or not is_sum:
             found.append(Strategy(cut, ins, outs, outs, partial))
             continue
         # A batch dim that is cut already: XLA gathers the operands for that. One of a
@@ -236,19 +239,6 @@ def _batch_dims(rule: Rule) -> frozenset[int]:
         *({f for dim in operand for f in dim} for operand in rule.operands)
     )
     return frozenset(i for i, dim in enumerate(rule.results[0]) if shared & set(dim))
-
-
-def _partial_axes(
-    rule: Rule, cut: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[int, ...], bool]:
-    """Axes over which results are partial, and whether they can be scattered."""
-    axes: list[int] = []
-    is_sum = True
-    for index, factor in enumerate(rule.factors):
-        if cut[index] and rule.partial_results(index):
-            axes.extend(cut[index])
-            is_sum = is_sum and factor.reducer == "sum"
-    return tuple(sorted(axes)), is_sum
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rhino_jax.search.problem import NodeUsage, PairTable, Problem, Scaled
+from rhino_jax.search.restriction import Restriction
 from tests.search.test_engine import random_problem
 
 
@@ -53,7 +54,8 @@ def test_restricted_problems_keep_costs_and_memory(seed: int) -> None:
         a if len(a) else np.array([len(c) - 1])
         for a, c in zip(allowed, problem.costs, strict=True)
     ]
-    small = problem.restricted(allowed)
+    left = Restriction.of(problem.costs, allowed)
+    small = problem.restricted(left)
     chosen = [int(rng.integers(len(a))) for a in allowed]
     same = [int(a[k]) for a, k in zip(allowed, chosen, strict=True)]
     # Of the small problem's own tables, which `objective` leaves to the whole's.
@@ -63,7 +65,9 @@ def test_restricted_problems_keep_costs_and_memory(seed: int) -> None:
     assert small.objective(chosen) == pytest.approx(cost)
     assert small.peak(chosen) == pytest.approx(problem.peak(same))
     assert small.limit == problem.limit
-    bare = problem.restricted(allowed, keeps_memory=False)
+    assert left.expand(np.array(chosen)).tolist() == same
+    assert left.contract(np.array(same)).tolist() == chosen  # type: ignore[union-attr]
+    bare = problem.restricted(left, keeps_memory=False)
     assert bare.peak(chosen) == 0 and np.isinf(bare.limit)
     assert bare.objective(chosen) == small.objective(chosen)
 
