@@ -135,8 +135,8 @@ class _Search:
     def run(self, before: Found | None) -> None:
         for start in self.starts:
             self.climb(start)
-        if (self.value + self.rest) * self.unit > self.effort.worth_s:
-            return
+            if not self.is_worth(self.value):
+                return
         if self.effort.fuses_early or not self.effort.max_rounds:
             self.put_together()
         if self.effort.max_rounds:
@@ -156,11 +156,15 @@ class _Search:
         is_over = time.monotonic() > self.effort.deadline
         return gap > share * (self.value + self.rest) and not is_over
 
+    def is_worth(self, value: float) -> bool:
+        """Whether a choice of this cost is worth searching from."""
+        return (value + self.rest) * self.unit <= self.effort.worth_s
+
     def climb(self, labels: np.ndarray) -> None:
         """Move forests until that gains nothing."""
         costs, stale = self.moves.costs, 0
         value = self.moves.objective(labels)
-        while stale < STALE_MOVES:
+        while stale < (STALE_MOVES if self.is_worth(value) else 1):
             moved = self.moves.forest_move(costs, labels, self.rng)
             gained = self.moves.objective(moved)
             stale = 0 if gained < value - OPTIMAL_GAP / 10 * abs(value) else stale + 1
