@@ -71,6 +71,26 @@ def test_reduction_keeps_the_optimum_and_the_way_back() -> None:
         assert all(len(around) > 2 for around in core.tables.values())
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_reduction_tells_shared_arrays_apart_by_where_they_stand(seed: int) -> None:
+    # A comb of teeth that are alike, one of them read the other way round.
+    rng = np.random.default_rng(seed)
+    cost, own, table = rng.random(3), rng.random(3), rng.random((3, 3))
+    size = 4
+    costs = [cost] * size + [own] * size
+    edges = [PairTable(i, i + 1, table) for i in range(size - 1)]
+    edges += [PairTable(i, size + i, table) for i in range(size - 1)]
+    edges += [PairTable(2 * size - 1, size - 1, table), PairTable(0, 1, table)]
+    problem = Problem(costs, edges)
+    core = reduce(problem)
+    assert not core.costs
+    found = problem.objective(core.expand({}))
+    assert found == pytest.approx(best_by_enumeration(problem))
+    # One table is turned round once.
+    removed = {node: around for node, _, around in core.removed}
+    assert removed[size][0] is removed[size + 1][1]
+
+
 def test_the_bound_holds_where_the_search_is_cut_short() -> None:
     for seed in range(12):
         problem = random_problem(seed, np.inf)

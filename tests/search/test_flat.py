@@ -67,6 +67,11 @@ def test_restricted_problems_keep_costs_and_memory(seed: int) -> None:
     assert small.limit == problem.limit
     assert left.expand(np.array(chosen)).tolist() == same
     assert left.contract(np.array(same)).tolist() == chosen  # type: ignore[union-attr]
+    for node, (label, some) in enumerate(zip(same, allowed, strict=True)):
+        for other in set(range(len(problem.costs[node]))) - set(some.tolist()):
+            same[node] = other
+            assert left.contract(np.array(same)) is None
+        same[node] = label
     bare = problem.restricted(left, keeps_memory=False)
     assert bare.peak(chosen) == 0 and np.isinf(bare.limit)
     assert bare.objective(chosen) == small.objective(chosen)
