@@ -38,7 +38,7 @@ def assemble(
     model, folding = drawn.model, drawn.folding
     program = model.graph.program
     if solution.labels is None:
-        raise explain(model, solution, request.pins, program, target)
+        raise explain(model, solution, request.pins, program)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     labels = solution.labels
     traffic = Traffic.of(model)

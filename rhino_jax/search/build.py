@@ -11,8 +11,9 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.spec import Spec
 from rhino_jax.search.classes import Classes
 from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
+from rhino_jax.search.makes import Makes
 from rhino_jax.search.options import OptionBuilder, Options
-from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem, Scaled
+from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.search.resharding import ReshardTables
 from rhino_jax.search.sizes import PortSpecs, Sizes, SpecTable
 from rhino_jax.search.study import Study
@@ -127,12 +128,9 @@ def build_model(
 
 
 def _times_run(seconds: list[np.ndarray], nodes: list[Node]) -> list[np.ndarray]:
-    """Of all runs; nodes that are alike share one array."""
-    scaled: dict[int, Scaled] = {}
-    return [
-        scaled.setdefault(node.count, Scaled(node.count)).table(each)
-        for each, node in zip(seconds, nodes, strict=True)
-    ]
+    """Of all runs."""
+    makes, pairs = Makes(), zip(seconds, nodes, strict=True)
+    return [makes.scaled(each, node.count) for each, node in pairs]
 
 
 def _times_sent(graph: Graph, edge: Edge) -> tuple[float, float]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino_jax.plan.plan import Plan
+from rhino_jax.search.makes import Makes
 from rhino_jax.search.pool import Effort
-from rhino_jax.search.problem import Labels, PairTable, Problem, Scaled
+from rhino_jax.search.problem import Labels, PairTable, Problem
 from rhino_jax.search.records import Drawn, Found
 from rhino_jax.search.solve import solve
 
@@ -133,7 +134,7 @@ def _reweighted(found: Found, effort: Effort) -> list[tuple[str, Found]]:
 def _with_weight(
     problem: Problem, compute: Sequence[np.ndarray], weight: float
 ) -> Problem:
-    scaled = Scaled(weight)
+    makes = Makes()
     return replace(
         problem,
         costs=[
@@ -141,6 +142,7 @@ def _with_weight(
             for total, c in zip(problem.costs, compute, strict=True)
         ],
         edges=[
-            PairTable(e.source, e.target, scaled.table(e.table)) for e in problem.edges
+            PairTable(e.source, e.target, makes.scaled(e.table, weight))
+            for e in problem.edges
         ],
     )

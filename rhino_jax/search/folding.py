@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino_jax.search.makes import Makes
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import (
     EdgeUsage,
@@ -30,7 +31,6 @@ from rhino_jax.search.problem import (
     NodeUsage,
     PairTable,
     Problem,
-    Scaled,
 )
 from rhino_jax.search.recipe_book import RecipeBook
 from rhino_jax.search.slack import Slack
@@ -76,7 +76,8 @@ class Folding:
         Args:
           whole: of all nodes; those of a class have equal costs and slack.
         """
-        problem, counts = whole.problem, np.bincount(self.classes)
+        problem, makes = whole.problem, Makes()
+        counts = np.bincount(self.classes).tolist()
         ends = self.classes.tolist()
         tables = Counter[tuple[int, int, int, bool]]()
         by_id: dict[int, np.ndarray] = {}
@@ -90,7 +91,7 @@ class Folding:
         ]
         firsts = self.first.tolist()
         folded = Problem(
-            _times([problem.costs[n] for n in firsts], counts),
+            [makes.scaled(problem.costs[n], counts[c]) for c, n in enumerate(firsts)],
             pairs,
             limit=problem.limit,
             end=problem.end,
@@ -100,7 +101,9 @@ class Folding:
             tuple(whole.slack.nodes[n] for n in firsts),
             tuple(has_slack for *_, has_slack in tables),
         )
-        compute = _times([whole.compute[n] for n in firsts], counts)
+        compute = [
+            makes.scaled(whole.compute[n], counts[c]) for c, n in enumerate(firsts)
+        ]
         return Overlap.of(
             folded,
             compute,
@@ -126,13 +129,6 @@ class Folding:
                 own[id(pair.usage)] = np.diagonal(pair.usage).copy()
             mine = NodeUsage(a, own[id(pair.usage)], pair.start, pair.stop)
             folded.node_usages.append(mine)
-
-
-def _times(costs: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
-    """Of all nodes of a class; classes that are alike share one array."""
-    scaled = {count: Scaled(count) for count in counts.tolist()}
-    pairs = zip(costs, counts.tolist(), strict=True)
-    return [scaled[count].table(cost) for cost, count in pairs]
 
 
 def marks_of(book: RecipeBook) -> list[Hashable]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.search.build import Model, build_model
@@ -26,7 +25,6 @@ def explain(
     solution: Solution,
     pins: Mapping[int, Spec],
     program: Program,
-    target: Target,
 ) -> InfeasiblePlanError:
     """The error to raise where no choice fits the budget."""
     problem = model.problem
@@ -37,7 +35,7 @@ def explain(
         f"{h.what} {format_bytes(h.bytes)}" for h in at_peak(model, labels, 3)
     )
     budget = f"memory budget {format_bytes(problem.limit)} per device"
-    culprits, fixes = _costly_pins(model, pins, program, target, peak)
+    culprits, fixes = _costly_pins(model, pins, program, peak)
     if model.is_narrowed:
         fixes.append(
             "give a mesh of at most two axes (on this one, only options near to plans"
@@ -63,14 +61,13 @@ def _costly_pins(
     model: Model,
     pins: Mapping[int, Spec],
     program: Program,
-    target: Target,
     peak: float,
 ) -> tuple[list[str], list[str]]:
     """Pins without which the smallest peak is lower, the costliest first."""
     if model.is_narrowed:
         return [], []  # all options are too many to be tried once for every pin
-    graph, budget = model.graph, model.problem.limit
-    slots = {n.slot: n.id for n in graph.nodes if n.kind is NodeKind.INPUT}
+    budget = model.problem.limit
+    slots = {n.slot: n.id for n in model.graph.nodes if n.kind is NodeKind.INPUT}
     found: list[tuple[float, str]] = []
     for slot, spec in list(pins.items())[:MOST_PINS]:
         others = {slots[s]: p for s, p in pins.items() if s != slot and s in slots}

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.search.problem import Labels, PairTable, Problem, Scaled
+from rhino_jax.search.makes import Makes
+from rhino_jax.search.problem import Labels, PairTable, Problem
 from rhino_jax.search.slack import Slack
 
 
@@ -54,20 +55,22 @@ class Overlap:
         hidable_share: float,
     ) -> Overlap:
         own = zip(problem.costs, compute, slack.nodes, strict=True)
-        scaled = Scaled(hidable_share)
         edges = zip(problem.edges, slack.edges, strict=True)
-        # Nodes that are alike share their arrays, and what is made of them.
-        made: dict[tuple[int, int, bool], np.ndarray] = {}
-        costs: list[np.ndarray] = []
-        for total, c, has_slack in own:
-            key = id(total), id(c), has_slack
-            if key not in made:
-                made[key] = hidable_share * has_slack * (total - c)
-            costs.append(made[key])
+        makes = Makes()
+
+        def hidden(total: np.ndarray, compute: np.ndarray) -> np.ndarray:
+            return hidable_share * (total - compute)
+
+        def nothing(total: np.ndarray, compute: np.ndarray) -> np.ndarray:
+            return np.zeros(len(total))
+
         hidable = Problem(
-            costs,
             [
-                PairTable(e.source, e.target, scaled.table(e.table))
+                makes.make(hidden if has_slack else nothing, total, c)
+                for total, c, has_slack in own
+            ],
+            [
+                PairTable(e.source, e.target, makes.scaled(e.table, hidable_share))
                 for e, has_slack in edges
                 if has_slack
             ],
@@ -127,22 +130,20 @@ class Overlap:
         """The problem whose objective is (1 - w·s)·C + A + w·H."""
         if self.hides_nothing:
             return self.problem
-        scaled = Scaled(1 - (1 - weight) * self.hidable_share)
-        made: dict[tuple[int, ...], np.ndarray] = {}
-        costs: list[np.ndarray] = []
-        for own in zip(
-            self.problem.costs, self.compute, self.hidable.costs, strict=True
-        ):
-            key = tuple(map(id, own))
-            if key not in made:
-                total, compute, hidden = own
-                exposed = total - weight * self.share * compute
-                made[key] = exposed - (1 - weight) * hidden
-            costs.append(made[key])
+        makes, rest = Makes(), 1 - (1 - weight) * self.hidable_share
+
+        def exposed(
+            total: np.ndarray, compute: np.ndarray, hidden: np.ndarray
+        ) -> np.ndarray:
+            return total - weight * self.share * compute - (1 - weight) * hidden
+
+        own = zip(self.problem.costs, self.compute, self.hidable.costs, strict=True)
         return self.problem.recharged(
-            costs,
+            [makes.make(exposed, *each) for each in own],
             [
-                PairTable(e.source, e.target, scaled.table(e.table)) if has_slack else e
+                PairTable(e.source, e.target, makes.scaled(e.table, rest))
+                if has_slack
+                else e
                 for e, has_slack in zip(
                     self.problem.edges, self.slack.edges, strict=True
                 )

@@ -32,7 +32,8 @@ class Effort:
       max_fusions: how often CP-SAT puts good choices together, which has a limit of
         its own (`pairwise.FUSE_DETERMINISTIC_S`).
       fuses_early: whether it does so before messages, too.
-      worth_s: what costs more after the first climbs is not searched further.
+      worth_s: what costs more is climbed from once, up to the first move that gains
+        nothing, and not searched further.
       max_prices: how many memory prices are tried.
       max_weights: how many weights of what can hide (see `overlap`).
       proves: whether to search where that gives but a better bound.

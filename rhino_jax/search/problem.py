@@ -31,21 +31,6 @@ class PairTable(NamedTuple):
     table: np.ndarray
 
 
-@dataclass(slots=True, eq=False)
-class Scaled:
-    """Tables times a factor; of one table there is one product."""
-
-    factor: float
-    _made: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-
-    def table(self, table: np.ndarray) -> np.ndarray:
-        # The table is kept, so that its id stays its own.
-        made = self._made.get(id(table))
-        if made is None:
-            made = self._made[id(table)] = table, self.factor * table
-        return made[1]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeUsage:
     """Memory that a node's choice holds from `start` up to, not including, `stop`."""

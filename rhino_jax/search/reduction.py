@@ -12,11 +12,11 @@ Alike nodes share their arrays, and so do what they leave behind: each is made o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from rhino_jax.search.makes import Makes
 from rhino_jax.search.problem import Labels, Problem
 
 
@@ -63,35 +63,12 @@ class Core:
         return np.array(labels, dtype=np.int64)
 
 
-@dataclass(slots=True)
-class _Makes:
-    """Makes arrays of arrays, of the same ones once."""
-
-    # With what they are made of, so that no id passes to another array.
-    _made: dict[tuple[object, ...], tuple[np.ndarray, tuple[np.ndarray, ...]]] = field(
-        default_factory=dict
-    )
-
-    def make(self, how: Callable[..., np.ndarray], *of: np.ndarray) -> np.ndarray:
-        key = (how, *map(id, of))
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = how(*of), of
-        return found[0]
-
-    def transposed(self, table: np.ndarray) -> np.ndarray:
-        """Twice is the table itself."""
-        other = self.make(np.transpose, table)
-        self._made[np.transpose, id(other)] = table, (other,)
-        return other
-
-
 def adjacency(problem: Problem) -> Core:
     """The pairwise part of a problem, parallel edges added up."""
-    return _adjacency(problem, _Makes())
+    return _adjacency(problem, Makes())
 
 
-def _adjacency(problem: Problem, makes: _Makes) -> Core:
+def _adjacency(problem: Problem, makes: Makes) -> Core:
     costs = {i: np.asarray(c, dtype=np.float64) for i, c in enumerate(problem.costs)}
     tables: dict[int, dict[int, np.ndarray]] = {i: {} for i in costs}
     for edge in problem.edges:
@@ -108,7 +85,7 @@ def _add(
     i: int,
     j: int,
     table: np.ndarray,
-    makes: _Makes,
+    makes: Makes,
 ) -> None:
     before = tables[i].get(j)
     if before is not None:
@@ -125,7 +102,7 @@ def reduce(problem: Problem, keep: frozenset[int] = frozenset()) -> Core:
         the nodes that use any.
       keep: nodes that must stay in the core.
     """
-    makes = _Makes()
+    makes = Makes()
     core = _adjacency(problem, makes)
     tables, costs = core.tables, core.costs
     for node in [i for i, cost in costs.items() if len(cost) == 1 and i not in keep]:
@@ -159,7 +136,7 @@ def reduce(problem: Problem, keep: frozenset[int] = frozenset()) -> Core:
     return core
 
 
-def _settle(core: Core, node: int, makes: _Makes) -> None:
+def _settle(core: Core, node: int, makes: Makes) -> None:
     """Take out a node that has one option."""
     cost, around = core.costs.pop(node), core.tables.pop(node)
     core.removed.append((node, cost, {}))

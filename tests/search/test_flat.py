@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rhino_jax.search.problem import NodeUsage, PairTable, Problem, Scaled
+from rhino_jax.search.makes import Makes
+from rhino_jax.search.problem import NodeUsage, PairTable, Problem
 from rhino_jax.search.restriction import Restriction
 from tests.search.test_engine import random_problem
 
@@ -78,9 +79,17 @@ def test_restricted_problems_keep_costs_and_memory(seed: int) -> None:
 
 
 def test_one_table_is_scaled_once() -> None:
-    scaled, table = Scaled(3.0), np.arange(6.0).reshape(2, 3)
-    assert scaled.table(table) is scaled.table(table)
-    assert (scaled.table(table) == 3 * table).all()
+    makes, table = Makes(), np.arange(6.0).reshape(2, 3)
+    assert makes.scaled(table, 3.0) is makes.scaled(table, 3.0)
+    assert (makes.scaled(table, 3.0) == 3 * table).all()
+    assert (makes.scaled(table, 2.0) == 2 * table).all()
+
+
+def test_a_table_turned_round_twice_is_itself() -> None:
+    makes, table = Makes(), np.arange(6.0).reshape(2, 3)
+    other = makes.transposed(table)
+    assert (other == table.T).all() and makes.transposed(table) is other
+    assert makes.transposed(other) is table
 
 
 def test_a_problem_without_nodes_costs_nothing() -> None:
