@@ -122,7 +122,7 @@ def _reweighted(found: Found, effort: Effort) -> list[tuple[str, Found]]:
     best = folding.contract(found.solution.labels)
     named = []
     for weight in COMMUNICATION_WEIGHTS:
-        problem = _with_weight(folded.problem, folded.compute, weight)
+        problem = _with_weight(folded.problem, folded.compute.costs, weight)
         labels = solve(problem, [best], effort).labels
         if labels is None:
             continue  # only repeats that choose differently fit

@@ -16,7 +16,8 @@ def descend(overlap: Overlap, start: Labels, rounds: int = 4) -> Labels:
     hidden_core = adjacency(overlap.hidable)
     labels = np.array(start)
     total, hidden = problem.objective(labels), overlap.hidable.objective(labels)
-    compute = sum(float(c[labels[i]]) for i, c in enumerate(overlap.compute))
+    of_compute = overlap.compute.costs
+    compute = overlap.compute.objective(labels)
     for _ in range(rounds):
         moved = False
         for i, cost in core.costs.items():
@@ -28,7 +29,7 @@ def descend(overlap: Overlap, start: Labels, rounds: int = 4) -> Labels:
                 hiding = hiding + table[:, labels[j]]
             totals = total + around - around[labels[i]]
             hiddens = hidden + hiding - hiding[labels[i]]
-            computes = compute + overlap.compute[i] - overlap.compute[i][labels[i]]
+            computes = compute + of_compute[i] - of_compute[i][labels[i]]
             steps = totals - np.minimum(hiddens, overlap.share * computes)
             option = int(np.argmin(steps))
             if steps[option] >= steps[labels[i]] * (1 - 1e-9):

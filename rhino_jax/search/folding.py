@@ -102,7 +102,8 @@ class Folding:
             tuple(has_slack for *_, has_slack in tables),
         )
         compute = [
-            makes.scaled(whole.compute[n], counts[c]) for c, n in enumerate(firsts)
+            makes.scaled(whole.compute.costs[n], counts[c])
+            for c, n in enumerate(firsts)
         ]
         return Overlap.of(
             folded,

@@ -30,7 +30,7 @@ class Overlap:
 
     Attributes:
       problem: its objective adds up compute and collectives.
-      compute: for every node, the seconds of each option that are compute.
+      compute: the part of the objective that is C.
       slack: which of the rest can be hidden.
       share: s above.
       hidable_share: as of `Device`.
@@ -38,7 +38,7 @@ class Overlap:
     """
 
     problem: Problem
-    compute: list[np.ndarray]
+    compute: Problem
     slack: Slack
     share: float
     hidable_share: float
@@ -54,6 +54,7 @@ class Overlap:
         share: float,
         hidable_share: float,
     ) -> Overlap:
+        """Args as above; `compute` are the seconds of every node's options."""
         own = zip(problem.costs, compute, slack.nodes, strict=True)
         edges = zip(problem.edges, slack.edges, strict=True)
         makes = Makes()
@@ -75,20 +76,21 @@ class Overlap:
                 if has_slack
             ],
         )
-        return cls(problem, compute, slack, share, hidable_share, hidable)
+        return cls(problem, Problem(compute, []), slack, share, hidable_share, hidable)
 
     @classmethod
     def none(cls, problem: Problem) -> Overlap:
         """Nothing hides: T is the problem's objective."""
-        compute = [np.zeros(len(c)) for c in problem.costs]
+        nothing = Problem([np.zeros(len(c)) for c in problem.costs], [])
         slack = Slack((False,) * len(problem.costs), (False,) * len(problem.edges))
-        return cls(problem, compute, slack, 0.0, 0.0, Problem(compute, []))
+        return cls(problem, nothing, slack, 0.0, 0.0, nothing)
 
     def slack_s(self, labels: Labels) -> float:
         """Seconds of collectives with slack, of which `hidable_share` can hide."""
         if self.hidable_share:
             return self.hidable.objective(labels) / self.hidable_share
-        own = zip(self.problem.costs, self.compute, self.slack.nodes, strict=True)
+        costs, compute = self.problem.costs, self.compute.costs
+        own = zip(costs, compute, self.slack.nodes, strict=True)
         seconds = sum(
             float(total[label] - compute[label])
             for (total, compute, has_slack), label in zip(own, labels, strict=True)
@@ -108,7 +110,9 @@ class Overlap:
         """Seconds of collectives that hide behind compute."""
         if self.hides_nothing:
             return 0.0
-        return min(self.hidable.objective(labels), self.share * self._c(labels))
+        return min(
+            self.hidable.objective(labels), self.share * self.compute.objective(labels)
+        )
 
     def step_s(self, labels: Labels) -> float:
         """T above."""
@@ -117,14 +121,13 @@ class Overlap:
     def ends_s(self, labels: Labels) -> tuple[float, float]:
         """What T is the larger of: C + A, where all hides, and (1 - s)·C + A + H."""
         hidable, total = self.hidable.objective(labels), self.problem.objective(labels)
-        return total - hidable, total - self.share * self._c(labels)
+        return total - hidable, total - self.share * self.compute.objective(labels)
 
     def is_exposed(self, labels: Labels) -> bool:
         """Whether the budget is used up."""
-        return self.hidable.objective(labels) >= self.share * self._c(labels)
-
-    def _c(self, labels: Labels) -> float:
-        return sum(float(c[labels[i]]) for i, c in enumerate(self.compute))
+        return self.hidable.objective(labels) >= self.share * self.compute.objective(
+            labels
+        )
 
     def weighted(self, weight: float) -> Problem:
         """The problem whose objective is (1 - w·s)·C + A + w·H."""
@@ -137,9 +140,9 @@ class Overlap:
         ) -> np.ndarray:
             return total - weight * self.share * compute - (1 - weight) * hidden
 
-        own = zip(self.problem.costs, self.compute, self.hidable.costs, strict=True)
+        parts = self.problem.costs, self.compute.costs, self.hidable.costs
         return self.problem.recharged(
-            [makes.make(exposed, *each) for each in own],
+            [makes.make(exposed, *each) for each in zip(*parts, strict=True)],
             [
                 PairTable(e.source, e.target, makes.scaled(e.table, rest))
                 if has_slack

@@ -14,6 +14,7 @@ from rhino_jax.hardware.mesh import size_of
 from rhino_jax.ir.spec import Spec, format_spec, padding_of
 from rhino_jax.plan.records import Collective
 from rhino_jax.search.build import Model
+from rhino_jax.search.flat import Lookups
 from rhino_jax.search.folding import Folding
 from rhino_jax.search.graph import Edge, Node, NodeKind, Port
 from rhino_jax.search.problem import Labels
@@ -55,6 +56,7 @@ class Traffic:
 
     model: Model
     places: list[Place]
+    _flops: tuple[Lookups, np.ndarray] | None = None
     _own: dict[tuple[int, int], tuple[Priced, ...]] = field(default_factory=dict)
     _moves: dict[tuple[Spec, Spec, int], tuple[Priced, ...]] = field(
         default_factory=dict
@@ -92,12 +94,14 @@ class Traffic:
 
     def flops(self, labels: Labels) -> float:
         """Floating-point operations of a choice on one device."""
-        options = self.model.options
-        return sum(
-            place.repeats * at.count * options[at.id].flops[labels[place.source]].item()
-            for place in self.places
-            if isinstance(at := place.at, Node)
-        )
+        if self._flops is None:
+            nodes = [(p, at) for p in self.places if isinstance(at := p.at, Node)]
+            sources = [p.source for p, _ in nodes]
+            flops = [self.model.options[at.id].flops for _, at in nodes]
+            counts = np.array([p.repeats * at.count for p, at in nodes])
+            self._flops = Lookups.of(sources, sources, flops), counts
+        lookups, counts = self._flops
+        return float(counts @ lookups.entries(labels))
 
     def collectives(self, labels: Labels) -> tuple[Collective, ...]:
         """All collectives of a choice of all nodes, the most expensive first."""

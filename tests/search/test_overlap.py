@@ -49,7 +49,7 @@ def test_small_programs_are_bounded_and_near_brute_force(
         hidable_share=hidable_share,
     )
     total = objectives(model.problem.costs, model.problem.edges)
-    compute = objectives(overlap.compute, [])
+    compute = objectives(overlap.compute.costs, [])
     hidden = np.minimum(hidable_share * (total - compute), share * compute)
     best = float((total - hidden).min())
     found = solve_overlapped(overlap, [], Effort(), lambda best, bound: None)
