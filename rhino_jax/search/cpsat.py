@@ -23,7 +23,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from rhino_jax.search.problem import Problem
-from rhino_jax.search.reduction import Core, _unique_columns
+from rhino_jax.search.reduction import Core, unique_columns
 
 
 KIB = 1024
@@ -170,8 +170,8 @@ def _add_pair(
     """Cells of one edge, over classes; returns them as [class of i][class of j]."""
     if np.ptp(table) == 0 and table.flat[0] == 0:
         return []
-    columns, j_class = _unique_columns(table)
-    rows, i_class = _unique_columns(columns.T)
+    columns, j_class = unique_columns(table)
+    rows, i_class = unique_columns(columns.T)
     small = rows.T
     hint_i = _class_of(m, i, i_class, hint)
     hint_j = _class_of(m, j, j_class, hint)

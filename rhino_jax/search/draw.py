@@ -12,7 +12,7 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.search.build import build_model
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.folding import find_folding, marks_of
-from rhino_jax.search.graph import NodeKind
+from rhino_jax.search.graph import Node, NodeKind
 from rhino_jax.search.least_peak import least_possible, smallest_peak
 from rhino_jax.search.near import (
     MOST_CELLS,
@@ -28,10 +28,11 @@ from rhino_jax.search.problem import Labels
 from rhino_jax.search.recipe_book import RecipeBook
 from rhino_jax.search.recipes import Recipe, recipes_for
 from rhino_jax.search.records import Drawn, Request
-from rhino_jax.search.restriction import Restriction
-from rhino_jax.search.solve import Solution, solve, solve_overlapped
+from rhino_jax.search.restriction import Restrictions
+from rhino_jax.search.solve import Solution, solve_overlapped
 from rhino_jax.search.study import Study
 from rhino_jax.search.untie import untie
+from rhino_jax.search.within import cheapest_within
 
 
 def draw(
@@ -125,57 +126,45 @@ def solve_drawn(
 def with_recipes(drawn: Drawn, effort: Effort, worth: float = math.inf) -> Drawn:
     """The same with the cheapest plan within each recipe.
 
-    One that allows more starts from those that allow less.
-
     Args:
       drawn: what to search.
-      effort: limits of each recipe's search.
-      worth: one that costs more than this many times the cheapest so far is not
-        searched to the end.
+      effort, worth: as of `cheapest_within`.
     """
-    found: dict[str, Labels | None] = {}
-    least_s = math.inf
-    for recipe, left in _allowed(drawn):
-        if left is None:
-            found[recipe.name] = None
-            continue
-        small = drawn.folded.problem.restricted(left, keeps_memory=False)
-        known = [left.contract(x) for x in found.values() if x is not None]
-        cheapest = sorted((x for x in known if x is not None), key=small.objective)[:1]
-        starts = [_to_the_letter(drawn, left), *cheapest]
-        limits = replace(effort, worth_s=worth * least_s)
-        local = solve(small, starts, limits).labels
-        assert local is not None
-        least_s = min(least_s, small.objective(local))
-        found[recipe.name] = left.expand(local)
-    expanded = {
-        name: None if labels is None else drawn.folding.expand(labels)
-        for name, labels in found.items()
+    recipes, left = _allowed(drawn)
+    found: dict[str, Labels | None] = {
+        r.name: None for r in recipes_for(drawn.model.mesh)
     }
-    return replace(drawn, recipes=expanded)
+    if left is not None:
+        every = cheapest_within(
+            drawn.folded.problem, left, _to_the_letter(drawn, left), effort, worth
+        )
+        for recipe, labels in zip(recipes, every, strict=True):
+            found[recipe.name] = drawn.folding.expand(labels)
+    return replace(drawn, recipes=found)
 
 
 def first_choices(drawn: Drawn) -> list[Labels]:
     """A choice of all nodes within every recipe, found without a search."""
+    _, left = _allowed(drawn)
+    if left is None:
+        return []
     return [
-        drawn.folding.expand(left.expand(_to_the_letter(drawn, left)))
-        for _, left in _allowed(drawn)
-        if left is not None
+        drawn.folding.expand(left.expand(row, labels))
+        for row, labels in enumerate(_to_the_letter(drawn, left))
     ]
 
 
-def _allowed(drawn: Drawn) -> list[tuple[Recipe, Restriction | None]]:
-    """What every recipe allows the classes to choose."""
-    book, costs = drawn.book, drawn.folded.problem.costs
-    kinds = book.kinds([drawn.model.graph.nodes[n] for n in drawn.folding.first])
-    return [
-        (recipe, None if allowed is None else Restriction.of(costs, allowed))
-        for recipe in recipes_for(drawn.model.mesh)
-        for allowed in [book.restrict(recipe, kinds)]
-    ]
+def _allowed(drawn: Drawn) -> tuple[list[Recipe], Restrictions | None]:
+    """The recipes that have a meaning, and what they leave the classes to choose."""
+    recipes = [r for r in recipes_for(drawn.model.mesh) if drawn.book.allows(r)]
+    return recipes, drawn.book.restrict(recipes, _nodes(drawn)) if recipes else None
 
 
-def _to_the_letter(drawn: Drawn, left: Restriction) -> Labels:
-    """What a recipe's name says: every class is cut by as many mesh axes as it may."""
-    nodes = [drawn.model.graph.nodes[n] for n in drawn.folding.first]
-    return drawn.book.most_cut(nodes, left.allowed)
+def _to_the_letter(drawn: Drawn, left: Restrictions) -> Labels:
+    """What recipes' names say: every class is cut by as many mesh axes as it may."""
+    return drawn.book.most_cut(_nodes(drawn), left)
+
+
+def _nodes(drawn: Drawn) -> list[Node]:
+    """The first of every class."""
+    return [drawn.model.graph.nodes[n] for n in drawn.folding.first]

@@ -34,7 +34,7 @@ class Makes:
         return found[0]
 
     def transposed(self, table: np.ndarray) -> np.ndarray:
-        """Twice is the table itself."""
-        other = self.make(np.transpose, table)
-        self._made[np.transpose, id(other)] = table, (other,)
+        """With its last two dims turned round; twice is the table itself."""
+        other = self.make(np.matrix_transpose, table)
+        self._made[np.matrix_transpose, id(other)] = table, (other,)
         return other

@@ -111,8 +111,7 @@ def _merge_all(
         )
         variables = answer.variables
         if is_whole:
-            rest = sum(float(c.min()) for _, c, around in core.removed if not around)
-            bound = max(bound, answer.bound + rest)
+            bound = max(bound, answer.bound + float(core.constant))
         if answer.labels is None:
             break
         labels = left.expand(core.expand(answer.labels))

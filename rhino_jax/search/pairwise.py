@@ -56,6 +56,7 @@ NEAR, MOST_FUSED = 1.3, 12
 class Found:
     """Attributes:
     labels: the best choice, one option per node.
+    value: what it costs.
     bound: no choice costs less.
     variables: edge variables of the largest model that CP-SAT had.
     nodes: of the reduced problem.
@@ -63,6 +64,7 @@ class Found:
     """
 
     labels: Labels
+    value: float
     bound: float
     variables: int
     nodes: int
@@ -84,22 +86,37 @@ def solve_pairwise(
       effort: limits.
       before: of the same problem at other costs or prices: its messages go on.
     """
-    core = reduce(problem)
-    # Constants left by removed nodes without neighbours.
-    rest = sum(float(c.min()) for _, c, around in core.removed if not around)
-    order = sorted(core.costs)
+    return solve_reduced(reduce(problem), starts, effort, before)
+
+
+def solve_reduced(
+    core: Core,
+    starts: Sequence[Labels],
+    effort: Effort,
+    before: Found | None = None,
+) -> Found:
+    """Minimise what is left of a problem.
+
+    Args:
+      core: of a single problem.
+      starts: known choices of all its nodes, of which those of the core count.
+      effort: limits.
+      before: as of `solve_pairwise`.
+    """
+    order, rest = sorted(core.costs), float(core.constant)
     if not order:
-        return Found(core.expand({}), rest, 0, 0)
-    known = sorted((s[order] for s in starts), key=lambda s: _value(core, order, s))
-    first = np.array([int(np.argmin(core.costs[i])) for i in order])
-    starts = [*known, first][: effort.max_starts]
-    search = _Search(core, order, starts, rest, effort)
+        return Found(core.expand({}), rest, rest, 0, 0)
+    search = _Search(core, order, [s[order] for s in starts], effort)
     search.run(before)
     chosen = dict(zip(order, search.best.tolist(), strict=True))
-    bound = min(search.bound, search.value) * search.unit + rest
-    labels = core.expand(chosen)
     return Found(
-        labels, bound, search.variables, len(order), search.messages, search.unit
+        core.expand(chosen),
+        search.value * search.unit + rest,
+        min(search.bound, search.value) * search.unit + rest,
+        search.variables,
+        len(order),
+        search.messages,
+        search.unit,
     )
 
 
@@ -110,25 +127,28 @@ class _Search:
         self,
         core: Core,
         order: list[int],
-        starts: Sequence[np.ndarray],
-        rest: float,
+        known: Sequence[np.ndarray],
         effort: Effort,
     ) -> None:
-        scale = min(_value(core, order, s) for s in starts)
-        self.unit = max(scale, 1e-30) / UNITS
-        self.rest = rest / self.unit
         network = Network(
-            {i: core.costs[i] / self.unit for i in order},
-            {i: {j: t / self.unit for j, t in core.tables[i].items()} for i in order},
+            {i: core.costs[i] for i in order},
+            {i: core.tables[i] for i in order},
             {i: [] for i in order},
             {i: np.arange(len(core.costs[i])) for i in order},
             0,
         )
         self.moves = Moves.of(network, build_memory(network))
+        first = np.array([int(np.argmin(core.costs[i])) for i in order])
+        starts = [*sorted(known, key=self.moves.objective), first]
+        self.starts = starts[: effort.max_starts]
+        scale = min(map(self.moves.objective, self.starts))
+        self.unit = max(scale, 1e-30) / UNITS
+        self.moves.divide(self.unit)
+        self.rest = float(core.constant) / self.unit
         self.messages: Messages | None = None
-        self.starts, self.effort = starts, effort
+        self.effort = effort
         self.rng = np.random.default_rng(effort.seed)
-        self.best, self.value, self.bound = starts[0], np.inf, -np.inf
+        self.best, self.value, self.bound = self.starts[0], np.inf, -np.inf
         self.met: list[tuple[float, np.ndarray]] = []
         self.variables = 0
 
@@ -236,14 +256,3 @@ class _Search:
             deterministic_s=self.effort.deterministic_s,
             seed=self.effort.seed,
         )
-
-
-def _value(core: Core, order: list[int], labels: np.ndarray) -> float:
-    chosen = dict(zip(order, labels.tolist(), strict=True))
-    total = sum(float(c[chosen[i]]) for i, c in core.costs.items())
-    return total + sum(
-        float(table[chosen[i], chosen[j]])
-        for i, around in core.tables.items()
-        for j, table in around.items()
-        if i < j
-    )

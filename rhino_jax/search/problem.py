@@ -109,13 +109,8 @@ class Problem:
         """Largest memory over time."""
         return float(self.profile(labels).max(initial=0.0))
 
-    def restricted(self, left: Restriction, *, keeps_memory: bool = True) -> Problem:
-        """The problem in which every node keeps only the options that are left.
-
-        Args:
-          left: which these are.
-          keeps_memory: False leaves memory out, and with it the limit.
-        """
+    def restricted(self, left: Restriction) -> Problem:
+        """The problem in which every node keeps only the options that are left."""
         allowed = left.allowed
         cache: dict[tuple[int, ...], np.ndarray] = {}
 
@@ -135,19 +130,18 @@ class Problem:
                 PairTable(e.source, e.target, part(e.table, e.source, e.target))
                 for e in self.edges
             ],
-            end=self.end,
-        )
-        small._part_of = self, left
-        if keeps_memory:
-            small.limit = self.limit
-            small.node_usages = [
+            [
                 NodeUsage(u.node, part(u.usage, u.node), u.start, u.stop)
                 for u in self.node_usages
-            ]
-            small.edge_usages = [
+            ],
+            [
                 EdgeUsage(u.source, u.target, part(u.usage, *_ends(u)), u.start, u.stop)
                 for u in self.edge_usages
-            ]
+            ],
+            self.limit,
+            self.end,
+        )
+        small._part_of = self, left
         return small
 
     def recharged(self, costs: list[np.ndarray], edges: list[PairTable]) -> Problem:

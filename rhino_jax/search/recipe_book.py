@@ -12,7 +12,8 @@ from rhino_jax.search.build import Model
 from rhino_jax.search.classes import Classes, Element, Roles
 from rhino_jax.search.graph import Node, NodeKind
 from rhino_jax.search.problem import Labels
-from rhino_jax.search.recipes import Allowance, Kind, Place, Recipe, Role
+from rhino_jax.search.recipes import Kind, Kinds, Place, Recipe, Role
+from rhino_jax.search.restriction import Restrictions
 from rhino_jax.search.strategies import Strategy
 
 
@@ -49,45 +50,39 @@ class RecipeBook:
         every = [role_of.get(name, Role.OTHER) for name in classes.names]
         return cls(model, classes, roles, inner, every)
 
-    def kinds(self, nodes: Sequence[Node]) -> list[Kind]:
-        """Of every node what it is to recipes; one object for all that are alike."""
-        return [self._kind(node) for node in nodes]
+    def allows(self, recipe: Recipe) -> bool:
+        """Whether the recipe has a meaning here."""
+        if not self.roles.batch or (recipe.model and not self.inner):
+            return False
+        if recipe.cuts_sequence and not self.roles.sequence:
+            return False
+        return bool(not recipe.cuts_state or self.roles.params or self.roles.state)
 
     def restrict(
-        self, recipe: Recipe, kinds: Sequence[Kind]
-    ) -> list[np.ndarray] | None:
-        """Allowed options of nodes of these kinds, or None where the recipe has no
-        meaning."""
-        if not self.roles.batch or (recipe.model and not self.inner):
-            return None
-        if recipe.cuts_sequence and not self.roles.sequence:
-            return None
-        if recipe.cuts_state and not (self.roles.params or self.roles.state):
-            return None
-        allows = Allowance.of(recipe, len(self.model.mesh.axes))
-        found: dict[int, np.ndarray] = {}
-        allowed = []
-        for kind in kinds:
-            if id(kind) not in found:
-                found[id(kind)] = allows.options(kind)
-            allowed.append(found[id(kind)])
-        return allowed
+        self, recipes: Sequence[Recipe], nodes: Sequence[Node]
+    ) -> Restrictions:
+        """What recipes that have a meaning leave of the nodes' options."""
+        numbers: dict[Kind, int] = {}
+        kinds = [numbers.setdefault(self._kind(n), len(numbers)) for n in nodes]
+        every = Kinds.of(list(numbers))
+        permitted = np.array([every.permitted(recipe) for recipe in recipes])
+        return Restrictions.of(permitted, every.first, np.array(kinds))
 
-    def most_cut(self, nodes: Sequence[Node], allowed: Sequence[np.ndarray]) -> Labels:
-        """Of every node the place of the allowed option whose results are cut by most
-        mesh axes, and that then costs least."""
-        # Equal nodes share one object of options, and one array of what is allowed.
-        found: dict[tuple[int, int], int] = {}
+    def most_cut(self, nodes: Sequence[Node], left: Restrictions) -> Labels:
+        """[restrictions, nodes], of the options that are left the place of that whose
+        results are cut by most mesh axes, and that then costs least."""
+        # Equal nodes share one object of options, and one array of what is left.
+        found: dict[tuple[int, int], np.ndarray] = {}
         chosen = []
-        for node, keep in zip(nodes, allowed, strict=True):
+        for node, places in zip(nodes, left.options, strict=True):
             options = self.model.options[node.id]
-            kind = id(options), id(keep)
-            if kind not in found:
-                num_cut = self._axes_of_results(options.strategies)[keep]
-                order = np.lexsort((options.cost_s[keep], -num_cut))
-                found[kind] = int(order[0])
-            chosen.append(found[kind])
-        return np.array(chosen, dtype=np.int64)
+            key = id(options), id(places)
+            if key not in found:
+                num_cut = self._axes_of_results(options.strategies)
+                order = np.lexsort((options.cost_s, -num_cut))
+                found[key] = np.argsort(order)[places].argmin(axis=1)
+            chosen.append(found[key])
+        return np.array(chosen, dtype=np.int64).T
 
     def _axes_of_results(self, strategies: tuple[Strategy, ...]) -> np.ndarray:
         """How many axes cut the results under each strategy."""

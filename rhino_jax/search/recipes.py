@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -130,53 +130,89 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Allowance:
-    """What a recipe allows, as [axes, `Role`] arrays.
+class Kinds:
+    """All kinds of nodes of a model, the strategies of one after those of the other.
 
     Attributes:
-      recipe: it.
-      cuts: by whether a node is heavy, holds a dim of the batch, and is a parameter:
-        whether an axis may cut a dim of a role.
-      scatters: by whether a result holds a dim of the batch: likewise.
+      first: where every kind's strategies begin.
+      cut: [strategies, axes], as of `Kind`.
+      scattered: for every result likewise; nothing where a kind has fewer results.
+      looks: [strategies, 3], whether the node is heavy, holds a dim of the batch, and
+        is a parameter.
+      is_batched: for every result, [strategies]: whether it holds one.
+      is_data: [strategies], as of `Place`.
     """
 
-    recipe: Recipe
-    cuts: dict[tuple[bool, bool, bool], np.ndarray]
-    scatters: dict[bool, np.ndarray]
+    first: np.ndarray
+    cut: np.ndarray
+    scattered: tuple[np.ndarray, ...]
+    looks: np.ndarray
+    is_batched: tuple[np.ndarray, ...]
+    is_data: np.ndarray
 
     @classmethod
-    def of(cls, recipe: Recipe, num_axes: int) -> Allowance:
-        def table(may: Callable[[int, Role], bool]) -> np.ndarray:
-            rows = [
-                [r is Role.NONE or may(a, r) for r in Role] for a in range(num_axes)
-            ]
-            return np.array(rows, dtype=bool).reshape(num_axes, len(Role))
-
-        either = (False, True)
+    def of(cls, kinds: Sequence[Kind]) -> Kinds:
+        sizes = np.array([len(k.cut) for k in kinds])
+        none = {k: np.full(k.cut.shape, Role.NONE) for k in kinds}
+        every = range(max(len(k.scattered) for k in kinds))
+        looks = [
+            (k.place.is_heavy, Role.BATCH in k.place.cut, k.place.is_param)
+            for k in kinds
+        ]
         return cls(
-            recipe,
-            {
-                looks: table(partial(_may_cut, recipe, looks))
-                for looks in itertools.product(either, either, either)
-            },
-            {b: table(partial(_may_scatter, recipe, b)) for b in either},
+            np.cumsum(sizes) - sizes,
+            np.concatenate([k.cut for k in kinds]),
+            tuple(
+                np.concatenate(
+                    [dict(enumerate(k.scattered)).get(r, none[k]) for k in kinds]
+                )
+                for r in every
+            ),
+            np.repeat(np.array(looks, dtype=np.int64), sizes, axis=0),
+            tuple(
+                np.repeat(
+                    [Role.BATCH in (*k.place.results, ())[r] for k in kinds], sizes
+                )
+                for r in every
+            ),
+            np.repeat([k.place.is_data for k in kinds], sizes),
         )
 
-    def options(self, kind: Kind) -> np.ndarray:
-        """The strategies left to nodes of a kind; the first where none is allowed."""
-        place = kind.place
-        each = np.arange(kind.cut.shape[1])
-        looks = place.is_heavy, Role.BATCH in place.cut, place.is_param
-        permitted = self.cuts[looks][each, kind.cut].all(1)
-        for roles, scattered in zip(place.results, kind.scattered, strict=False):
-            permitted &= self.scatters[Role.BATCH in roles][each, scattered].all(1)
-        if place.is_data:
-            # Data enters cut over all data axes, where it can be.
-            data = kind.cut[:, list(self.recipe.data)]
-            cut = permitted & (data != Role.NONE).all(1)
-            permitted = cut if cut.any() else permitted
-        keep = np.flatnonzero(permitted)
-        return keep if len(keep) else np.zeros(1, np.int64)
+    def permitted(self, recipe: Recipe) -> np.ndarray:
+        """Which strategies a recipe permits; a kind's first where it permits none."""
+        axes = np.arange(self.cut.shape[1])
+        looks = [x[:, None] for x in self.looks.T]
+        cuts, scatters = _tables(recipe, len(axes))
+        found = cuts[*looks, axes, self.cut].all(axis=1)
+        for is_batched, scattered in zip(self.is_batched, self.scattered, strict=True):
+            found &= scatters[is_batched[:, None].astype(int), axes, scattered].all(
+                axis=1
+            )
+        # Data enters cut over all data axes, where it can be.
+        is_cut = found & (self.cut[:, list(recipe.data)] != Role.NONE).all(axis=1)
+        found = np.where(self.is_data & self._any(is_cut), is_cut, found)
+        found[self.first] |= ~self._any(found)[self.first]
+        return found
+
+    def _any(self, found: np.ndarray) -> np.ndarray:
+        """[strategies], whether any of the kind is among those found."""
+        sizes = np.diff(self.first, append=len(found))
+        return np.repeat(np.logical_or.reduceat(found, self.first), sizes)
+
+
+def _tables(recipe: Recipe, num_axes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whether an axis may cut a dim, and whether it may cut one only when partial sums
+    are combined: [*looks, axes, `Role`] and [is batched, axes, `Role`]."""
+
+    def table(may: Callable[[int, Role], bool]) -> list[list[bool]]:
+        return [[r is Role.NONE or may(a, r) for r in Role] for a in range(num_axes)]
+
+    either = (False, True)
+    looks = itertools.product(either, either, either)
+    cuts = np.array([table(partial(_may_cut, recipe, some)) for some in looks])
+    scatters = np.array([table(partial(_may_scatter, recipe, b)) for b in either])
+    shape = num_axes, len(Role)
+    return cuts.reshape(2, 2, 2, *shape), scatters.reshape(2, *shape)
 
 
 def _may_cut(

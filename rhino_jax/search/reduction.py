@@ -7,17 +7,19 @@ for irregular architectures", LCTES 2002).
 Most of a jaxpr disappears this way. What is left is the core.
 
 Alike nodes share their arrays, and so do what they leave behind: each is made once.
+Problems of one graph are reduced at once: their arrays have leading dims alike.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rhino_jax.search.makes import Makes
-from rhino_jax.search.problem import Labels, Problem
+from rhino_jax.search.problem import Labels, PairTable, Problem
 
 
 MAX_CELLS = 40_000_000
@@ -25,77 +27,162 @@ MAX_CELLS = 40_000_000
 at about 1 ns a cell that is 0.04 s."""
 
 
-SMALL_CELLS = 4_000
-"""Tables up to which it is quicker to compute all than to look for equal columns."""
+SMALL_CELLS = 250_000
+"""Sums up to which it is quicker to compute all than to look for equal columns: a tenth
+to a half of the time (seven programs on meshes of two to four axes)."""
 
 
 @dataclass(slots=True, eq=False)
 class Core:
-    """What is left of a pairwise problem, with the way back.
+    """What is left of a pairwise problem, or of several of one graph, and the way back.
 
     Attributes:
-      costs: node → costs, of the nodes that are left.
-      tables: node → neighbour → table, both directions held.
-      removed: eliminated nodes in order, with their costs and tables then.
+      costs: node → costs [..., options], of the nodes that are left.
+      tables: node → neighbour → table [..., options, its options], both directions.
       size: number of nodes of the whole problem.
+      constant: [...], what nodes that left without a neighbour cost.
+      removed: eliminated nodes in order, with their costs and tables then.
     """
 
     costs: dict[int, np.ndarray]
     tables: dict[int, dict[int, np.ndarray]]
+    size: int
+    constant: np.ndarray
     removed: list[tuple[int, np.ndarray, dict[int, np.ndarray]]] = field(
         default_factory=list
     )
-    size: int = 0
 
-    def expand(self, chosen: dict[int, int]) -> Labels:
-        """Labels of all nodes from labels of the core: each removed node's best."""
+    def expand(self, chosen: Mapping[int, int | np.ndarray]) -> Labels:
+        """Labels of all nodes from labels of the core: each removed node's best.
+
+        Args:
+          chosen: node of the core → its option; [problems] where they are several.
+        Returns:
+          [nodes, ...].
+        """
+        shape = self.constant.shape
+        several = tuple(np.arange(n) for n in shape)
         # Single entries of a list are read faster than those of an array.
-        labels = [0] * self.size
+        labels: list[int | np.ndarray] = [np.zeros(shape, int) if shape else 0]
+        labels *= self.size
         for node, label in chosen.items():
             labels[node] = label
         for node, cost, tables in reversed(self.removed):
-            if len(cost) == 1:
+            if cost.shape[-1] == 1:
                 continue
             total = cost
             for other, table in tables.items():
-                total = total + table[:, labels[other]]
-            labels[node] = int(total.argmin())
+                total = total + table[*several, :, labels[other]]
+            labels[node] = total.argmin(axis=-1)  # the first of equals
         return np.array(labels, dtype=np.int64)
+
+    def reduce(
+        self,
+        makes: Makes,
+        keep: frozenset[int] = frozenset(),
+        max_cells: int = MAX_CELLS,
+    ) -> None:
+        """Minimise away nodes with at most two neighbours, fewest options first.
+
+        Args:
+          makes: makes what alike nodes leave behind.
+          keep: nodes that must stay.
+          max_cells: a node whose elimination would touch more cells stays.
+        """
+        costs, tables = self.costs, self.tables
+        ones = [i for i, cost in costs.items() if cost.shape[-1] == 1 and i not in keep]
+        for node in ones:
+            self._settle(node, makes)
+        queue = [(self._work(i), i) for i in self._light(costs, keep)]
+        heapq.heapify(queue)
+        while queue:
+            work, node = heapq.heappop(queue)
+            if node not in costs or len(tables[node]) > 2 or work > max_cells:
+                continue
+            actual = self._work(node)
+            if actual != work:
+                heapq.heappush(queue, (actual, node))
+                continue
+            around = self._eliminate(node, makes)
+            for other in self._light(around, keep):
+                heapq.heappush(queue, (self._work(other), other))
+
+    def _light(self, nodes: Iterable[int], keep: frozenset[int]) -> list[int]:
+        return [i for i in nodes if len(self.tables[i]) <= 2 and i not in keep]
+
+    def _settle(self, node: int, makes: Makes) -> None:
+        """Take out a node that has one option."""
+        cost, around = self.costs.pop(node), self.tables.pop(node)
+        self.removed.append((node, cost, {}))
+        self.constant = self.constant + cost[..., 0]
+        for other, table in around.items():
+            self.costs[other] = makes.make(_charged_first, self.costs[other], table)
+            del self.tables[other][node]
+
+    def _eliminate(self, node: int, makes: Makes) -> dict[int, np.ndarray]:
+        """Take out a node with at most two neighbours; says which, with its tables."""
+        cost, around = self.costs.pop(node), self.tables.pop(node)
+        self.removed.append((node, cost, around))
+        for other in around:
+            del self.tables[other][node]
+        if not around:
+            self.constant = self.constant + cost.min(axis=-1)
+        elif len(around) == 1:
+            ((other, table),) = around.items()
+            self.costs[other] = makes.make(_charged, self.costs[other], cost, table)
+        else:
+            (a, table_a), (b, table_b) = around.items()
+            self.add(a, b, makes.make(_through, cost, table_a, table_b), makes)
+        return around
+
+    def add(self, i: int, j: int, table: np.ndarray, makes: Makes) -> None:
+        """Charge for pairs of options of two nodes."""
+        before = self.tables[i].get(j)
+        if before is not None:
+            table = makes.make(np.add, before, table)
+        self.tables[i][j] = table
+        self.tables[j][i] = makes.transposed(table)
+
+    def _work(self, node: int) -> int:
+        cells = self.costs[node].size
+        for other in self.tables[node]:
+            cells *= self.costs[other].shape[-1]
+        return cells
 
 
 def adjacency(problem: Problem) -> Core:
     """The pairwise part of a problem, parallel edges added up."""
-    return _adjacency(problem, Makes())
+    return assembled(problem.costs, problem.edges, Makes())
 
 
-def _adjacency(problem: Problem, makes: Makes) -> Core:
-    costs = {i: np.asarray(c, dtype=np.float64) for i, c in enumerate(problem.costs)}
-    tables: dict[int, dict[int, np.ndarray]] = {i: {} for i in costs}
-    for edge in problem.edges:
-        i, j = edge.source, edge.target
+def assembled(
+    costs: Sequence[np.ndarray], edges: Iterable[PairTable], makes: Makes
+) -> Core:
+    """What nodes and edges cost, of which nothing is reduced yet.
+
+    Args:
+      costs: [..., options] of every node.
+      edges: with tables [..., options of its source, of its target]; several may join
+        the same two nodes.
+      makes: makes what alike nodes share.
+    """
+    core = Core(
+        {i: np.asarray(c, dtype=np.float64) for i, c in enumerate(costs)},
+        {i: {} for i in range(len(costs))},
+        len(costs),
+        np.zeros(costs[0].shape[:-1] if costs else ()),
+    )
+    for i, j, table in edges:
         if i == j:
-            costs[i] = costs[i] + np.diagonal(edge.table)
+            own = np.diagonal(table, axis1=-2, axis2=-1)
+            core.costs[i] = core.costs[i] + own
             continue
-        _add(tables, i, j, edge.table, makes)
-    return Core(costs, tables, size=len(problem.costs))
-
-
-def _add(
-    tables: dict[int, dict[int, np.ndarray]],
-    i: int,
-    j: int,
-    table: np.ndarray,
-    makes: Makes,
-) -> None:
-    before = tables[i].get(j)
-    if before is not None:
-        table = makes.make(np.add, before, table)
-    tables[i][j] = table
-    tables[j][i] = makes.transposed(table)
+        core.add(i, j, table, makes)
+    return core
 
 
 def reduce(problem: Problem, keep: frozenset[int] = frozenset()) -> Core:
-    """Minimise away nodes with at most two neighbours, fewest options first.
+    """A problem without the nodes that can be minimised away.
 
     Args:
       problem: its memory is ignored; price it first (`Problem.priced`) or `keep`
@@ -103,87 +190,47 @@ def reduce(problem: Problem, keep: frozenset[int] = frozenset()) -> Core:
       keep: nodes that must stay in the core.
     """
     makes = Makes()
-    core = _adjacency(problem, makes)
-    tables, costs = core.tables, core.costs
-    for node in [i for i, cost in costs.items() if len(cost) == 1 and i not in keep]:
-        _settle(core, node, makes)
-    queue = [
-        (_work(core, i), i) for i in costs if len(tables[i]) <= 2 and i not in keep
-    ]
-    heapq.heapify(queue)
-    while queue:
-        work, node = heapq.heappop(queue)
-        if node not in costs or len(tables[node]) > 2 or work > MAX_CELLS:
-            continue
-        actual = _work(core, node)
-        if actual != work:
-            heapq.heappush(queue, (actual, node))
-            continue
-        cost, around = costs.pop(node), tables.pop(node)
-        core.removed.append((node, cost, around))
-        for other in around:
-            del tables[other][node]
-        if len(around) == 1:
-            ((other, table),) = around.items()
-            costs[other] = makes.make(_charged, costs[other], cost, table)
-        elif len(around) == 2:
-            (a, table_a), (b, table_b) = around.items()
-            through = makes.make(_through, cost, table_a, table_b)
-            _add(tables, a, b, through, makes)
-        for other in around:
-            if len(tables[other]) <= 2 and other not in keep:
-                heapq.heappush(queue, (_work(core, other), other))
+    core = assembled(problem.costs, problem.edges, makes)
+    core.reduce(makes, keep)
     return core
-
-
-def _settle(core: Core, node: int, makes: Makes) -> None:
-    """Take out a node that has one option."""
-    cost, around = core.costs.pop(node), core.tables.pop(node)
-    core.removed.append((node, cost, {}))
-    for other, table in around.items():
-        core.costs[other] = makes.make(_charged_first, core.costs[other], table)
-        del core.tables[other][node]
 
 
 def _charged_first(costs: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Costs with those of an only option beside them."""
-    return costs + table[0]
+    return costs + table[..., 0, :]
 
 
 def _charged(costs: np.ndarray, own: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Costs with those of a node that makes its best choice beside them."""
-    return costs + np.minimum.reduce(own[:, None] + table, axis=0)
-
-
-def _work(core: Core, node: int) -> int:
-    cells = len(core.costs[node])
-    for other in core.tables[node]:
-        cells *= len(core.costs[other])
-    return cells
+    return costs + np.minimum.reduce(own[..., None] + table, axis=-2)
 
 
 def _through(cost: np.ndarray, to_a: np.ndarray, to_b: np.ndarray) -> np.ndarray:
-    """min over the node's options of its cost and both tables: [options of a, of b].
+    """min over the node's options of its cost and both tables: [..., options of a, of
+    b].
 
     Equal columns of the tables (options of a neighbour that look alike from here)
     are computed once.
     """
-    if to_a.size * to_b.shape[1] <= SMALL_CELLS:
-        sums = (cost[:, None] + to_a)[:, :, None] + to_b[:, None, :]
-        return np.minimum.reduce(sums, axis=0)
-    a_columns, a_index = _unique_columns(to_a)
-    b_columns, b_index = _unique_columns(to_b)
-    left = cost[:, None] + a_columns
-    out = np.full((left.shape[1], b_columns.shape[1]), np.inf)
-    for k in range(len(cost)):
-        np.minimum(out, left[k][:, None] + b_columns[k][None, :], out=out)
-    return out[np.ix_(a_index, b_index)]
+    if to_a.size * to_b.shape[-1] <= SMALL_CELLS:
+        sums = (cost[..., None] + to_a)[..., None] + to_b[..., None, :]
+        return np.minimum.reduce(sums, axis=-3)
+    a_columns, a_index = unique_columns(to_a)
+    b_columns, b_index = unique_columns(to_b)
+    left = cost[..., None] + a_columns
+    out = np.full((*left.shape[:-2], left.shape[-1], b_columns.shape[-1]), np.inf)
+    for k in range(cost.shape[-1]):
+        sums = left[..., k, :, None] + b_columns[..., k, None, :]
+        np.minimum(out, sums, out=out)
+    return out[..., a_index[:, None], b_index]
 
 
-def _unique_columns(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def unique_columns(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The columns of a table [..., rows, columns] that differ, and of every column
+    which of them it is."""
     seen: dict[bytes, int] = {}
-    index = np.empty(table.shape[1], dtype=np.int64)
-    columns = np.ascontiguousarray(table.T)
+    index = np.empty(table.shape[-1], dtype=np.int64)
+    columns = np.ascontiguousarray(np.moveaxis(table, -1, 0))
     first: list[int] = []
     for j in range(len(columns)):
         key = columns[j].tobytes()
@@ -191,4 +238,4 @@ def _unique_columns(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             seen[key] = len(first)
             first.append(j)
         index[j] = seen[key]
-    return table[:, first], index
+    return table[..., first], index

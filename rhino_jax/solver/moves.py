@@ -94,6 +94,14 @@ class Moves:
             [[j for j, _ in around] for around in neighbours],
         )
 
+    def divide(self, unit: float) -> None:
+        """Count all costs in a unit. No forest may have been made."""
+        assert not self._made
+        # In place: neighbours' tables are parts of the cells.
+        self.costs /= unit
+        self._cells /= unit
+        self.forbidden /= unit
+
     def objective(self, labels: np.ndarray) -> float:
         """Costs of nodes and edges; what is forbidden counts `forbidden`."""
         nodes = self.costs[self.memory.first[:-1] + labels].sum()

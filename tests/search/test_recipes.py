@@ -1,0 +1,65 @@
+"""What recipes allow of a transformer's inputs, as their papers say it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhino_jax.frontend.trace import trace
+from rhino_jax.hardware.files import load_target
+from rhino_jax.models import registry
+from rhino_jax.search.draw import draw
+from rhino_jax.search.graph import NodeKind
+from rhino_jax.search.recipes import recipes_for
+from rhino_jax.search.records import Request
+from rhino_jax.search.study import Study
+
+
+Axes = frozenset[int]
+DATA, MODEL, BOTH = frozenset([0]), frozenset([1]), frozenset([0, 1])
+
+
+@pytest.fixture(scope="module")
+def axes_of_inputs() -> dict[str, dict[str, set[Axes]]]:
+    """recipe → "data", "params" or "state" → the axes that may cut one of them."""
+    work = registry.get("llama-tiny-unrolled")
+    program = trace(work.step, work.abstract_args(), {}).program
+    study = Study.of(program, load_target("v5e:4x2"))
+    drawn = draw(study, [("data", 4), ("model", 2)], Request(1e12, {}, {}))
+    roles, options = study.roles, drawn.model.options
+    found: dict[str, dict[str, set[Axes]]] = {}
+    recipes = recipes_for(drawn.model.mesh)
+    assert all(map(drawn.book.allows, recipes))
+    left = drawn.book.restrict(recipes, study.graph.nodes)
+    for row, recipe in enumerate(recipes):
+        mine = found[recipe.name] = {"data": set(), "params": set(), "state": set()}
+        for node, places in zip(study.graph.nodes, left.options, strict=True):
+            for what in mine if node.kind is NodeKind.INPUT else ():
+                for option in places[row] if node.slot in getattr(roles, what) else ():
+                    (spec,) = options[node.id].strategies[option].results
+                    mine[what].add(frozenset(a for dim in spec for a in dim))
+    return found
+
+
+@pytest.mark.parametrize("name", ["dp", "zero1", "fsdp"])
+def test_data_is_cut_over_all_axes(
+    name: str, axes_of_inputs: dict[str, dict[str, set[Axes]]]
+) -> None:
+    found = axes_of_inputs[name]
+    assert found["data"] == {BOTH}
+    assert (BOTH in found["params"]) == (name == "fsdp")
+    assert (BOTH in found["state"]) == (name != "dp")
+    if name != "fsdp":
+        assert found["params"] == {frozenset()}
+    if name == "dp":
+        assert found["state"] == {frozenset()}
+
+
+@pytest.mark.parametrize("more", ["", "+sp", "+fsdp", "+fsdp+sp"])
+def test_megatron_cuts_weights_over_the_last_axis(
+    more: str, axes_of_inputs: dict[str, dict[str, set[Axes]]]
+) -> None:
+    found = axes_of_inputs[f"megatron{more}"]
+    assert all(0 in axes for axes in found["data"])
+    weights = found["params"] | found["state"]
+    assert MODEL in weights or BOTH in weights
+    assert any(0 in axes for axes in weights) == ("fsdp" in more)
