@@ -15,7 +15,7 @@ from rhino_jax.cost.compute import op_s
 from rhino_jax.cost.systolic import array_paddings
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
-from rhino_jax.ir.factor import FactorKind, Rule
+from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.spec import Spec, shards_per_dim, share_of
 from rhino_jax.search.graph import Graph, Node, NodeKind, Port
 from rhino_jax.search.liveness import Liveness
@@ -215,11 +215,7 @@ class OptionBuilder:
         arithmetic = 0.0 * flops if node.is_fusible else flops
         if node.is_matmul:
             arithmetic = flops * self._array_paddings(rule, found)
-        has_halo = any(f.kind is FactorKind.HALO for f in rule.factors)
-        seconds = self._sends.seconds
-        steps_s = np.array(
-            [seconds(op, rule, s) if s.partial or has_halo else 0.0 for s in found]
-        )
+        steps_s = self._sends.seconds(op, rule, found)
         return _Draft(
             found, flops, tuple(ins), tuple(outs), tuple(made), arithmetic, steps_s
         )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.search.flat import Lookups, Spans
+from rhino_jax.search.flat import Beside, Lookups, Spans
 from rhino_jax.search.restriction import Restriction
 
 
@@ -83,13 +83,22 @@ class Problem:
         if self._part_of is not None:
             whole, left = self._part_of
             return whole.objective(left.expand(labels))
+        return float(sum(x.entries(labels).sum() for x in self._lookups()))
+
+    def _lookups(self) -> tuple[Lookups, Lookups]:
+        """Costs of nodes and of edges."""
         if self._prices is None:
             nodes = range(len(self.costs))
             self._prices = (
                 Lookups.of(nodes, nodes, self.costs),
                 Lookups.of(*_columns(self.edges)),
             )
-        return float(sum(x.entries(labels).sum() for x in self._prices))
+        return self._prices
+
+    def beside(self) -> Beside:
+        """What every option costs beside the other nodes' choices."""
+        sizes = np.array([len(c) for c in self.costs], dtype=np.int64)
+        return Beside.of(*self._lookups(), sizes)
 
     def profile(self, labels: Sequence[int] | Labels) -> np.ndarray:
         """Memory at every time."""

@@ -150,11 +150,6 @@ class Core:
         return cells
 
 
-def adjacency(problem: Problem) -> Core:
-    """The pairwise part of a problem, parallel edges added up."""
-    return assembled(problem.costs, problem.edges, Makes())
-
-
 def assembled(
     costs: Sequence[np.ndarray], edges: Iterable[PairTable], makes: Makes
 ) -> Core:

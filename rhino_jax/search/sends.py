@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from rhino_jax.cost.collectives import PERMUTE, collective_s
 from rhino_jax.cost.combine import combine_steps
@@ -24,7 +26,9 @@ def own_steps(
     if op is None or op.rule is None:
         return ()
     steps = list(_halo_steps(program, op, op.rule, strategy, mesh))
-    for r in _partial_results(op.rule, strategy):
+    for r, summed in _summed(op.rule).items():
+        if not any(strategy.cut[f] for f in summed):
+            continue  # no device has but a part of it
         made, done = strategy.made[r], strategy.results[r]
         local = _partial_bytes(program, op.results[r], made, mesh)
         steps += combine_steps(made, done, strategy.partial, local, mesh)
@@ -52,15 +56,21 @@ class Sends:
         default_factory=dict
     )
 
-    def seconds(self, op: Op, rule: Rule, strategy: Strategy) -> float:
-        """Of all collectives of one strategy."""
-        halos = _halo_steps(self.program, op, rule, strategy, self.mesh)
-        total = sum(map(self._seconds, halos))
-        for r in _partial_results(rule, strategy):
-            made, done = strategy.made[r], strategy.results[r]
-            price = self._price(made, done, strategy.partial)
-            local = _partial_bytes(self.program, op.results[r], made, self.mesh)
-            total += price.fixed_s + price.s_per_byte * local
+    def seconds(self, op: Op, rule: Rule, strategies: Sequence[Strategy]) -> np.ndarray:
+        """Of all collectives of every strategy."""
+        total = np.zeros(len(strategies))
+        if any(f.kind is FactorKind.HALO for f in rule.factors):
+            for k, s in enumerate(strategies):
+                halos = _halo_steps(self.program, op, rule, s, self.mesh)
+                total[k] += sum(map(self._seconds, halos))
+        for r, summed in _summed(rule).items():
+            for k, s in enumerate(strategies):
+                if not any([s.cut[f] for f in summed]):
+                    continue
+                made, done = s.made[r], s.results[r]
+                price = self._price(made, done, s.partial)
+                local = _partial_bytes(self.program, op.results[r], made, self.mesh)
+                total[k] += price.fixed_s + price.s_per_byte * local
         return total
 
     def _price(self, made: Spec, done: Spec, partial: tuple[int, ...]) -> _Price:
@@ -101,18 +111,13 @@ def _halo_steps(
             break
 
 
-def _partial_results(rule: Rule, strategy: Strategy) -> list[int]:
-    """The results of which every device has a part of the sum."""
-    if not strategy.partial:
-        return []
-    return sorted(
-        {
-            r
-            for f, axes in enumerate(strategy.cut)
-            if axes
-            for r in rule.partial_results(f)
-        }
-    )
+def _summed(rule: Rule) -> dict[int, list[int]]:
+    """Of every result the factors over which it is a sum."""
+    found: dict[int, list[int]] = {}
+    for f in range(len(rule.factors)):
+        for r in rule.partial_results(f):
+            found.setdefault(r, []).append(f)
+    return dict(sorted(found.items()))
 
 
 def _partial_bytes(program: Program, value: int, made: Spec, mesh: LaidMesh) -> float:

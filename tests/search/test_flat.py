@@ -92,3 +92,24 @@ def test_a_table_turned_round_twice_is_itself() -> None:
 def test_a_problem_without_nodes_costs_nothing() -> None:
     empty = Problem([], [])
     assert empty.objective([]) == 0 and empty.peak([]) == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_option_is_charged_beside_the_other_choices(seed: int) -> None:
+    problem, rng = random_problem(seed, np.inf), np.random.default_rng(seed)
+    sizes = [len(c) for c in problem.costs]
+    # One node that is joined to itself, and two edges between the same two.
+    problem.edges.append(PairTable(0, 0, rng.random((sizes[0], sizes[0]))))
+    problem.edges.append(PairTable(1, 0, rng.random((sizes[1], sizes[0]))))
+    problem.edges.append(PairTable(1, 0, problem.edges[-1].table))
+    labels = np.array([rng.integers(n) for n in sizes])
+    beside, base = problem.beside(), problem.objective(labels)
+    every = beside.all(labels)
+    for node, size in enumerate(sizes):
+        mine = every[beside.first[node] : beside.first[node + 1]]
+        assert beside.one(node, labels) == pytest.approx(mine)
+        for option in range(size):
+            other = labels.copy()
+            other[node] = option
+            change = mine[option] - mine[labels[node]]
+            assert problem.objective(other) - base == pytest.approx(change)
