@@ -46,21 +46,28 @@ class Options:
     outs: tuple[PortSpecs, ...]
 
 
+class _Ports(NamedTuple):
+    """The specs at an op's operands and results under its strategies: `ins` and `outs`
+    as of `Options`, and `made` before partial sums are combined."""
+
+    ins: tuple[PortSpecs, ...]
+    outs: tuple[PortSpecs, ...]
+    made: tuple[PortSpecs, ...]
+
+
 class _Draft(NamedTuple):
     """What options share that differ only in what of them lies in memory.
 
     Attributes:
-      strategies, flops, ins, outs: as of `Options`.
-      made: specs at each result before partial sums are combined.
+      strategies, flops: as of `Options`.
+      ports: specs under them.
       arithmetic: operations that take time, the idle parts of arrays with them.
       steps_s: seconds of collectives.
     """
 
     strategies: tuple[Strategy, ...]
     flops: np.ndarray
-    ins: tuple[PortSpecs, ...]
-    outs: tuple[PortSpecs, ...]
-    made: tuple[PortSpecs, ...]
+    ports: _Ports
     arithmetic: np.ndarray
     steps_s: np.ndarray
 
@@ -84,6 +91,8 @@ class OptionBuilder:
     sizes: Sizes
     _cache: dict[object, Options] = field(default_factory=dict)
     _drafts: dict[object, _Draft] = field(default_factory=dict)
+    # Drafts keep what the numbers are of.
+    _ports: dict[int, _Ports] = field(default_factory=dict)
     _sends: Sends = field(init=False)
     _rules: dict[Rule, int] = field(default_factory=dict)
     _rule_ids: dict[int, int] = field(default_factory=dict)
@@ -205,10 +214,9 @@ class OptionBuilder:
         found = strategies(rule, shapes, mesh.sizes, padded)
         if op.flops and not op.is_fusible and is_pure_communication(self.target):
             found = _sharing_work(found, len(mesh.sizes))
-        port = self.sizes.table.port
-        ins = [port([s.operands[i] for s in found]) for i in range(len(op.operands))]
-        made = [port([s.made[i] for s in found]) for i in range(len(op.results))]
-        outs = [port([s.results[i] for s in found]) for i in range(len(op.results))]
+        ports = self._ports.get(id(found))
+        if ports is None:
+            ports = self._ports[id(found)] = self._ports_of(found)
         dims = tuple(f.size for f in rule.factors)
         flops = op.flops * np.array([share_of(s.cut, dims, mesh.sizes) for s in found])
         # Elementwise arithmetic hides behind its memory traffic.
@@ -216,8 +224,14 @@ class OptionBuilder:
         if node.is_matmul:
             arithmetic = flops * self._array_paddings(rule, found)
         steps_s = self._sends.seconds(op, rule, found)
-        return _Draft(
-            found, flops, tuple(ins), tuple(outs), tuple(made), arithmetic, steps_s
+        return _Draft(found, flops, ports, arithmetic, steps_s)
+
+    def _ports_of(self, found: tuple[Strategy, ...]) -> _Ports:
+        port = self.sizes.table.port
+        return _Ports(
+            tuple(map(port, zip(*[s.operands for s in found], strict=True))),
+            tuple(map(port, zip(*[s.results for s in found], strict=True))),
+            tuple(map(port, zip(*[s.made for s in found], strict=True))),
         )
 
     def _finish(self, node: Node, draft: _Draft) -> Options:
@@ -226,9 +240,9 @@ class OptionBuilder:
         reads, writes, is_launched = self._traffic_of(node)
         traffic = np.zeros(len(draft.strategies))
         for i in reads:
-            traffic += self.sizes.held_bytes(draft.ins[i], values[op.operands[i]])
+            traffic += self.sizes.held_bytes(draft.ports.ins[i], values[op.operands[i]])
         for i in writes:
-            traffic += self.sizes.held_bytes(draft.made[i], values[op.results[i]])
+            traffic += self.sizes.held_bytes(draft.ports.made[i], values[op.results[i]])
         dtype = values[op.operands[0]].dtype if op.operands else "float32"
         compute_s = op_s(self.target, draft.arithmetic, traffic, dtype)
         compute_s += self.target.launch_s * is_launched
@@ -237,8 +251,8 @@ class OptionBuilder:
             compute_s + draft.steps_s,
             compute_s,
             draft.flops,
-            draft.ins,
-            draft.outs,
+            draft.ports.ins,
+            draft.ports.outs,
         )
 
     def _array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,7 @@ class SpecTable:
             self.specs.append(spec)
         return found
 
-    def port(self, specs: list[Spec]) -> PortSpecs:
+    def port(self, specs: Sequence[Spec]) -> PortSpecs:
         key = tuple(self.id_of(s) for s in specs)
         found = self._lists.get(key)
         if found is None:

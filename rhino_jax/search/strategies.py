@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
+from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
 from rhino_jax.ir.spec import Spec
 
 
@@ -178,11 +178,18 @@ def _is_legal_halo(
 ) -> bool:
     """A shard must be at least as wide as the border it gives away."""
     for factor, axes in zip(rule.factors, cut, strict=True):
-        if factor.kind is FactorKind.HALO and axes:
-            local = factor.size // math.prod(sizes[a] for a in axes)
-            if local < max(factor.halo) or local == 0:
-                return False
+        pieces = math.prod(sizes[a] for a in axes)
+        if factor.kind is FactorKind.HALO and axes and not _is_wide(factor, pieces):
+            return False
     return True
+
+
+def _is_wide(factor: Factor, pieces: int) -> bool:
+    local = factor.size // pieces
+    return local >= max(factor.halo) and local > 0
+
+
+_FOUND: dict[tuple[object, ...], tuple[Strategy, ...]] = {}
 
 
 @functools.cache
@@ -195,6 +202,66 @@ def strategies(
     """All strategies of an op with this rule on a mesh with these axis sizes.
 
     The first cuts nothing. Specs that no NamedSharding can express are left out.
+    One object for all ops and meshes of which that is the same.
+
+    Args: as of `enumerate_strategies`.
+    """
+    key = _as_seen(rule, result_shapes, sizes, padded)
+    found = _FOUND.get(key)
+    if found is None:
+        every = enumerate_strategies(rule, result_shapes, sizes, padded)
+        found = _FOUND[key] = tuple(every)
+    return found
+
+
+def _as_seen(
+    rule: Rule,
+    result_shapes: tuple[tuple[int, ...], ...],
+    sizes: tuple[int, ...],
+    padded: frozenset[int],
+) -> tuple[object, ...]:
+    """All that tells what an op may do: of sizes only how they can be cut."""
+    counts = range(len(sizes) + 1)
+    axes = [c for n in counts for c in itertools.combinations(sizes, n)]
+    pieces = tuple(math.prod(c) for c in axes)
+    merged = {
+        f for x in rule.operands + rule.results for d in x if len(d) > 1 for f in d
+    }
+    factors = tuple(
+        (
+            f.is_cuttable,
+            f.kind,
+            f.reducer,
+            _is_cut_by(f.size, pieces),
+            f.size == 0,
+            tuple(f.size == p for p in pieces) if i in merged else None,
+            tuple(_is_cut_well(f.size, p, True) for p in pieces)
+            if i in padded
+            else None,
+            tuple(_is_wide(f, p) for p in pieces)
+            if f.kind is FactorKind.HALO
+            else None,
+        )
+        for i, f in enumerate(rule.factors)
+    )
+    dims = tuple(
+        _is_cut_by(size, pieces) for shape in result_shapes[:1] for size in shape
+    )
+    return len(sizes), rule.operands, rule.results, factors, dims
+
+
+@functools.cache
+def _is_cut_by(size: int, pieces: tuple[int, ...]) -> tuple[bool, ...]:
+    return tuple(size % p == 0 for p in pieces)
+
+
+def enumerate_strategies(
+    rule: Rule,
+    result_shapes: tuple[tuple[int, ...], ...],
+    sizes: tuple[int, ...],
+    padded: frozenset[int] = frozenset(),
+) -> Iterator[Strategy]:
+    """What `strategies` gives, one by one.
 
     Args:
       rule: the op's factors.
@@ -208,7 +275,6 @@ def strategies(
     has_index = any(f.kind is FactorKind.INDEX for f in rule.factors)
     has_halo = any(f.kind is FactorKind.HALO for f in rule.factors)
     summed = [i for i in cuttable if rule.partial_results(i)]
-    found: list[Strategy] = []
     for cut in _assignments(factor_sizes, cuttable, sizes, padded):
         if has_halo and not _is_legal_halo(rule, cut, sizes):
             continue
@@ -221,14 +287,13 @@ def strategies(
         partial = tuple(sorted([a for i in summed for a in cut[i]]))
         is_sum = all([rule.factors[i].reducer == "sum" for i in summed if cut[i]])
         if not partial or len(outs) != 1 or not is_sum:
-            found.append(Strategy(cut, ins, outs, outs, partial))
+            yield Strategy(cut, ins, outs, outs, partial)
             continue
         # A batch dim that is cut already: XLA gathers the operands for that. One of a
         # gather: XLA replicates the mask of what lies in the shard (libtpu 0.0.52).
         kept = frozenset(d for d in batch_dims if outs[0][d] or has_index)
         for spec in _scatters(outs[0], result_shapes[0], partial, sizes, kept):
-            found.append(Strategy(cut, ins, outs, (spec,), partial))
-    return tuple(found)
+            yield Strategy(cut, ins, outs, (spec,), partial)
 
 
 def _batch_dims(rule: Rule) -> frozenset[int]:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.factor import parse_rule
 from rhino_jax.ir.spec import axes_of
 from rhino_jax.search.axis_places import NOWHERE, AxisPlaces
-from rhino_jax.search.strategies import strategies
+from rhino_jax.search.strategies import enumerate_strategies, strategies
 
 
 def test_a_partial_sum_is_not_scattered_onto_a_batch_dim_that_is_cut() -> None:
@@ -69,3 +71,30 @@ def test_where_axes_lie_is_what_specs_say() -> None:
     ):
         dims = {a: d for d, axes in enumerate(strategy.results[0]) for a in axes}
         assert row.tolist() == [dims.get(a, NOWHERE) for a in (0, 1)]
+
+
+SIZES = (0, 1, 2, 3, 4, 6, 7, 8, 12, 16, 30)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 4), (4, 4), (8, 3), (2, 2, 4)])
+def test_ops_share_strategies_only_where_they_are_the_same(
+    mesh: tuple[int, ...],
+) -> None:
+    rng = np.random.default_rng(0)
+    shared: dict[object, int] = {}
+    for _ in range(400):
+        a, b, c, w = (int(rng.choice(SIZES)) for _ in range(4))
+        text, ins, outs, halos = [
+            ("a b, b c -> a c", [(a, b), (b, c)], [(a, c)], {}),
+            ("(a b) c -> a b c", [(a * b, c)], [(a, b, c)], {}),
+            ("a b c -> (a b) c", [(a, b, c)], [(a * b, c)], {}),
+            ("a w~ -> a w~", [(a, w)], [(a, w)], {"w": (1, 2)}),
+            ("a b! -> a", [(a, b)], [(a,)], {}),
+        ][rng.integers(5)]
+        rule = parse_rule(text, ins, outs, halos=halos)
+        padded = frozenset(np.flatnonzero(rng.random(len(rule.factors)) < 0.3).tolist())
+        args = rule, tuple(outs), mesh, padded
+        found = strategies(*args)
+        assert found == tuple(enumerate_strategies(*args)), args
+        shared[args] = id(found)
+    assert len(set(shared.values())) < len(shared), "none are shared"
