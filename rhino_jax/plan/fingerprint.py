@@ -20,15 +20,14 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
       program: the program.
       mesh_axes: (name, size) of the mesh axes, major first.
     """
-    digest = hashlib.sha256()
+    lines: list[bytes] = []
     rules: dict[int, bytes] = {}
 
     def add(*things: object) -> None:
-        digest.update(_line(*things))
+        lines.append(_line(*things))
 
     add("mesh", tuple((name, int(size)) for name, size in mesh_axes))
-    for value in program.values:
-        digest.update(_value_line(value.shape, value.dtype, value.is_literal))
+    lines += [_value_line(v.shape, v.dtype, v.is_literal) for v in program.values]
     for op in program.ops:
         rule = op.rule
         add(op.name, op.operands, op.results)
@@ -37,7 +36,7 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
             line = rules.get(id(rule))
             if line is None:
                 line = rules[id(rule)] = _rule_line(rule)
-            digest.update(line)
+            lines.append(line)
         if op.call is not None:
             call = op.call
             add(
@@ -54,7 +53,7 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
         add(entry.value, entry.path, entry.is_const)
     for result in program.outputs:
         add(result.value)
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
 def _line(*things: object) -> bytes:

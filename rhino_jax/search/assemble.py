@@ -58,7 +58,13 @@ def assemble(
         )
     notes += padding_notes(program, decisions.values, model.mesh)
     recipes: dict[str, Predicted | None] = {}
-    folded = Traffic.folded(model, folding)
+    folded, alike = Traffic.folded(model, folding), folding.contract(labels)
+    # Where repeats choose alike, one of each says it all.
+    predicted = (
+        predicted_of(drawn.folded, folded, alike)
+        if (folding.expand(alike) == labels).all()
+        else predicted_of(drawn.overlap, traffic, labels)
+    )
     for name, choice in drawn.recipes.items():
         recipes[name] = (
             None
@@ -93,7 +99,7 @@ def assemble(
             for e, spec in zip(program.outputs, decisions.outputs, strict=True)
         ),
         decisions=decisions,
-        predicted=predicted_of(drawn.overlap, traffic, labels),
+        predicted=predicted,
         collectives=traffic.collectives(labels),
         search=SearchReport(
             status="recipe" if found.is_fallback else status,

@@ -273,9 +273,10 @@ def _solve(
     deadline = started + (request.time_limit_s or math.inf)
     problem = drawn.model.problem
     known = [*starts, *(x for x in drawn.recipes.values() if x is not None)]
-    fitting = [s for s in known if problem.peak(s) <= problem.limit]
-    if time.monotonic() > deadline and fitting:
-        return Found(drawn, _best_start(drawn, fitting), is_fallback=True)
+    if time.monotonic() > deadline:
+        fitting = [s for s in known if problem.peak(s) <= problem.limit]
+        if fitting:
+            return Found(drawn, _best_start(drawn, fitting), is_fallback=True)
     effort = replace(effort, deadline=deadline, seed=request.seed)
     report = progress or (lambda best, bound: None)
     return Found(drawn, solve_drawn(drawn, known, effort, report))
