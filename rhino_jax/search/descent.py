@@ -17,6 +17,8 @@ def descend(overlap: Overlap, start: Labels, rounds: int = 4) -> Labels:
     between two weights lie choices that no weight makes best."""
     problem, share = overlap.problem, overlap.share
     labels = np.array(start)
+    if not len(labels):
+        return labels
     # Of each the total, what can hide, and compute.
     values = np.array(
         [p.objective(labels) for p in (problem, overlap.hidable, overlap.compute)]

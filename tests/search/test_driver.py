@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
+from typing import Any
 
 import pytest
 
+import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
@@ -59,3 +61,12 @@ def test_only_recipes_that_are_no_choice_are_searched_less() -> None:
         assert less[name] == cost if is_choice else less[name] >= cost
         least = min(least, less[name])
     assert max(whole.values()) > WORTH_LITTLE * least
+
+
+@pytest.mark.parametrize("level", ["fast", "best"])
+@pytest.mark.parametrize("step", [lambda x: x + 1, lambda x: x, lambda x: (x, 0.0)])
+def test_a_program_of_scalars_has_nothing_to_choose(step: Any, level: str) -> None:
+    mesh = {"data": 4, "model": 2}
+    found = rhino.plan(step, 1.0, mesh=mesh, hardware="v5e:4x2", level=level)
+    assert found.predicted.step_time_s == 0
+    assert found.inputs[0].spec == ()
