@@ -7,6 +7,7 @@ quicker than one after the other; then each alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,7 +35,8 @@ def cheapest_within(
 ) -> Labels:
     """[restrictions, nodes], what is cheapest within each, in the whole's options.
 
-    One that allows more starts from those that allow less.
+    One that allows more starts from those that allow less, and one that allows less
+    takes what others found that keeps to it.
 
     Args:
       problem: its memory is ignored.
@@ -60,8 +62,20 @@ def cheapest_within(
         found.append(best)
         met.append((best.value, left.expand(row, best.labels)))
     chosen = {i: np.array([f.labels[i] for f in found]) for i in core.costs}
-    every = core.expand(chosen).T
-    return np.array([left.expand(row, labels) for row, labels in enumerate(every)])
+    places = core.expand(chosen).T
+    every = [left.expand(row, labels) for row, labels in enumerate(places)]
+    return np.array(_shared(problem, left, every))
+
+
+def _shared(
+    problem: Problem, left: Restrictions, every: Sequence[Labels]
+) -> list[Labels]:
+    """Of every restriction the cheapest choice of any that keeps to it."""
+    cheapest_first = sorted(every, key=problem.objective)
+    return [
+        next(x for x in cheapest_first if (left.contract(row, x) >= 0).all())
+        for row in range(len(every))
+    ]
 
 
 def _reduced(problem: Problem, left: Restrictions) -> Core:

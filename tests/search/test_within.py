@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,3 +89,21 @@ def test_one_that_allows_more_is_never_dearer() -> None:
         )
         costs = [problem.objective(labels) for labels in found]
         assert all(a >= b - 1e-9 for a, b in itertools.pairwise(costs))
+
+
+def test_what_keeps_to_a_restriction_is_no_cheaper_elsewhere() -> None:
+    """A search that climbs once finds less: what another finds is taken over."""
+    taken = 0
+    for seed in range(30):
+        problem = random_problem(seed, np.inf)
+        sizes = [len(c) for c in problem.costs]
+        left, _ = random_restrictions(seed, np.arange(len(sizes)), sizes, 0.8)
+        starts = np.zeros((4, len(sizes)), np.int64)
+        effort = replace(RECIPE_EFFORTS["fast"], max_starts=1)
+        found = within.cheapest_within(problem, left, starts, effort, worth=0.0)
+        for row, labels in enumerate(found):
+            for other in found:
+                if (left.contract(row, other) >= 0).all():
+                    assert problem.objective(labels) <= problem.objective(other)
+                    taken += bool((labels == other).all())
+    assert taken > 30 * 4
