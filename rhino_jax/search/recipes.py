@@ -153,29 +153,24 @@ class Kinds:
     @classmethod
     def of(cls, kinds: Sequence[Kind]) -> Kinds:
         sizes = np.array([len(k.cut) for k in kinds])
-        none = {k: np.full(k.cut.shape, Role.NONE) for k in kinds}
-        every = range(max(len(k.scattered) for k in kinds))
-        looks = [
-            (k.place.is_heavy, Role.BATCH in k.place.cut, k.place.is_param)
-            for k in kinds
-        ]
+        places = [k.place for k in kinds]
+        looks = [(p.is_heavy, Role.BATCH in p.cut, p.is_param) for p in places]
+        # Of every result what is scattered, and the roles of its dims.
+        rows = [list(zip(k.scattered, k.place.results, strict=False)) for k in kinds]
+        most = max(map(len, rows))
+        for k, row in zip(kinds, rows, strict=True):
+            row += [(np.full(k.cut.shape, Role.NONE), ())] * (most - len(row))
+        each = list(zip(*rows, strict=True))
         return cls(
             np.cumsum(sizes) - sizes,
             np.concatenate([k.cut for k in kinds]),
-            tuple(
-                np.concatenate(
-                    [dict(enumerate(k.scattered)).get(r, none[k]) for k in kinds]
-                )
-                for r in every
-            ),
+            tuple(np.concatenate([dims for dims, _ in column]) for column in each),
             np.repeat(np.array(looks, dtype=np.int64), sizes, axis=0),
             tuple(
-                np.repeat(
-                    [Role.BATCH in (*k.place.results, ())[r] for k in kinds], sizes
-                )
-                for r in every
+                np.repeat([Role.BATCH in roles for _, roles in column], sizes)
+                for column in each
             ),
-            np.repeat([k.place.is_data for k in kinds], sizes),
+            np.repeat([p.is_data for p in places], sizes),
         )
 
     def permitted(self, recipe: Recipe) -> np.ndarray:

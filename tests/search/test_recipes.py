@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import rhino_jax as rhino
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
@@ -63,3 +66,14 @@ def test_megatron_cuts_weights_over_the_last_axis(
     weights = found["params"] | found["state"]
     assert MODEL in weights or BOTH in weights
     assert any(0 in axes for axes in weights) == ("fsdp" in more)
+
+
+def test_ops_of_many_results_are_looked_at_beside_those_of_one() -> None:
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        kept = jax.lax.sort((x @ w, x, 2 * x, 3 * x), num_keys=1)
+        return sum(kept, jnp.zeros(())).sum()
+
+    args = jnp.ones((16, 16)), jnp.ones((64, 16))
+    mesh = {"data": 4, "model": 2}
+    plan = rhino.plan(step, *args, mesh=mesh, hardware="v5e:4x2", progress=False)
+    assert plan.recipes["dp"] is not None
