@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -76,13 +77,12 @@ class Traffic:
         counts = np.bincount(folding.classes).tolist()
         places = [Place(nodes[n], c, c, counts[c]) for c, n in enumerate(folding.first)]
         # Edges between the same classes that share a table send the same.
-        alike: dict[tuple[int, int, int], Place] = {}
+        alike: dict[tuple[int, int, int], list[Edge]] = defaultdict(list)
         for edge, priced in zip(model.graph.edges, model.problem.edges, strict=True):
-            ends = classes[edge.source.node], classes[edge.target]
-            key = *ends, id(priced.table)
-            _, _, _, repeats = alike.get(key, Place(edge, *ends, 0))
-            alike[key] = Place(edge, *ends, repeats + 1)
-        return cls(model, [*places, *alike.values()])
+            ends = classes[priced.source], classes[priced.target]
+            alike[*ends, id(priced.table)].append(edge)
+        places += [Place(e[0], a, b, len(e)) for (a, b, _), e in alike.items()]
+        return cls(model, places)
 
     def seconds(self, labels: Labels) -> float:
         """Of all collectives of a choice, hidden or not."""
