@@ -27,6 +27,9 @@ from rhino_jax.search.study import Study
 MOST_KEPT = 3
 """Meshes whose models are kept, as candidates for the compiler."""
 
+COMPARED = replace(EFFORTS["fast"], max_starts=2, max_fusions=0)
+"""How meshes are compared; the best of them is searched again."""
+
 MANY_CELLS = 1_500_000
 """Pairs of options of the folded problem beyond which meshes of three and more axes are
 not tried unasked; a third axis makes 18 times as many. A U-Net (unet-base, 16 devices)
@@ -194,7 +197,7 @@ def _search(
             continue
         drawn = draw(study, axes, request)
         starts = first_choices(drawn)
-        found = _solve(drawn, EFFORTS["fast"], request, started, None, starts)
+        found = _solve(drawn, COMPARED, request, started, None, starts)
         limits.met(len(axes), found)
         compared.append((tuple(n for _, n in axes), found.solution.objective))
         every = sorted([*every, found], key=lambda f: f.solution.objective)[:MOST_KEPT]
