@@ -64,6 +64,11 @@ def test_reduction_keeps_the_optimum_and_the_way_back() -> None:
         problem = random_problem(seed, np.inf)
         core = reduce(problem)
         labels = core.expand({i: 0 for i in core.costs})
+        left = core.constant + sum(c[0] for c in core.costs.values())
+        left += sum(
+            t[0, 0] for i, near in core.tables.items() for j, t in near.items() if i < j
+        )
+        assert problem.objective(labels) == pytest.approx(left)
         if not core.costs:
             assert problem.objective(labels) == pytest.approx(
                 best_by_enumeration(problem)

@@ -90,7 +90,8 @@ def test_ops_share_strategies_only_where_they_are_the_same(
             ("a b c -> (a b) c", [(a, b, c)], [(a * b, c)], {}),
             ("a w~ -> a w~", [(a, w)], [(a, w)], {"w": (1, 2)}),
             ("a b! -> a", [(a, b)], [(a,)], {}),
-        ][rng.integers(5)]
+            ("c a b -> (a b)", [(4 * c, a, b)], [(a * b,)], {}),
+        ][rng.integers(6)]
         rule = parse_rule(text, ins, outs, halos=halos)
         padded = frozenset(np.flatnonzero(rng.random(len(rule.factors)) < 0.3).tolist())
         args = rule, tuple(outs), mesh, padded

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rhino_jax.search import within
-from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS
+from rhino_jax.search.pairwise import Found, solve_reduced
+from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort
+from rhino_jax.search.problem import Labels, PairTable, Problem
+from rhino_jax.search.reduction import Core
 from rhino_jax.search.restriction import Restrictions
 from tests.search.brute_force import best_by_enumeration
 from tests.search.test_engine import random_problem
@@ -91,19 +93,26 @@ def test_one_that_allows_more_is_never_dearer() -> None:
         assert all(a >= b - 1e-9 for a, b in itertools.pairwise(costs))
 
 
-def test_what_keeps_to_a_restriction_is_no_cheaper_elsewhere() -> None:
-    """A search that climbs once finds less: what another finds is taken over."""
-    taken = 0
-    for seed in range(30):
-        problem = random_problem(seed, np.inf)
-        sizes = [len(c) for c in problem.costs]
-        left, _ = random_restrictions(seed, np.arange(len(sizes)), sizes, 0.8)
-        starts = np.zeros((4, len(sizes)), np.int64)
-        effort = replace(RECIPE_EFFORTS["fast"], max_starts=1)
-        found = within.cheapest_within(problem, left, starts, effort, worth=0.0)
-        for row, labels in enumerate(found):
-            for other in found:
-                if (left.contract(row, other) >= 0).all():
-                    assert problem.objective(labels) <= problem.objective(other)
-                    taken += bool((labels == other).all())
-    assert taken > 30 * 4
+def test_what_another_found_is_taken_over_where_it_keeps_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the first search finds nothing better than its start."""
+    calls: list[int] = []
+
+    def solve(core: Core, starts: list[Labels], effort: Effort) -> Found:
+        calls.append(len(starts))
+        if len(calls) == 1:
+            return Found(starts[0], np.inf, 0.0, 0, len(core.costs))
+        return solve_reduced(core, starts, effort)
+
+    monkeypatch.setattr(within, "solve_reduced", solve)
+    rng, size = np.random.default_rng(0), 6
+    edges = [PairTable(i, j, rng.random((3, 3))) for i in range(size) for j in range(i)]
+    problem = Problem([rng.random(3) for _ in range(size)], edges)
+    permitted = np.ones((2, 3 * size), bool)
+    left = Restrictions.of(permitted, 3 * np.arange(size), np.arange(size))
+    starts = np.zeros((2, size), np.int64)
+    first, second = within.cheapest_within(problem, left, starts, EFFORTS["best"])
+    assert len(calls) == 2
+    assert problem.objective(second) < problem.objective(starts[0])
+    assert (first == second).all()
