@@ -31,6 +31,7 @@ from rhino_jax.frontend.regions import (
 from rhino_jax.frontend.registry import OpContext, OpRule, lookup, lookup_user
 from rhino_jax.frontend.rules.opaque import uncut_rule
 from rhino_jax.frontend.trip_count import PASSES, scalar_number, while_trip_count
+from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import (
     Input,
@@ -134,11 +135,23 @@ class _Builder:
         self.values: list[Value] = []
         self.ops: list[Op | None] = []
         self.numbers: dict[int, float] = {}  # scalars that are known, by value id
+        # Equal types and equal rules are one object each.
+        self.types: dict[Type, Type] = {}
+        self.rules: dict[Rule, Rule] = {}
+        self.same_rule: dict[int, tuple[Rule, Rule]] = {}  # id → it, the one like it
 
     def value(self, aval: Any, *, is_literal: bool = False) -> int:
-        shape, dtype = type_of(aval)
+        found = type_of(aval)
+        shape, dtype = self.types.setdefault(found, found)
         self.values.append(Value(len(self.values), shape, dtype, is_literal))
         return len(self.values) - 1
+
+    def rule(self, rule: Rule) -> Rule:
+        """The one object for all rules that are equal to it."""
+        met = self.same_rule.get(id(rule))
+        if met is None:
+            met = self.same_rule[id(rule)] = rule, self.rules.setdefault(rule, rule)
+        return met[1]
 
     def atom(self, env: Env, atom: Any) -> int:
         """The value of an operand; a literal is a new value each time."""
@@ -178,7 +191,7 @@ class _Builder:
             name=name,
             operands=operands,
             results=results,
-            rule=rule.rule if rule else None,
+            rule=self.rule(rule.rule) if rule else None,
             flops=float(rule.flops) if rule else 0.0,
             is_fusible=rule.is_fusible if rule else False,
             is_known=is_known,
@@ -299,7 +312,11 @@ def _body_flops(eqn: Any) -> float:
     return 0.0 if body is None else jaxpr_flops(body) * runs_of_body(eqn)
 
 
-def type_of(aval: Any) -> tuple[tuple[int, ...], str]:
+Type = tuple[tuple[int, ...], str]
+"""Shape and element type."""
+
+
+def type_of(aval: Any) -> Type:
     """Shape and element type of an abstract value; tokens are scalars.
 
     Raises:

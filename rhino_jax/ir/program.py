@@ -148,7 +148,8 @@ class Op:
       name: the primitive's name.
       operands: value ids.
       results: value ids.
-      rule: its factors; None for an op with regions.
+      rule: its factors; None for an op with regions. Equal rules of a program are one
+        object.
       flops: floating-point operations of the whole op (one run).
       is_fusible: reads and writes through registers when its neighbours do (an
         elementwise op, a broadcast, an iota): its results need not touch memory.

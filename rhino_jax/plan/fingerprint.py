@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 
 from rhino_jax.ir.factor import Rule
-from rhino_jax.ir.program import Program, Region
+from rhino_jax.ir.program import Program, Region, RegionCall
 
 
 def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
@@ -20,17 +20,13 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
       program: the program.
       mesh_axes: (name, size) of the mesh axes, major first.
     """
-    lines: list[bytes] = []
-    rules: dict[int, bytes] = {}
-
-    def add(*things: object) -> None:
-        lines.append(_line(*things))
-
-    add("mesh", tuple((name, int(size)) for name, size in mesh_axes))
+    axes = tuple((name, int(size)) for name, size in mesh_axes)
+    lines = [repr(("mesh", axes))]
     lines += [_value_line(v.shape, v.dtype, v.is_literal) for v in program.values]
+    rules: dict[int, str] = {}
     for op in program.ops:
         rule = op.rule
-        add(op.name, op.operands, op.results)
+        lines.append(repr((op.name, op.operands, op.results)))
         if rule is not None:
             # Ops share rules.
             line = rules.get(id(rule))
@@ -38,36 +34,36 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
                 line = rules[id(rule)] = _rule_line(rule)
             lines.append(line)
         if op.call is not None:
-            call = op.call
-            add(
-                call.kind.name,
-                tuple(_region(r) for r in call.regions),
-                call.num_consts,
-                call.num_cond_consts,
-                call.num_carry,
-                call.trip_count,
-                call.is_remat,
-            )
-    add("body", _region(program.body))
-    for entry in program.inputs:
-        add(entry.value, entry.path, entry.is_const)
-    for result in program.outputs:
-        add(result.value)
-    return hashlib.sha256(b"".join(lines)).hexdigest()
-
-
-def _line(*things: object) -> bytes:
-    return repr(things).encode() + b"\n"
+            lines.append(_call_line(op.call))
+    lines.append(repr(("body", _region(program.body))))
+    lines += [repr((e.value, e.path, e.is_const)) for e in program.inputs]
+    lines += [repr((result.value,)) for result in program.outputs]
+    lines.append("")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _value_line(shape: tuple[int, ...], dtype: str, is_literal: bool) -> bytes:
-    return _line(shape, dtype, is_literal)
+def _value_line(shape: tuple[int, ...], dtype: str, is_literal: bool) -> str:
+    return repr((shape, dtype, is_literal))
 
 
-def _rule_line(rule: Rule) -> bytes:
+def _rule_line(rule: Rule) -> str:
     factors = tuple((f.size, f.kind.name, f.reducer, f.halo) for f in rule.factors)
-    return _line(factors, rule.operands, rule.results)
+    return repr((factors, rule.operands, rule.results))
+
+
+def _call_line(call: RegionCall) -> str:
+    return repr(
+        (
+            call.kind.name,
+            tuple(_region(r) for r in call.regions),
+            call.num_consts,
+            call.num_cond_consts,
+            call.num_carry,
+            call.trip_count,
+            call.is_remat,
+        )
+    )
 
 
 def _region(region: Region) -> tuple[object, ...]:

@@ -104,7 +104,7 @@ def build_model(
     costs = _times_run([o.cost_s for o in options], graph.nodes)
     tables = ReshardTables.of(builder)
     problem = Problem(costs, [], limit=memory_budget_bytes, end=graph.end + 2)
-    for edge, (start, stop) in zip(graph.edges, liveness.edge_interval, strict=True):
+    for edge, stop in zip(graph.edges, liveness.copy_last, strict=True):
         source = options[edge.source.node].outs[edge.source.result]
         wanted = options[edge.target].ins[edge.operand]
         whole = program.values[edge.value]
@@ -113,11 +113,12 @@ def build_model(
         if whole.bytes > SMALL_SHARE * memory_budget_bytes and _is_copied(graph, edge):
             copies = tables.copies(source, wanted, whole)
             problem.edge_usages.append(
-                EdgeUsage(edge.source.node, edge.target, copies, start, stop + 1)
+                EdgeUsage(edge.source.node, edge.target, copies, edge.time, stop + 1)
             )
-    for port, (start, stop) in liveness.interval.items():
-        if liveness.is_stored[port] and _holds_memory(graph, port):
+    for port in graph.ports:
+        if liveness.is_stored[port.id] and _holds_memory(graph, port):
             usage = _held_bytes(builder, options[port.node].outs[port.result], port)
+            start, stop = liveness.first[port.id], liveness.last[port.id]
             problem.node_usages.append(NodeUsage(port.node, usage, start, stop + 1))
     for copy in liveness.hoisted:
         usage = copy.whole_bytes * builder.sizes.shares(options[copy.node].ins[0])

@@ -9,13 +9,15 @@ The experts' recipes are stated in these terms; the search itself needs none.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
 from rhino_jax.ir.factor import Layout
 from rhino_jax.search.graph import Graph, Node, NodeKind
-from rhino_jax.solver.disjoint import DisjointSets
+from rhino_jax.search.numbering import groups, number, number_rows
+from rhino_jax.solver.disjoint import united
 
 
 Element = int
@@ -62,22 +64,41 @@ class Classes:
 def find_classes(graph: Graph) -> Classes:
     """Unite the dims of a graph into classes."""
     counts = [_num_elements(graph, node) for node in graph.nodes]
-    first = [0, *itertools.accumulate(counts)]
-    sets = DisjointSets(first[-1])
-    # Ops share their rules' layouts.
-    shared: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for edge in graph.edges:
-        source, target = edge.source.node, edge.target
-        made = _result_layout(graph, graph.nodes[source], edge.source.result)
-        read = _operand_layout(graph, graph.nodes[target], edge.operand)
-        key = id(made), id(read)
-        same = shared.get(key)
-        if same is None:
-            dims = zip(made, read, strict=True)
-            same = shared[key] = [(a[0], b[0]) for a, b in dims if a and b]
-        for a, b in same:
-            sets.union(first[source] + a, first[target] + b)
-    return Classes(graph, first, sets.names())
+    first = np.concatenate([[0], np.cumsum(np.array(counts, dtype=np.int64))])
+    makers = graph.columns.maker[graph.columns.source]
+    made, read = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for edges in _laid_out_alike(graph):
+        edge = graph.edges[edges[0]]
+        dims = zip(
+            _result_layout(graph, graph.nodes[edge.source.node], edge.source.result),
+            _operand_layout(graph, graph.nodes[edge.target], edge.operand),
+            strict=True,
+        )
+        for a, b in dims:
+            if a and b:
+                made.append(first[makers[edges]] + a[0])
+                read.append(first[graph.columns.target[edges]] + b[0])
+    names = united(int(first[-1]), np.concatenate(made), np.concatenate(read))
+    return Classes(graph, first.tolist(), names.tolist())
+
+
+def _laid_out_alike(graph: Graph) -> list[np.ndarray]:
+    """The edges, those whose ends have the same layouts together."""
+    values, columns = graph.program.values, graph.columns
+    # Ops share rules.
+    kinds = number(
+        id(n.op.rule)
+        if n.kind is NodeKind.OP and n.op is not None
+        else (n.kind, values[n.value].rank)
+        for n in graph.nodes
+    )
+    alike = number_rows(
+        kinds[columns.maker[columns.source]],
+        columns.result[columns.source],
+        kinds[columns.target],
+        columns.operand,
+    )
+    return groups(alike)
 
 
 def _num_elements(graph: Graph, node: Node) -> int:

@@ -11,7 +11,7 @@ from rhino_jax.ir.spec import Spec, replicated
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import Holding, Predicted
 from rhino_jax.search.build import Model
-from rhino_jax.search.graph import Node, Port
+from rhino_jax.search.graph import Node, NodeKind
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.traffic import Traffic, name_of
@@ -32,15 +32,20 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
     ]
     for edge in graph.edges:
         wanted = model.wanted(edge, int(labels[edge.target]))
-        for use in edge.uses:
-            if use.kind == "output":
-                outputs[use.key[0]] = wanted
-            elif wanted == values[edge.value]:
-                continue
-            elif use.kind == "operand":
-                operands[use.key[0], use.key[1]] = wanted
-            elif use.kind == "region":
-                region_outputs[use.key[0], use.key[1], use.key[2]] = wanted
+        use, is_new = edge.use, wanted != values[edge.value]
+        reader = graph.nodes[edge.target]
+        if reader.kind is NodeKind.OP:
+            if is_new:
+                assert reader.op is not None
+                operands[reader.op.id, edge.operand] = wanted
+        elif use is None:
+            continue
+        elif use.kind == "output":
+            outputs[use.key[0]] = wanted
+        elif is_new and use.kind == "operand":
+            operands[use.key[0], use.key[1]] = wanted
+        elif is_new and use.kind == "region":
+            region_outputs[use.key[0], use.key[1], use.key[2]] = wanted
     return Decisions(
         values,
         operands,
@@ -109,12 +114,13 @@ def at_peak(model: Model, labels: Labels, most: int = 50) -> tuple[Holding, ...]
         if usage.start <= time < usage.stop:
             node = model.graph.nodes[usage.node]
             amount = float(usage.usage[labels[usage.node]])
-            held[name_of(model, Port(node.id, 0)), _source(node)] += amount
+            held[name_of(model, node.ports[0]), _source(node)] += amount
     for pair in problem.edge_usages:
         if pair.start <= time < pair.stop:
             amount = float(pair.usage[labels[pair.source], labels[pair.target]])
             node = model.graph.nodes[pair.target]
-            name = f"resharded {name_of(model, Port(pair.source, 0))}"
+            source = model.graph.nodes[pair.source].ports[0]
+            name = f"resharded {name_of(model, source)}"
             held[name, _source(node)] += amount
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     return tuple(

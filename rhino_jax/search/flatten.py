@@ -33,7 +33,7 @@ class _Builder:
                 inputs.append(None)
                 continue
             node = graph.add(NodeKind.INPUT, 1, 0, None, slot, value.id)
-            graph.held[value.id] = Port(node.id, 0)
+            graph.held[value.id] = node.ports[0]
             inputs.append(node)
         self.time = 1
         self.region(program.body, 1)
@@ -73,9 +73,7 @@ class _Builder:
 
     def plain(self, op: Op, count: int) -> None:
         values, graph = self.program.values, self.graph
-        if all(values[r].rank == 0 for r in op.results) and all(
-            values[o].rank == 0 for o in op.operands
-        ):
+        if not any([values[v].shape for v in (*op.results, *op.operands)]):
             return
         if _passes_values_on(op):
             for operand, result in zip(op.operands, op.results, strict=True):
@@ -83,17 +81,10 @@ class _Builder:
             return
         node = graph.add(NodeKind.OP, count, self.time, op, 0, op.results[0])
         for i, operand in enumerate(op.operands):
-            graph.connect(
-                values[operand],
-                node.id,
-                i,
-                count,
-                self.time,
-                Use("operand", (op.id, i)),
-            )
-        for i, result in enumerate(op.results):
-            if values[result].rank:
-                graph.held[result] = Port(node.id, i)
+            graph.connect(values[operand], node.id, i, count, self.time)
+        for port, result in zip(node.ports, op.results, strict=True):
+            if values[result].shape:
+                graph.held[result] = port
 
     def call(self, op: Op, count: int) -> None:
         assert op.call is not None
@@ -118,7 +109,7 @@ class _Builder:
                 inner_value = self.program.values[region.outputs[slot]]
                 use = Use("region", (op.id, r, slot))
                 self.graph.connect(inner_value, node.id, 0, count, self.time, use)
-            self.graph.held[result] = Port(node.id, 0)
+            self.graph.held[result] = node.ports[0]
 
     def loop(self, op: Op, count: int) -> None:
         call = op.call
@@ -156,7 +147,7 @@ class _Builder:
             cond_carry = call.regions[0].inputs[call.num_cond_consts :]
             for node, inner in zip(carries, cond_carry, strict=True):
                 if node is not None:
-                    self.graph.held[inner] = Port(node.id, 0)
+                    self.graph.held[inner] = node.ports[0]
             self.region(call.regions[0], inner_count)
         self.region(body, inner_count)
         last = len(call.regions) - 1
@@ -172,7 +163,7 @@ class _Builder:
                 border = self.graph.add(NodeKind.STACK, count, self.time, op, i, outer)
                 borders.append(border)
             self.graph.connect(value, border.id, 0, inner_count, self.time, use)
-            self.graph.held[outer] = Port(border.id, 1 if i < num_carry else 0)
+            self.graph.held[outer] = border.ports[-1]
         for node in borders:
             self.graph.loop_start[node.id] = start
             self.graph.loop_end[node.id] = self.time
@@ -195,7 +186,7 @@ class _Builder:
         use = Use("operand", (op.id, position))
         self.graph.connect(values[outer], node.id, 0, count, self.time, use)
         if values[inner].rank:
-            self.graph.held[inner] = Port(node.id, 0)
+            self.graph.held[inner] = node.ports[0]
         borders.append(node)
         return node
 
@@ -233,4 +224,4 @@ def _share_copies(graph: Graph) -> None:
         node = graph.add(NodeKind.COPY, count, first.time, None, 0, first.value)
         graph.edges.append(Edge(port, node.id, 0, first.value, count, first.time))
         for edge in edges:
-            edge.source = Port(node.id, 0)
+            edge.source = node.ports[0]

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.search.makes import Makes
+from rhino_jax.search.numbering import number
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import (
     EdgeUsage,
@@ -156,12 +157,13 @@ def find_folding(
     if len(marks) <= most:
         return Folding(np.arange(len(marks)), np.arange(len(marks)))
     own = zip(marks, overlap.slack.nodes, strict=True)
-    colours = _mix(_number(list(own)))
+    colours = _mix(number(own).astype(np.uint64))
     edges = overlap.problem.edges
     source = np.array([e.source for e in edges], dtype=np.int64)
     target = np.array([e.target for e in edges], dtype=np.int64)
     looks = zip(edges, overlap.slack.edges, strict=True)
-    tables = _number([(id(e.table), has_slack) for e, has_slack in looks])
+    tables = number((id(e.table), has_slack) for e, has_slack in looks)
+    tables = tables.astype(np.uint64)
     makes, reads = _mix(2 * tables), _mix(2 * tables + 1)
     kept, before = colours, 0
     for k in itertools.count():
@@ -179,14 +181,6 @@ def find_folding(
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     return Folding(place[classes.ravel()], first[order])
-
-
-def _number(keys: Sequence[Hashable]) -> np.ndarray:
-    """Equal keys, equal numbers."""
-    numbers: dict[Hashable, int] = {}
-    return np.array(
-        [numbers.setdefault(k, len(numbers)) for k in keys], dtype=np.uint64
-    )
 
 
 def _mix(values: np.ndarray) -> np.ndarray:

@@ -10,8 +10,11 @@ is the tie that a loop demands.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from rhino_jax.ir.program import Op, Program, Value
 
@@ -55,6 +58,7 @@ class Node:
       op: the op (of a loop node: the loop).
       slot: which input, carry, result of it.
       value: id of the value that the node holds, for names (OP: first result).
+      ports: its results.
       is_fusible: an op whose result goes through registers where its neighbours do.
       is_fused: such an op, or one that computes fusible operands on the fly.
       is_matmul: an op of the matrix unit.
@@ -67,24 +71,33 @@ class Node:
     op: Op | None
     slot: int
     value: int
+    ports: tuple[Port, ...]
     is_fusible: bool
     is_fused: bool
     is_matmul: bool
 
 
-class Port(NamedTuple):
-    """A result of a node."""
+@dataclass(slots=True, eq=False)
+class Port:
+    """A result of a node.
 
+    Attributes:
+      id: position in `Graph.ports`; they follow each other in the order of nodes.
+      node, result: which of whose.
+    """
+
+    id: int
     node: int
     result: int
 
 
 class Use(NamedTuple):
-    """Where a spec must be written down when the plan is applied.
+    """Where a spec must be written down when the plan is applied, but for the operands
+    of ops that choose.
 
     Attributes:
-      kind: "operand" (op id, position), "region" (op id, region, position),
-        "output" (position) or "" where nothing is read by the program itself.
+      kind: "operand" (op id, position), "region" (op id, region, position) or
+        "output" (position).
       key: see kind.
     """
 
@@ -103,7 +116,7 @@ class Edge:
       value: value id (whole bytes, names).
       count: how often it is carried per step.
       time: when it is read.
-      uses: what it stands for in the program.
+      use: what else than an op's operand it is in the program, if anything.
     """
 
     source: Port
@@ -112,7 +125,63 @@ class Edge:
     value: int
     count: int
     time: int
-    uses: tuple[Use, ...] = ()
+    use: Use | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """A graph in arrays, for what is asked of all of it at once.
+
+    Attributes:
+      is_op, is_copy: [nodes], whether they are of that kind.
+      is_fusible, is_fused, is_matmul, time: [nodes], as of `Node`.
+      place: [nodes], in the run order.
+      maker, result: [ports], which result of which node.
+      source, target, operand, read: [edges], the port that it comes from, the node that
+        reads it, as which operand, and when.
+    """
+
+    is_op: np.ndarray
+    is_copy: np.ndarray
+    is_fusible: np.ndarray
+    is_fused: np.ndarray
+    is_matmul: np.ndarray
+    time: np.ndarray
+    place: np.ndarray
+    maker: np.ndarray
+    result: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    operand: np.ndarray
+    read: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        nodes: Sequence[Node],
+        ports: Sequence[Port],
+        edges: Sequence[Edge],
+    ) -> Columns:
+        is_copy = np.array([n.kind is NodeKind.COPY for n in nodes], dtype=bool)
+        time = np.array([n.time for n in nodes], dtype=np.int64)
+        place = np.empty(len(nodes), dtype=np.int64)
+        # A shared copy is read at the time at which it is made.
+        place[np.lexsort((~is_copy, time))] = np.arange(len(nodes))
+        return cls(
+            np.array([n.kind is NodeKind.OP for n in nodes], dtype=bool),
+            is_copy,
+            np.array([n.is_fusible for n in nodes], dtype=bool),
+            np.array([n.is_fused for n in nodes], dtype=bool),
+            np.array([n.is_matmul for n in nodes], dtype=bool),
+            time,
+            place,
+            np.array([p.node for p in ports], dtype=np.int64),
+            np.array([p.result for p in ports], dtype=np.int64),
+            np.array([e.source.id for e in edges], dtype=np.int64),
+            np.array([e.target for e in edges], dtype=np.int64),
+            np.array([e.operand for e in edges], dtype=np.int64),
+            np.array([e.time for e in edges], dtype=np.int64),
+        )
 
 
 @dataclass(slots=True)
@@ -122,30 +191,34 @@ class Graph:
     Attributes:
       program: the program.
       nodes, edges: the graph.
+      ports: the results of all nodes, whether or not anything reads them.
       held: value id → port that holds it (absent: scalars, literals).
       loop_start, loop_end: node id of a loop's border node → time when the loop
         starts and ends.
       end: time after the last op.
       output_ports: for every program output, the port that holds it, or None.
       run_order: all nodes, what is made before what reads it.
-      readers: port → the edges that read it, where there are any.
+      readers: of every port, the edges that read it.
       incoming, outgoing: of every node, the edges that it reads, and that read it.
+      columns: all of it in arrays.
 
-    The last four are there when `finish` was called.
+    The last five are there when `finish` was called.
     """
 
     program: Program
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
+    ports: list[Port] = field(default_factory=list)
     held: dict[int, Port] = field(default_factory=dict)
     loop_start: dict[int, int] = field(default_factory=dict)
     loop_end: dict[int, int] = field(default_factory=dict)
     end: int = 0
     output_ports: list[Port | None] = field(default_factory=list)
     run_order: tuple[Node, ...] = ()
-    readers: dict[Port, list[Edge]] = field(default_factory=dict)
+    readers: list[Sequence[Edge]] = field(default_factory=list)
     incoming: list[list[Edge]] = field(default_factory=list)
     outgoing: list[list[Edge]] = field(default_factory=list)
+    columns: Columns = field(init=False)
 
     def add(
         self,
@@ -157,18 +230,25 @@ class Graph:
         value: int,
     ) -> Node:
         is_fusible = is_fused = is_matmul = False
+        # A carry has two: what the body reads, and what the loop leaves.
+        num_ports = 2 if kind is NodeKind.CARRY else 1
         if kind is NodeKind.OP and op is not None:
+            num_ports = len(op.results)
             is_fusible = op.is_fusible
             is_fused = is_fusible or op.name in FUSES_OPERANDS
             is_matmul = op.name in MATMULS
+        here, first = len(self.nodes), len(self.ports)
+        ports = tuple([Port(first + i, here, i) for i in range(num_ports)])
+        self.ports += ports
         node = Node(
-            len(self.nodes),
+            here,
             kind,
             count,
             time,
             op,
             slot,
             value,
+            ports,
             is_fusible,
             is_fused,
             is_matmul,
@@ -183,27 +263,29 @@ class Graph:
         operand: int,
         count: int,
         time: int,
-        *uses: Use,
+        use: Use | None = None,
     ) -> None:
         """Let `target` read `value`, if the value is planned at all."""
         port = self.held.get(value.id)
         if port is not None:
-            self.edges.append(
-                Edge(port, target, operand, value.id, count, time, tuple(uses))
-            )
+            self.edges.append(Edge(port, target, operand, value.id, count, time, use))
 
     def finish(self) -> None:
         """Say in which order all runs, and who reads what."""
-        self.run_order = tuple(sorted(self.nodes, key=_in_run_order))
+        self.columns = Columns.of(self.nodes, self.ports, self.edges)
+        order = np.argsort(self.columns.place).tolist()
+        self.run_order = tuple([self.nodes[n] for n in order])
         self.incoming = [[] for _ in self.nodes]
         self.outgoing = [[] for _ in self.nodes]
-        self.readers = {}
         for edge in self.edges:
             self.incoming[edge.target].append(edge)
             self.outgoing[edge.source.node].append(edge)
-            self.readers.setdefault(edge.source, []).append(edge)
+        self.readers = list(self.outgoing)
+        if len(self.ports) > len(self.nodes):
+            self.readers = [self._readers(port) for port in self.ports]
 
-
-def _in_run_order(node: Node) -> tuple[int, bool, int]:
-    # A shared copy is read at the time at which it is made.
-    return node.time, node.kind is not NodeKind.COPY, node.id
+    def _readers(self, port: Port) -> Sequence[Edge]:
+        edges = self.outgoing[port.node]
+        if len(self.nodes[port.node].ports) == 1:
+            return edges
+        return [e for e in edges if e.source is port]

@@ -12,22 +12,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhino_jax.search.graph import Graph, Node, NodeKind, Port
+import numpy as np
+
+from rhino_jax.search.graph import Graph
 from rhino_jax.search.levels import Levels
+from rhino_jax.search.readers import NOWHERE, copied_ports
 from rhino_jax.search.stored import Stored
-from rhino_jax.solver.disjoint import DisjointSets
+from rhino_jax.solver.disjoint import united
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
     """Attributes:
-    reads: node → its operands that are read from memory; in a fusion, the first of
+    reads: [nodes], their operands that are read from memory; in a fusion, the first of
         those that read the same value.
-    launches: nodes that stand for a kernel of their own or for their fusion.
+    launches: [nodes], whether they stand for a kernel of their own or for their fusion.
     """
 
-    reads: dict[int, tuple[int, ...]]
-    launches: frozenset[int]
+    reads: list[tuple[int, ...]]
+    launches: list[bool]
 
 
 def find_kernels(graph: Graph, levels: Levels, stored: Stored) -> Kernels:
@@ -38,79 +41,82 @@ def find_kernels(graph: Graph, levels: Levels, stored: Stored) -> Kernels:
       levels: of its nodes.
       stored: which values touch memory, and which ops run inside of a matmul.
     """
-    nodes, matmul_of = graph.nodes, stored.matmul_of
-    groups = DisjointSets(len(nodes))
-    runs = _run_levels(graph, levels, stored.ports)
-    for port, edges in graph.readers.items():
-        first: dict[tuple[int, int | None], int] = {}
-        for edge in edges:
-            node = edge.target
-            if not nodes[node].is_fused:
-                continue
-            # What is read in one level is read by one fusion, but by a matmul's.
-            run = runs[node], matmul_of.get(node)
-            other = first.setdefault(run, node)
-            if other != node:
-                groups.union(node, other)
-        maker = port.node
-        if first and nodes[maker].is_fusible:
-            run = runs[maker], matmul_of.get(maker)
-            if run in first:
-                groups.union(maker, first[run])
-    return _read(graph, groups, stored)
+    return _read(graph, _fusions(graph, levels, stored), stored)
 
 
-def _run_levels(graph: Graph, levels: Levels, is_stored: dict[Port, bool]) -> list[int]:
+def _fusions(graph: Graph, levels: Levels, stored: Stored) -> np.ndarray:
+    """[nodes], the fusion that each is of, as its first node.
+
+    What is read in one level is read by one fusion, but by a matmul's; what makes it
+    is of that fusion where it runs in that level.
+    """
+    columns = graph.columns
+    runs = np.array(_run_levels(graph, levels, stored.ports))
+    is_fused = columns.is_fused[columns.target]
+    makers = np.flatnonzero(columns.is_fusible[columns.maker])
+    node = np.concatenate([columns.target[is_fused], columns.maker[makers]])
+    port = np.concatenate([columns.source[is_fused], makers])
+    keys = port, runs[node], stored.matmul_of[node]
+    order = np.lexsort(keys)
+    same = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for key in keys:
+        same &= key[order[1:]] == key[order[:-1]]
+    return united(len(graph.nodes), node[order[1:][same]], node[order[:-1][same]])
+
+
+def _run_levels(graph: Graph, levels: Levels, is_stored: list[bool]) -> list[int]:
     """The level in which each node runs: one whose result is not stored runs where
     that is first read."""
     nodes, runs = graph.nodes, list(levels.at)
     for node in reversed(graph.run_order):
-        if not node.is_fusible:
+        if not node.is_fusible or is_stored[node.ports[0].id]:
             continue
-        port = Port(node.id, 0)
-        if not is_stored.get(port, True):
-            readers = (e.target for e in graph.readers.get(port, ()))
-            runs[node.id] = min(
-                (runs[n] for n in readers if nodes[n].is_fused), default=runs[node.id]
-            )
+        readers = [e.target for e in graph.readers[node.ports[0].id]]
+        fused = [runs[n] for n in readers if nodes[n].is_fused]
+        if fused:
+            runs[node.id] = min(fused)
     return runs
 
 
-def _read(graph: Graph, groups: DisjointSets, stored: Stored) -> Kernels:
-    reads: dict[int, tuple[int, ...]] = {}
-    launches: set[int] = set()
-    met: set[tuple[int, Port]] = set()
-    started: set[int] = set()
-    held = graph.held
-    for node in graph.run_order:
-        if node.kind is not NodeKind.OP or node.op is None:
-            continue
-        group = groups.find(node.id) if node.is_fused else -1 - node.id
-        mine: list[int] = []
-        for i, value in enumerate(node.op.operands):
-            port = held.get(value)
-            if port is None or not _is_read(graph, stored, port, node):
-                continue
-            if group < 0 or (group, port) not in met:
-                met.add((group, port))
-                mine.append(i)
-        touches = bool(mine)
-        if mine:
-            reads[node.id] = tuple(mine)
-        for i in range(len(node.op.results)):
-            port = Port(node.id, i)
-            touches = touches or stored.ports.get(port, False)
-            met.add((group, port))
-        if touches and group not in started:
-            started.add(group)
-            launches.add(node.id)
-    return Kernels(reads, frozenset(launches))
-
-
-def _is_read(graph: Graph, stored: Stored, port: Port, reader: Node) -> bool:
-    """Whether the reader, or what a matmul computes again for it, reads memory."""
-    if stored.ports.get(port, True):
-        return True
-    if not reader.is_matmul or not graph.nodes[port.node].is_fusible:
-        return False
-    return stored.matmul_of.get(port.node) != reader.id
+def _read(graph: Graph, fusions: np.ndarray, stored: Stored) -> Kernels:
+    """
+    Args:
+      graph: the program.
+      fusions: [nodes], the first node of each one's.
+      stored: see `find_kernels`.
+    """
+    columns, num_nodes = graph.columns, len(graph.nodes)
+    in_memory = np.array(stored.ports, dtype=bool)
+    # What does not fuse is a group of its own, and reads all of its operands.
+    own = num_nodes + np.arange(num_nodes)
+    group = np.where(columns.is_fused, fusions, own)
+    copied = copied_ports(graph)[columns.source]
+    port = np.where(copied == NOWHERE, columns.source, copied)
+    maker, reader = columns.maker[port], columns.target
+    # What a matmul computes again for itself is read from where that is stored.
+    is_again = (
+        columns.is_matmul[reader]
+        & columns.is_fusible[maker]
+        & (stored.matmul_of[maker] != reader)
+    )
+    is_read = columns.is_op[reader] & (in_memory[port] | is_again)
+    read = np.flatnonzero(is_read & (group[maker] != group[reader]))
+    read = read[np.lexsort((columns.operand[read], columns.place[reader[read]]))]
+    pairs = group[reader[read]] * len(graph.ports) + port[read]
+    is_first = np.zeros(len(read), dtype=bool)
+    is_first[np.unique(pairs, return_index=True)[1]] = True
+    read = read[is_first | ~columns.is_fused[reader[read]]]
+    reads: list[tuple[int, ...]] = [()] * num_nodes
+    begin = np.flatnonzero(np.diff(reader[read], prepend=NOWHERE))
+    operands = columns.operand[read].tolist()
+    spans = begin, np.append(begin, len(read))[1:], reader[read[begin]]
+    for a, b, node in zip(*(x.tolist() for x in spans), strict=True):
+        reads[node] = tuple(operands[a:b])
+    touches = np.zeros(num_nodes, dtype=bool)
+    touches[reader[read]] = True
+    touches[columns.maker[in_memory]] = True
+    running = np.flatnonzero(touches & columns.is_op)
+    running = running[np.argsort(columns.place[running])]
+    launches = np.zeros(num_nodes, dtype=bool)
+    launches[running[np.unique(group[running], return_index=True)[1]]] = True
+    return Kernels(reads, launches.tolist())

@@ -20,16 +20,21 @@ def dims_off_lanes(graph: Graph, classes: Classes) -> dict[int, tuple[int, ...]]
       classes: of its dims.
     """
     parts: set[tuple[Element, int]] = set()
+    # Ops share rules.
+    major: dict[int, list[int]] = {}
     for node in graph.nodes:
         if node.kind is not NodeKind.OP:
             continue
         assert node.op is not None and node.op.rule is not None
-        rule, names = node.op.rule, classes.factors(node)
-        for layout in (*rule.operands, *rule.results):
-            for dim in layout:
-                for factor in dim[:-1]:
-                    size = rule.factors[factor].size
-                    parts.add((names[factor], size))
+        rule = node.op.rule
+        factors = major.get(id(rule))
+        if factors is None:
+            layouts = (*rule.operands, *rule.results)
+            factors = [f for layout in layouts for dim in layout for f in dim[:-1]]
+            major[id(rule)] = factors
+        if factors:
+            names = classes.factors(node)
+            parts |= {(names[f], rule.factors[f].size) for f in factors}
     if not parts:
         return {}
     found: dict[int, tuple[int, ...]] = {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
-from rhino_jax.search.graph import Edge, Graph, NodeKind, Port
+import numpy as np
+
+from rhino_jax.search.graph import Graph, NodeKind, Port
 from rhino_jax.search.hoisting import Hoisted, find_hoisted
 from rhino_jax.search.kernels import Kernels, find_kernels
 from rhino_jax.search.levels import find_levels
@@ -13,100 +14,101 @@ from rhino_jax.search.slack import Slack, find_slack
 from rhino_jax.search.stored import Fusing, find_stored
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Liveness:
     """Attributes:
-    is_stored: port → whether its value touches memory.
+    is_stored: [ports], whether a value is held there that touches memory.
     kernels: what is read and launched once.
     slack: which collectives something waits for.
     hoisted: converted copies of what loops scan over.
     copied: slice and stack nodes of loops whose values are copied out of and into
         the stack.
-    interval: port → (first, last) time, both included, at which it is live.
-    edge_interval: for every edge, when a resharded copy of its value is live.
+    first, last: [ports], when the value is live, both included.
+    copy_last: [edges], until when a resharded copy of the value is live, from when it
+        is read.
     """
 
-    is_stored: dict[Port, bool]
+    is_stored: list[bool]
     kernels: Kernels
     slack: Slack
     hoisted: tuple[Hoisted, ...]
     copied: frozenset[int]
-    interval: dict[Port, tuple[int, int]]
-    edge_interval: tuple[tuple[int, int], ...]
+    first: list[int]
+    last: list[int]
+    copy_last: list[int]
 
 
 def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     """Decide what is stored, and for how long, before any sharding is chosen."""
-    ports = _ports(graph)
+    ports = _holding(graph)
     levels = find_levels(graph)
     found = find_stored(graph, ports, levels, fusing)
-    stored = found.ports
     slack = find_slack(graph, levels)
-    late = find_late(graph, slack)
-    outs: dict[int, list[Port]] = defaultdict(list)
-    for port in ports:
-        outs[port.node].append(port)
-    last: dict[Port, int] = {}
-    for port in sorted(ports, key=lambda p: -graph.nodes[p.node].time):
-        last[port] = max(
-            (
-                _read_until(graph, e, outs, stored, last, late)
-                for e in graph.readers.get(port, ())
-            ),
-            default=graph.nodes[port.node].time,
-        )
-    interval = {
-        port: (_start(graph, port), _end(graph, port, last[port])) for port in ports
-    }
+    read = _read_until(graph, ports, found.ports, find_late(graph, slack))
     return Liveness(
-        stored,
+        found.ports,
         find_kernels(graph, levels, found),
         slack,
         find_hoisted(graph) if fusing.hoists_conversions else (),
         _copied(graph),
-        interval,
-        tuple(_edge_interval(graph, e, last) for e in graph.edges),
+        [_start(graph, port) for port in graph.ports],
+        [_end(graph, port, read[port.id]) for port in graph.ports],
+        _copies_until(graph, read),
     )
 
 
-def _ports(graph: Graph) -> list[Port]:
-    ports = set(graph.readers)
-    for node in graph.nodes:
-        if node.kind is NodeKind.OUTPUT:
-            continue
-        if node.kind is NodeKind.OP:
-            assert node.op is not None
-            for i, value in enumerate(node.op.results):
-                if graph.program.values[value].rank:
-                    ports.add(Port(node.id, i))
-        elif graph.program.values[node.value].rank:
-            ports.add(Port(node.id, 0))
-    return sorted(ports)
+def _holding(graph: Graph) -> np.ndarray:
+    """The ports that hold a value of some rank, or are read."""
+    is_holding = np.zeros(len(graph.ports), dtype=bool)
+    is_holding[[port.id for port in graph.held.values()]] = True
+    # What a loop leaves of a carry is looked at where something reads it.
+    carries = [n for n in graph.nodes if n.kind is NodeKind.CARRY]
+    is_holding[[n.ports[-1].id for n in carries]] = False
+    is_holding[graph.columns.source] = True
+    return np.flatnonzero(is_holding)
 
 
 def _read_until(
-    graph: Graph,
-    edge: Edge,
-    outs: dict[int, list[Port]],
-    stored: dict[Port, bool],
-    last: dict[Port, int],
-    late: dict[int, int],
-) -> int:
-    """Until when this reader needs the value."""
-    target = graph.nodes[edge.target]
-    if target.kind in (NodeKind.SLICE, NodeKind.CONST):
-        return graph.loop_end[target.id]
-    if target.kind is NodeKind.COPY:
-        return max((last.get(p, edge.time) for p in outs[target.id]), default=edge.time)
-    if target.is_fusible:
-        later = [last.get(p, edge.time) for p in outs[target.id] if not stored[p]]
-        # A fused reader runs where its own result is read.
-        if later:
-            return max(later)
-        # Donated arguments and carries are written in place, hardly anything else.
-        is_owned = graph.nodes[edge.source.node].kind is not NodeKind.OP
-        return edge.time - 1 if is_owned else edge.time
-    return late.get(target.id, edge.time)
+    graph: Graph, ports: np.ndarray, stored: list[bool], late: dict[int, int]
+) -> list[int]:
+    """[ports], until when some reader needs the value, or when it is made.
+
+    Args:
+      graph: the program.
+      ports: those that hold a value.
+      stored: [ports], whether it touches memory.
+      late: when what is done late is.
+    """
+    nodes, columns = graph.nodes, graph.columns
+    last = columns.time[columns.maker].tolist()
+    # Of what runs where its result is read: when that is.
+    runs: dict[int, int] = {}
+    times = columns.time[columns.maker[ports]]
+    for port in ports[np.argsort(-times, kind="stable")].tolist():
+        edges = graph.readers[port]
+        if edges:
+            # Donated arguments and carries are written in place, hardly anything else.
+            owned = nodes[graph.ports[port].node].kind is not NodeKind.OP
+            until = -1
+            for edge in edges:
+                target = nodes[edge.target]
+                if target.is_fusible:
+                    time = runs.get(edge.target, edge.time - owned)
+                elif target.kind is NodeKind.OP:
+                    time = late.get(edge.target, edge.time)
+                elif target.kind is NodeKind.COPY:
+                    time = last[target.ports[0].id]
+                elif target.kind in (NodeKind.SLICE, NodeKind.CONST):
+                    time = graph.loop_end[edge.target]
+                else:
+                    time = edge.time
+                if time > until:
+                    until = time
+            last[port] = until
+        maker = nodes[graph.ports[port].node]
+        if maker.is_fusible and not stored[port]:
+            runs[maker.id] = max(runs.get(maker.id, -1), last[port])
+    return last
 
 
 def _copied(graph: Graph) -> frozenset[int]:
@@ -119,7 +121,7 @@ def _copied(graph: Graph) -> frozenset[int]:
     }
     for edge in graph.edges:
         is_stack = graph.nodes[edge.target].kind is NodeKind.STACK
-        if is_stack and len(graph.readers[edge.source]) > 1:
+        if is_stack and len(graph.readers[edge.source.id]) > 1:
             found.add(edge.target)
     return frozenset(found)
 
@@ -155,6 +157,8 @@ def _start(graph: Graph, port: Port) -> int:
 
 def _end(graph: Graph, port: Port, last: int) -> int:
     node = graph.nodes[port.node]
+    if node.kind is NodeKind.OP:
+        return max(last, node.time)
     if node.kind is NodeKind.INPUT:
         entry = graph.program.inputs[node.slot]
         return last if entry.is_donated else graph.end
@@ -163,10 +167,18 @@ def _end(graph: Graph, port: Port, last: int) -> int:
     return max(last, node.time)
 
 
-def _edge_interval(graph: Graph, edge: Edge, last: dict[Port, int]) -> tuple[int, int]:
-    target = graph.nodes[edge.target]
-    if target.kind in (NodeKind.SLICE, NodeKind.CONST):
-        return edge.time, graph.loop_end[target.id]
-    if target.kind is NodeKind.COPY:
-        return edge.time, max(last.get(Port(target.id, 0), edge.time), edge.time)
-    return edge.time, edge.time
+def _copies_until(graph: Graph, read: list[int]) -> list[int]:
+    """[edges], until when a resharded copy is live.
+
+    Args:
+      graph: the program.
+      read: [ports], until when a value is needed.
+    """
+    columns = graph.columns
+    until = np.zeros(len(graph.nodes), dtype=np.int64)
+    for node, end in graph.loop_end.items():
+        if graph.nodes[node].kind in (NodeKind.SLICE, NodeKind.CONST):
+            until[node] = end
+    copies = np.flatnonzero(columns.is_copy[columns.maker])
+    until[columns.maker[copies]] = np.array(read)[copies]
+    return np.maximum(columns.read, until[columns.target]).tolist()

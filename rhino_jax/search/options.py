@@ -17,7 +17,7 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.spec import Spec, shards_per_dim, share_of
-from rhino_jax.search.graph import Graph, Node, NodeKind, Port
+from rhino_jax.search.graph import Graph, Node, NodeKind
 from rhino_jax.search.liveness import Liveness
 from rhino_jax.search.padding import may_pad
 from rhino_jax.search.sends import Sends
@@ -201,9 +201,8 @@ class OptionBuilder:
         whether the node launches a kernel."""
         assert node.op is not None
         stored, kernels = self.liveness.is_stored, self.liveness.kernels
-        results = range(len(node.op.results))
-        writes = tuple([i for i in results if stored.get(Port(node.id, i), False)])
-        return kernels.reads.get(node.id, ()), writes, node.id in kernels.launches
+        writes = tuple([p.result for p in node.ports if stored[p.id]])
+        return kernels.reads[node.id], writes, kernels.launches[node.id]
 
     def _draft(self, node: Node) -> _Draft:
         op, mesh = node.op, self.mesh

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from rhino_jax.search.graph import Edge, Graph, Node, NodeKind
+import numpy as np
+
+from rhino_jax.search.graph import Graph, Node, NodeKind
 from rhino_jax.search.levels import Levels
 
 
@@ -40,29 +42,36 @@ def find_slack(graph: Graph, levels: Levels) -> Slack:
     nodes, ready = graph.nodes, levels.behind
     ends = _loop_ends(graph, levels)
     deepest = max(ready, default=0)
-    latest = [deepest] * len(nodes)
-
-    def due(edge: Edge) -> int:
-        """The level by which the reader needs the value."""
-        target = nodes[edge.target]
-        if target.kind is NodeKind.STACK:
-            return ends[edge.target]
-        if target.kind is NodeKind.CARRY and edge.time > target.time:
-            return ends[edge.target]
-        return latest[edge.target]
-
-    for node in reversed(graph.run_order):
-        if node.kind is not NodeKind.OUTPUT:
-            last = min(map(due, graph.outgoing[node.id]), default=deepest)
-            level = levels.at[node.id]
-            latest[node.id] = max(last - (ready[node.id] - level), level)
-    edges = [due(e) > ready[e.source.node] for e in graph.edges]
-    waits = {
-        e.source.node
-        for e, has_slack in zip(graph.edges, edges, strict=True)
-        if not has_slack
+    # What closes a loop is due where the loop ends, all else when its reader is.
+    closing = {
+        id(edge): ends[node]
+        for node in ends
+        for edge in graph.incoming[node]
+        if nodes[node].kind is NodeKind.STACK
+        or (nodes[node].kind is NodeKind.CARRY and edge.time > nodes[node].time)
     }
-    return Slack(tuple(n.id not in waits for n in nodes), tuple(edges))
+    latest = [deepest] * len(nodes)
+    for node in reversed(graph.run_order):
+        if node.kind is NodeKind.OUTPUT:
+            continue
+        last = deepest
+        for edge in graph.outgoing[node.id]:
+            due = closing.get(id(edge)) if closing else None
+            if due is None:
+                due = latest[edge.target]
+            if due < last:
+                last = due
+        level = levels.at[node.id]
+        latest[node.id] = max(last - (ready[node.id] - level), level)
+    columns = graph.columns
+    dues = np.array(latest)[columns.target]
+    if closing:
+        dues = [closing.get(id(e), d) for e, d in zip(graph.edges, dues, strict=True)]
+    makers = columns.maker[columns.source]
+    has_slack = np.asarray(dues) > np.array(ready)[makers]
+    waits = np.zeros(len(nodes), dtype=bool)
+    waits[makers[~has_slack]] = True
+    return Slack(tuple((~waits).tolist()), tuple(has_slack.tolist()))
 
 
 def _loop_ends(graph: Graph, levels: Levels) -> dict[int, int]:

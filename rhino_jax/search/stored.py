@@ -23,20 +23,14 @@ A constant's broadcast that a loop reads is made inside of it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rhino_jax.hardware.target import Device
-from rhino_jax.search.graph import (
-    FUSES_OPERANDS,
-    MATMULS,
-    Edge,
-    Graph,
-    Node,
-    NodeKind,
-    Port,
-)
+from rhino_jax.search.graph import Graph, Node, NodeKind, Port
 from rhino_jax.search.levels import Levels
+from rhino_jax.search.readers import NOWHERE, Readers
 
 
 EXPENSIVE = frozenset(
@@ -81,26 +75,21 @@ class Fusing:
             device.hoists_conversions,
         )
 
-    @property
-    def into(self) -> frozenset[str]:
-        """Ops that compute elementwise operands on the fly."""
-        return FUSES_OPERANDS | (MATMULS if self.with_matmuls else frozenset())
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stored:
     """Attributes:
-    ports: port → whether its value touches memory.
-    matmul_of: elementwise node → the matmul whose fusion it runs in.
+    ports: [ports], whether their values touch memory; not where it was not asked.
+    matmul_of: [nodes], the matmul whose fusion an elementwise node runs in, or NOWHERE.
     """
 
-    ports: dict[Port, bool]
-    matmul_of: dict[int, int]
+    ports: list[bool]
+    matmul_of: np.ndarray
 
 
 def find_stored(
     graph: Graph,
-    ports: Iterable[Port],
+    ports: np.ndarray,
     levels: Levels,
     fusing: Fusing,
 ) -> Stored:
@@ -112,74 +101,101 @@ def find_stored(
       levels: of its nodes.
       fusing: how the compiler fuses.
     """
-    finder = _Finder(graph, levels, fusing)
-    for port in sorted(ports, key=lambda p: (graph.nodes[p.node].time, p)):
-        finder.decide(port)
-    return Stored(finder.stored, finder.before | finder.after)
+    finder, columns = _Finder(graph, levels, fusing), graph.columns
+    order = np.lexsort((ports, columns.time[columns.maker[ports]]))
+    for port in ports[order].tolist():
+        finder.decide(graph.ports[port])
+    matmul_of = np.full(len(graph.nodes), NOWHERE)
+    for found in (finder.before, finder.after):
+        matmul_of[list(found)] = list(found.values())
+    return Stored(finder.stored, matmul_of)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Finder:
     """Attributes:
     graph, levels, fusing: as of `find_stored`.
-    readers: port → the edges that read it, with what reads a shared copy in place of
-        the copy.
+    readers: of every port.
     before: node → the only matmul that reads it, if only through fusible nodes.
     after: node → the matmul whose result it computes on, before that is stored.
-    stored: what was decided.
-    sources: port → the stored values that making it reads.
+    stored: [ports], what was decided.
+    sources: port that is not stored → the stored ones that making it reads.
     dear: ports that are made from their sources by an expensive op, among others.
-    unsettled: ports whose value a matmul's fusion makes and has not stored yet.
+    unsettled: port → the matmul whose fusion makes its value and has not stored it yet.
     long_rows: nodes of softmaxes whose rows no fusion holds, and the matmuls before.
     """
 
     graph: Graph
     levels: Levels
     fusing: Fusing
-    readers: dict[Port, Sequence[Edge]] = field(init=False)
+    readers: Readers = field(init=False)
     before: dict[int, int] = field(init=False)
     after: dict[int, int] = field(default_factory=dict)
-    stored: dict[Port, bool] = field(default_factory=dict)
-    sources: dict[Port, frozenset[Port]] = field(default_factory=dict)
-    dear: set[Port] = field(default_factory=set)
-    unsettled: dict[Port, int] = field(default_factory=dict)
+    stored: list[bool] = field(init=False)
+    sources: dict[int, frozenset[int]] = field(default_factory=dict)
+    dear: set[int] = field(default_factory=set)
+    unsettled: dict[int, int] = field(default_factory=dict)
     long_rows: set[int] = field(init=False)
+    # Of every port: whether some reader needs it in memory, by either fusion; how often
+    # it is read; how often by matmuls; the deepest level at which it is; whether only
+    # some readers run in a matmul's fusion, and whether any does.
+    _is_needed: list[bool] = field(init=False)
+    _ends: list[bool] = field(init=False)
+    _num_readers: list[int] = field(init=False)
+    _num_matmuls: list[int] = field(init=False)
+    _deepest: list[int] = field(init=False)
+    _parts: list[bool] = field(init=False)
+    _feeds_matmul: list[bool] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.readers = dict(self.graph.readers)
-        for node in self.graph.nodes:
-            if node.kind is NodeKind.COPY:
-                (edge,) = self.graph.incoming[node.id]
-                self.readers[edge.source] = self._readers_behind(edge.source)
-        self.before = self._find_before() if self.fusing.with_matmuls else {}
-        self.long_rows = self._find_long_rows() if self.fusing.with_matmuls else set()
+        graph, columns = self.graph, self.graph.columns
+        self.readers = readers = Readers.of(graph)
+        self.stored = [False] * len(graph.ports)
+        with_matmuls = self.fusing.with_matmuls
+        self.before = self._find_before() if with_matmuls else {}
+        self.long_rows = self._find_long_rows() if with_matmuls else set()
+        fuses = columns.is_op & columns.is_fused
+        self._ends = (readers.count(~fuses) > 0).tolist()
+        if with_matmuls:
+            fuses = fuses | columns.is_matmul
+        self._is_needed = (readers.count(~fuses) > 0).tolist()
+        is_before = np.zeros(len(graph.nodes), dtype=bool)
+        is_before[list(self.before)] = True
+        num_before, num_after = readers.count(is_before), readers.count(~is_before)
+        self._num_readers = (num_before + num_after).tolist()
+        self._parts = ((num_before > 0) & (num_after > 0)).tolist()
+        self._feeds_matmul = (num_before > 0).tolist()
+        self._num_matmuls = readers.count(columns.is_matmul).tolist()
+        self._deepest = readers.largest(np.array(self.levels.at)).tolist()
 
     def decide(self, port: Port) -> None:
         """Decide for a port; those that are made before have been decided."""
-        node = self.graph.nodes[port.node]
-        edges = self.readers.get(port, ())
-        feeds = [e.source for e in self.graph.incoming[node.id]]
-        self._settle_matmuls(feeds)
+        node, here = self.graph.nodes[port.node], port.id
+        feeds = [e.source.id for e in self.graph.incoming[port.node]]
+        if self.unsettled:
+            self._settle_matmuls(feeds)
         if self._is_dear(node, feeds):
-            self.dear.add(port)
+            self.dear.add(here)
         if self._is_sunk(node, feeds):
             keep = False
         elif (matmul := self._matmul_behind(node, feeds)) is not None:
-            keep = self._ends_fusion(node, edges)
+            keep = self._ends_fusion(here, node)
             if not keep:
-                self.unsettled[port] = matmul
+                self.unsettled[here] = matmul
         else:
-            keep = self._is_kept(port, node, edges, feeds)
-        self.stored[port] = keep
-        self.sources[port] = frozenset({port}) if keep else self._sources_of(feeds)
+            keep = self._is_kept(here, node, feeds)
+        self.stored[here] = keep
+        if not keep:
+            self.sources[here] = self._sources_of(feeds)
 
-    def _sources_of(self, feeds: list[Port]) -> frozenset[Port]:
-        return frozenset[Port]().union(*(self.sources.get(p, {p}) for p in feeds))
+    def _sources_of(self, feeds: list[int]) -> frozenset[int]:
+        found = [self.sources.get(p, (p,)) for p in feeds]
+        return frozenset[int]().union(*found)
 
-    def _is_dear(self, node: Node, feeds: list[Port]) -> bool:
+    def _is_dear(self, node: Node, feeds: list[int]) -> bool:
         if self._is_expensive(node):
             return True
-        return any(p in self.dear and not self.stored[p] for p in feeds)
+        return any([p in self.dear and not self.stored[p] for p in feeds])
 
     def _is_expensive(self, node: Node) -> bool:
         return (
@@ -191,16 +207,15 @@ class _Finder:
     def _find_long_rows(self) -> set[int]:
         """From every exponential that a sum over its rows reads, through fusible nodes
         whose rows are as long, both ways, to the matmuls before."""
-        todo = [n.id for n in self.graph.nodes if self._is_long_softmax(n)]
+        nodes = self.graph.nodes
+        todo = [n.id for n in nodes if self._is_long_softmax(n)]
         found = set(todo)
         while todo:
-            node = self.graph.nodes[todo.pop()]
+            node = nodes[todo.pop()]
             if node.is_matmul:
                 continue
-            edges = self.graph.incoming[node.id]
-            before = [self.graph.nodes[e.source.node] for e in edges]
-            readers = self._readers_of(node)
-            behind = [self.graph.nodes[e.target] for e in readers]
+            before = [nodes[e.source.node] for e in self.graph.incoming[node.id]]
+            behind = [nodes[n] for n in self._readers_of(node)]
             for other in [*before, *(n for n in behind if not n.is_matmul)]:
                 is_of_it = other.is_fusible or other.is_matmul
                 is_new = is_of_it and other.id not in found
@@ -212,7 +227,7 @@ class _Finder:
     def _is_long_softmax(self, node: Node) -> bool:
         if node.op is None or node.op.name != "exp" or self._row(node) <= LONGEST_ROW:
             return False
-        ops = [self.graph.nodes[e.target].op for e in self._readers_of(node)]
+        ops = [self.graph.nodes[n].op for n in self._readers_of(node)]
         return any(op is not None and op.name == "reduce_sum" for op in ops)
 
     def _row(self, node: Node) -> int:
@@ -221,125 +236,97 @@ class _Finder:
         shape = self.graph.program.values[node.op.results[0]].shape
         return shape[-1] if shape else 0
 
-    def _is_kept(
-        self, port: Port, node: Node, edges: Sequence[Edge], feeds: list[Port]
-    ) -> bool:
-        if not node.is_fusible or self._must_store(edges, self.fusing.into):
+    def _is_kept(self, port: int, node: Node, feeds: list[int]) -> bool:
+        if not node.is_fusible or self._is_needed[port]:
             return True
-        if len(edges) < 2 or node.id in self.long_rows:
+        if self._num_readers[port] < 2 or node.id in self.long_rows:
             return False
-        assert node.op is not None
         read = sum(map(self._size_of, self._sources_of(feeds)))
         reads_more = read > RECOMPUTE_SHARE * self._size_of(port)
         is_dear = reads_more or self._is_expensive(node)
-        levels = self.levels.at
-        is_far = max(levels[e.target] for e in edges) > levels[node.id]
-        matmuls = sum(self.graph.nodes[e.target].is_matmul for e in edges)
-        return (is_dear and (is_far or self._parts(edges))) or (
-            matmuls > 1 and (reads_more or port in self.dear)
+        is_far = self._deepest[port] > self.levels.at[node.id]
+        return (is_dear and (is_far or self._parts[port])) or (
+            self._num_matmuls[port] > 1 and (reads_more or port in self.dear)
         )
 
-    def _parts(self, edges: Sequence[Edge]) -> bool:
-        """Whether some readers run in a matmul's fusion, and others do not."""
-        return len({e.target in self.before for e in edges}) > 1
-
-    def _matmul_behind(self, node: Node, feeds: list[Port]) -> int | None:
+    def _matmul_behind(self, node: Node, feeds: list[int]) -> int | None:
         """The matmul whose fusion goes on with this node."""
         if not self.fusing.with_matmuls:
             return None
         if node.is_matmul:
             return node.id
+        if not self.unsettled or not node.is_fusible:
+            return None
         found = [self.unsettled[p] for p in feeds if p in self.unsettled]
-        if not found or not node.is_fusible:
+        if not found:
             return None
         self.after[node.id] = found[-1]
         return found[-1]
 
-    def _ends_fusion(self, node: Node, edges: Sequence[Edge]) -> bool:
+    def _ends_fusion(self, port: int, node: Node) -> bool:
         """Whether what a matmul's fusion makes is stored here."""
-        if not edges or self._must_store(edges, FUSES_OPERANDS):
-            return True
-        if any(e.target in self.before for e in edges):
+        if not self._num_readers[port] or self._ends[port] or self._feeds_matmul[port]:
             return True
         if node.is_matmul and node.id in self.long_rows:
             return True
-        is_conversion = node.op is not None and node.op.name == "convert_element_type"
-        return not is_conversion and len(self._parting(edges)) > 1
+        return not _converts(node) and len(self._parting(port)) > 1
 
-    def _parting(self, edges: Sequence[Edge]) -> list[Edge]:
-        """The edges, with what reads a conversion in place of the conversion."""
-        found: list[Edge] = []
-        for edge in edges:
-            target = self.graph.nodes[edge.target]
-            if target.op is not None and target.op.name == "convert_element_type":
-                found += self._parting(self._readers_of(target))
-            else:
-                found.append(edge)
+    def _parting(self, port: int) -> list[int]:
+        """The readers of a port, with those of a conversion in place of it."""
+        found: list[int] = []
+        for reader in self.readers.of_port(port):
+            node = self.graph.nodes[reader]
+            found += self._parting(node.ports[0].id) if _converts(node) else [reader]
         return found
 
-    def _settle_matmuls(self, feeds: list[Port]) -> None:
+    def _settle_matmuls(self, feeds: list[int]) -> None:
         """Store all but the last of the matmuls' values that one op reads: a fusion
         holds one of them."""
         unsettled = [p for p in feeds if p in self.unsettled]
         for port in unsettled[:-1]:
             self.stored[port] = True
-            self.sources[port] = frozenset({port})
-            del self.unsettled[port]
+            self.sources.pop(port, None)
+            self.unsettled.pop(port, None)
 
-    def _is_sunk(self, node: Node, feeds: list[Port]) -> bool:
+    def _is_sunk(self, node: Node, feeds: list[int]) -> bool:
         """Whether a loop makes the value anew in each run: a broadcast of what is
         small, or the loop's own name for one."""
         if node.kind is NodeKind.CONST:
-            return all(not self.stored.get(p, True) for p in feeds)
+            return not any(self.stored[p] for p in feeds)
         if node.op is None or node.op.name != "broadcast_in_dim":
             return False
-        readers = [self.graph.nodes[e.target] for e in self._readers_of(node)]
+        readers = [self.graph.nodes[n] for n in self._readers_of(node)]
         return any(n.kind is NodeKind.CONST for n in readers) and all(
             n.kind is NodeKind.CONST or n.is_fusible for n in readers
         )
 
-    def _must_store(self, edges: Sequence[Edge], into: frozenset[str]) -> bool:
-        """Whether some reader needs the value in memory."""
-        for edge in edges:
-            target = self.graph.nodes[edge.target]
-            if target.kind is not NodeKind.OP:
-                return True
-            assert target.op is not None
-            if not target.op.is_fusible and target.op.name not in into:
-                return True
-        return False
-
-    def _readers_of(self, node: Node) -> Sequence[Edge]:
-        return self.readers.get(Port(node.id, 0), ())
-
-    def _readers_behind(self, port: Port) -> list[Edge]:
-        found: list[Edge] = []
-        for edge in self.graph.readers[port]:
-            is_copy = self.graph.nodes[edge.target].kind is NodeKind.COPY
-            found += self.graph.outgoing[edge.target] if is_copy else [edge]
-        return found
+    def _readers_of(self, node: Node) -> list[int]:
+        """What reads the first result."""
+        return self.readers.of_port(node.ports[0].id)
 
     def _find_before(self) -> dict[int, int]:
         """For every fusible node that only one matmul reads, through whatever
         number of fusible nodes: that matmul."""
         found: dict[int, int] = {}
+        is_matmul = self.graph.columns.is_matmul.tolist()
         for node in reversed(self.graph.run_order):
             if not node.is_fusible:
                 continue
-            homes: set[int | None] = set()
-            for edge in self._readers_of(node):
-                target = edge.target
-                is_matmul = self.graph.nodes[target].is_matmul
-                homes.add(target if is_matmul else found.get(target))
+            readers = self._readers_of(node)
+            homes = {n if is_matmul[n] else found.get(n) for n in readers}
             home = homes.pop() if len(homes) == 1 else None
             if home is not None:
                 found[node.id] = home
         return found
 
-    def _size_of(self, port: Port) -> int:
-        node = self.graph.nodes[port.node]
+    def _size_of(self, port: int) -> int:
+        node = self.graph.nodes[self.graph.ports[port].node]
         value = node.value
         if node.kind is NodeKind.OP:
             assert node.op is not None
-            value = node.op.results[port.result]
+            value = node.op.results[self.graph.ports[port].result]
         return math.prod(self.graph.program.values[value].shape)
+
+
+def _converts(node: Node) -> bool:
+    return node.op is not None and node.op.name == "convert_element_type"

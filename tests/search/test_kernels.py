@@ -26,10 +26,10 @@ def analysed(fn: Callable[..., Any], *args: Any) -> tuple[Graph, Liveness]:
 def reads(graph: Graph, live: Liveness) -> Counter[str]:
     """How often each input is read from memory."""
     names: Counter[str] = Counter()
-    for node, operands in live.kernels.reads.items():
-        op = graph.nodes[node].op
-        assert op is not None
+    for node, operands in zip(graph.nodes, live.kernels.reads, strict=True):
         for operand in operands:
+            op = node.op
+            assert op is not None
             maker = graph.nodes[graph.held[op.operands[operand]].node]
             if maker.kind is NodeKind.INPUT:
                 names[graph.program.inputs[maker.slot].path] += 1
@@ -37,7 +37,8 @@ def reads(graph: Graph, live: Liveness) -> Counter[str]:
 
 
 def launched(graph: Graph, live: Liveness) -> list[str]:
-    return [graph.nodes[n].op.name for n in sorted(live.kernels.launches)]  # type: ignore[union-attr]
+    every = zip(graph.nodes, live.kernels.launches, strict=True)
+    return [n.op.name for n, is_launched in every if is_launched]  # type: ignore[union-attr]
 
 
 def test_an_update_reads_all_it_needs_once() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.search.flatten import flatten
-from rhino_jax.search.graph import NodeKind, Port
+from rhino_jax.search.graph import NodeKind
 from rhino_jax.search.liveness import analyse, find_late
 from rhino_jax.search.stored import LONGEST_ROW, Fusing
 
@@ -31,7 +31,7 @@ def stored(fn: Callable[..., Any], *args: Any, fusing: Fusing = PLAIN) -> list[s
         for node in graph.nodes
         if node.kind is NodeKind.OP
         and node.op is not None
-        and live.is_stored.get(Port(node.id, 0))
+        and live.is_stored[node.ports[0].id]
     ]
 
 
@@ -188,8 +188,8 @@ def test_what_a_loop_stacks_up_is_there_from_its_start() -> None:
     live = analyse(graph, PLAIN)
     (stack,) = [n for n in graph.nodes if n.kind is NodeKind.STACK]
     (dot,) = [n for n in graph.nodes if n.op and n.op.name == "dot_general"]
-    start, stop = live.interval[Port(stack.id, 0)]
-    assert start < dot.time < stack.time <= stop
+    (port,) = stack.ports
+    assert live.first[port.id] < dot.time < stack.time <= live.last[port.id]
 
 
 def test_weights_that_loops_convert_are_converted_once_on_tpu() -> None:
@@ -241,7 +241,7 @@ def test_a_weights_gradient_keeps_what_it_reads_to_the_loops_end() -> None:
     live = analyse(graph, PLAIN)
     for edge in graph.edges:
         if edge.target == dot:
-            assert live.interval[edge.source][1] == late[dot]
+            assert live.last[edge.source.id] == late[dot]
 
 
 def test_slices_that_several_read_and_values_stacked_beside_other_use_are_copied() -> (

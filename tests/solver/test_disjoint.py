@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rhino_jax.solver.disjoint import DisjointSets
+from rhino_jax.solver.disjoint import DisjointSets, united
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -18,3 +18,18 @@ def test_sets_are_named_by_their_smallest(seed: int) -> None:
         assert sets.find(b) == names[b]
     assert sets.names() == names.tolist()
     assert 1 < len(set(names.tolist())) < 50
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pairs_known_at_once_give_the_same_sets(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    # A long chain in any order, a star around a large number, and any pairs.
+    chain = rng.permutation(200)
+    star = np.stack([np.full(50, 499), np.arange(200, 250)])
+    pairs = [np.stack([chain[1:], chain[:-1]]), star, rng.integers(250, 480, (2, 60))]
+    a, b = rng.permuted(np.concatenate(pairs, axis=1), axis=0)
+    sets = DisjointSets(500)
+    for x, y in zip(a.tolist(), b.tolist(), strict=True):
+        sets.union(x, y)
+    assert united(500, a, b).tolist() == sets.names()
+    assert united(3, a[:0], b[:0]).tolist() == [0, 1, 2]

@@ -1,0 +1,67 @@
+"""What reads every port, with what reads a shared copy in place of the copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.search.graph import Graph
+
+
+NOWHERE = -1
+"""Stands for no node and no port."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Readers:
+    """Pairs of a port and a node that reads it, in the order of ports.
+
+    Attributes:
+      num_ports: of the graph.
+      port, node: [pairs].
+      begin: where each port's pairs begin, and their number.
+      nodes: `node` as a list.
+    """
+
+    num_ports: int
+    port: np.ndarray
+    node: np.ndarray
+    begin: list[int]
+    nodes: list[int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Readers:
+        columns, num_ports = graph.columns, len(graph.ports)
+        is_copied = columns.is_copy[columns.target]
+        behind = copied_ports(graph)[columns.source]
+        is_behind = behind != NOWHERE
+        port = np.concatenate([columns.source[~is_copied], behind[is_behind]])
+        node = np.concatenate([columns.target[~is_copied], columns.target[is_behind]])
+        order = np.argsort(port, kind="stable")
+        port, node = port[order], node[order]
+        begin = np.searchsorted(port, np.arange(num_ports + 1))
+        return cls(num_ports, port, node, begin.tolist(), node.tolist())
+
+    def of_port(self, port: int) -> list[int]:
+        """The nodes that read a port, one as often as it does."""
+        return self.nodes[self.begin[port] : self.begin[port + 1]]
+
+    def count(self, which: np.ndarray) -> np.ndarray:
+        """[ports], how many pairs are of nodes of which [nodes] it is true."""
+        return np.bincount(self.port[which[self.node]], minlength=self.num_ports)
+
+    def largest(self, values: np.ndarray) -> np.ndarray:
+        """[ports], the largest of values [nodes], of readers; 0 without any."""
+        found = np.zeros(self.num_ports, dtype=values.dtype)
+        np.maximum.at(found, self.port, values[self.node])
+        return found
+
+
+def copied_ports(graph: Graph) -> np.ndarray:
+    """[ports], of a shared copy the port that it copies, of others NOWHERE."""
+    columns = graph.columns
+    of_node = np.full(len(graph.nodes), NOWHERE)
+    is_copied = columns.is_copy[columns.target]
+    of_node[columns.target[is_copied]] = columns.source[is_copied]
+    return of_node[columns.maker]
