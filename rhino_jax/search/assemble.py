@@ -15,9 +15,9 @@ from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Coverage, Predicted, SearchReport
 from rhino_jax.search.build import Model
 from rhino_jax.search.extract import (
-    at_peak,
     coverage_shares,
     decisions_of,
+    live_at,
     predicted_of,
 )
 from rhino_jax.search.infeasible import explain
@@ -41,7 +41,6 @@ def assemble(
         raise explain(model, solution, request.pins, program)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     labels = solution.labels
-    traffic = Traffic.of(model)
     decisions = decisions_of(model, labels)
     if not model.mesh.says_stops:
         decisions = only_around_matmuls(program, decisions)
@@ -58,18 +57,16 @@ def assemble(
         )
     notes += padding_notes(program, decisions.values, model.mesh)
     recipes: dict[str, Predicted | None] = {}
-    folded, alike = Traffic.folded(model, folding), folding.contract(labels)
+    folded = Traffic.folded(model, folding)
+    overlap, traffic, choice = drawn.folded, folded, folding.contract(labels)
     # Where repeats choose alike, one of each says it all.
-    predicted = (
-        predicted_of(drawn.folded, folded, alike)
-        if (folding.expand(alike) == labels).all()
-        else predicted_of(drawn.overlap, traffic, labels)
-    )
-    for name, choice in drawn.recipes.items():
+    if (folding.expand(choice) != labels).any():
+        overlap, traffic, choice = drawn.overlap, Traffic.of(model), labels
+    for name, known in drawn.recipes.items():
         recipes[name] = (
             None
-            if choice is None
-            else predicted_of(drawn.folded, folded, folding.contract(choice))
+            if known is None
+            else predicted_of(drawn.folded, folded, folding.contract(known))
         )
     ops, flops, size, unknown = coverage_shares(program)
     if unknown:
@@ -99,8 +96,8 @@ def assemble(
             for e, spec in zip(program.outputs, decisions.outputs, strict=True)
         ),
         decisions=decisions,
-        predicted=predicted,
-        collectives=traffic.collectives(labels),
+        predicted=predicted_of(overlap, traffic, choice),
+        collectives=traffic.collectives(choice),
         search=SearchReport(
             status="recipe" if found.is_fallback else status,
             objective_s=solution.objective,
@@ -116,7 +113,7 @@ def assemble(
         ),
         recipes=recipes,
         memory_budget_bytes=int(request.memory_budget_bytes),
-        at_peak=at_peak(model, labels),
+        at_peak=live_at(model, labels, overlap.problem.peak_time(choice)),
         pins={
             program.inputs[slot].path: format_spec(spec, names)
             for slot, spec in request.pins.items()

@@ -11,11 +11,11 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.spec import Spec
 from rhino_jax.search.classes import Classes
 from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
-from rhino_jax.search.makes import Makes
+from rhino_jax.search.numbering import for_each, number_objects, number_rows
 from rhino_jax.search.options import OptionBuilder, Options
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.search.resharding import ReshardTables
-from rhino_jax.search.sizes import PortSpecs, Sizes, SpecTable
+from rhino_jax.search.sizes import Sizes, SpecTable
 from rhino_jax.search.study import Study
 
 
@@ -95,31 +95,22 @@ def build_model(
     graph, liveness = study.graph, study.liveness
     tile = study.target.device.tile
     sizes = Sizes(SpecTable(), mesh.sizes, tile, study.padded_dims, study.off_lanes)
-    builder = OptionBuilder(graph, liveness, mesh, study.target, pinned, sizes)
+    builder = OptionBuilder(
+        graph, liveness, study.alike, mesh, study.target, pinned, sizes
+    )
     options = builder.build()
     every = options
     if narrow is not None:
         options = narrow(builder, options)
-    program = graph.program
-    costs = _times_run([o.cost_s for o in options], graph.nodes)
-    tables = ReshardTables.of(builder)
-    problem = Problem(costs, [], limit=memory_budget_bytes, end=graph.end + 2)
-    for edge, stop in zip(graph.edges, liveness.copy_last, strict=True):
-        source = options[edge.source.node].outs[edge.source.result]
-        wanted = options[edge.target].ins[edge.operand]
-        whole = program.values[edge.value]
-        table = tables.table(source, wanted, whole, *_times_sent(graph, edge))
-        problem.edges.append(PairTable(edge.source.node, edge.target, table))
-        if whole.bytes > SMALL_SHARE * memory_budget_bytes and _is_copied(graph, edge):
-            copies = tables.copies(source, wanted, whole)
-            problem.edge_usages.append(
-                EdgeUsage(edge.source.node, edge.target, copies, edge.time, stop + 1)
-            )
-    for port in graph.ports:
-        if liveness.is_stored[port.id] and _holds_memory(graph, port):
-            usage = _held_bytes(builder, options[port.node].outs[port.result], port)
-            start, stop = liveness.first[port.id], liveness.last[port.id]
-            problem.node_usages.append(NodeUsage(port.node, usage, start, stop + 1))
+    kinds = number_objects(options)
+    problem = Problem(
+        _times_run([o.cost_s for o in options], graph.nodes),
+        [],
+        limit=memory_budget_bytes,
+        end=graph.end + 2,
+    )
+    _add_edges(problem, study, builder, options, kinds)
+    _add_held(problem, study, builder, options, kinds)
     for copy in liveness.hoisted:
         usage = copy.whole_bytes * builder.sizes.shares(options[copy.node].ins[0])
         problem.node_usages.append(
@@ -128,10 +119,103 @@ def build_model(
     return Model(study, builder, options, problem, options is not every)
 
 
+def _add_edges(
+    problem: Problem,
+    study: Study,
+    builder: OptionBuilder,
+    options: list[Options],
+    kinds: np.ndarray,
+) -> None:
+    """What it costs to carry values, and the memory that copies need.
+
+    Args:
+      problem: to which they are added.
+      study, builder, options: see `build_model`.
+      kinds: [nodes], equal numbers for the same options.
+    """
+    graph, columns = study.graph, study.graph.columns
+    values, tables = graph.program.values, ReshardTables.of(builder)
+    small = SMALL_SHARE * problem.limit
+
+    def price(number: int) -> tuple[np.ndarray, np.ndarray | None]:
+        edge = graph.edges[number]
+        source = options[edge.source.node].outs[edge.source.result]
+        wanted, whole = options[edge.target].ins[edge.operand], values[edge.value]
+        table = tables.table(source, wanted, whole, *_times_sent(graph, edge))
+        is_held = whole.bytes > small and _is_copied(graph, edge)
+        return table, tables.copies(source, wanted, whole) if is_held else None
+
+    makers = columns.maker[columns.source]
+    alike = number_rows(
+        kinds[makers],
+        columns.result[columns.source],
+        kinds[columns.target],
+        columns.operand,
+        study.alike.types[columns.value],
+        columns.count,
+        _trips(graph)[columns.target],
+    )
+    ends = zip(makers.tolist(), columns.target.tolist(), strict=True)
+    times = zip(columns.read.tolist(), study.liveness.copy_last, strict=True)
+    priced = for_each(alike, price)
+    for (source, target), (start, last), (table, copies) in zip(
+        ends, times, priced, strict=True
+    ):
+        problem.edges.append(PairTable(source, target, table))
+        if copies is not None:
+            usage = EdgeUsage(source, target, copies, start, last + 1)
+            problem.edge_usages.append(usage)
+
+
+def _trips(graph: Graph) -> np.ndarray:
+    """[nodes], of what slices a stack how often it does, of others 0."""
+    found = np.zeros(len(graph.nodes), dtype=np.int64)
+    for node in graph.loop_end:
+        op = graph.nodes[node].op
+        if graph.nodes[node].kind is NodeKind.SLICE and op is not None:
+            assert op.call is not None
+            found[node] = op.call.trip_count
+    return found
+
+
+def _add_held(
+    problem: Problem,
+    study: Study,
+    builder: OptionBuilder,
+    options: list[Options],
+    kinds: np.ndarray,
+) -> None:
+    """The memory of values; args as of `_add_edges`."""
+    graph, liveness, alike = study.graph, study.liveness, study.alike
+    ports = [
+        port
+        for port, is_stored in zip(graph.ports, liveness.is_stored, strict=True)
+        if is_stored and _holds_memory(graph, port)
+    ]
+    values = [_value_of(graph, port) for port in ports]
+
+    def usage(number: int) -> np.ndarray:
+        port, value = ports[number], graph.program.values[values[number]]
+        specs = options[port.node].outs[port.result]
+        return builder.sizes.held_bytes(specs, value)
+
+    held = np.array([port.id for port in ports], dtype=np.int64)
+    every = number_rows(
+        kinds[graph.columns.maker[held]],
+        graph.columns.result[held],
+        alike.types[values],
+        alike.lanes[values],
+    )
+    for port, amounts in zip(ports, for_each(every, usage), strict=True):
+        start, last = liveness.first[port.id], liveness.last[port.id]
+        problem.node_usages.append(NodeUsage(port.node, amounts, start, last + 1))
+
+
 def _times_run(seconds: list[np.ndarray], nodes: list[Node]) -> list[np.ndarray]:
     """Of all runs."""
-    makes, pairs = Makes(), zip(seconds, nodes, strict=True)
-    return [makes.scaled(each, node.count) for each, node in pairs]
+    counts = np.array([node.count for node in nodes], dtype=np.int64)
+    alike = number_rows(number_objects(seconds), counts)
+    return for_each(alike, lambda k: nodes[k].count * seconds[k])
 
 
 def _times_sent(graph: Graph, edge: Edge) -> tuple[float, float]:
@@ -163,10 +247,9 @@ def _holds_memory(graph: Graph, port: Port) -> bool:
     return kind in (NodeKind.INPUT, NodeKind.OP, NodeKind.STACK)
 
 
-def _held_bytes(builder: OptionBuilder, specs: PortSpecs, port: Port) -> np.ndarray:
-    node = builder.graph.nodes[port.node]
-    value = node.value
+def _value_of(graph: Graph, port: Port) -> int:
+    node = graph.nodes[port.node]
     if node.kind is NodeKind.OP:
         assert node.op is not None
-        value = node.op.results[port.result]
-    return builder.sizes.held_bytes(specs, builder.graph.program.values[value])
+        return node.op.results[port.result]
+    return node.value

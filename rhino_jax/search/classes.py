@@ -54,11 +54,10 @@ class Classes:
         begin = self.first[node.id]
         return [self.names[begin + dim[0]] if dim else None for dim in layout]
 
-    def of_node(self, node: Node) -> set[Element]:
-        """All classes that a node's factors or dims belong to."""
-        if node.kind is NodeKind.OP:
-            return set(self.factors(node))
-        return {e for e in self.results(node, 0) if e is not None}
+    def have(self, which: frozenset[Element]) -> list[bool]:
+        """[nodes], whether any of their factors or dims belongs to one of these."""
+        is_of = np.concatenate([[0], np.cumsum(np.isin(self.names, list(which)))])
+        return (np.diff(is_of[self.first]) > 0).tolist()
 
 
 def find_classes(graph: Graph) -> Classes:
@@ -222,10 +221,7 @@ def _split_state(
 ) -> tuple[set[int], set[int]]:
     """Inputs that reach compute on the batch, and those that only meet the update."""
 
-    @functools.cache
-    def touches(node: int) -> bool:
-        return not batch.isdisjoint(classes.of_node(graph.nodes[node]))
-
+    touches = classes.have(batch)
     params: set[int] = set()
     state: set[int] = set()
     for node in graph.nodes:
@@ -237,7 +233,7 @@ def _split_state(
                 if target in seen:
                     continue
                 seen.add(target)
-                if touches(target):
+                if touches[target]:
                     found = True
                     break
                 if graph.nodes[target].kind is not NodeKind.INPUT:

@@ -14,16 +14,16 @@ from rhino_jax.search.build import Model
 from rhino_jax.search.graph import Node, NodeKind
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import Labels
+from rhino_jax.search.strategies import Strategy
 from rhino_jax.search.traffic import Traffic, name_of
 
 
 def decisions_of(model: Model, labels: Labels) -> Decisions:
     """The specs of all values and uses under a choice."""
     graph, program = model.graph, model.graph.program
-    values = {
-        value: model.spec(port, int(labels[port.node]))
-        for value, port in graph.held.items()
-    }
+    every = zip(model.options, labels.tolist(), strict=True)
+    chosen = [options.strategies[label] for options, label in every]
+    values = {v: chosen[p.node].results[p.result] for v, p in graph.held.items()}
     operands: dict[tuple[int, int], Spec] = {}
     region_outputs: dict[tuple[int, int, int], Spec] = {}
     outputs = [
@@ -31,7 +31,7 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
         for o in program.outputs
     ]
     for edge in graph.edges:
-        wanted = model.wanted(edge, int(labels[edge.target]))
+        wanted = chosen[edge.target].operands[edge.operand]
         use, is_new = edge.use, wanted != values[edge.value]
         reader = graph.nodes[edge.target]
         if reader.kind is NodeKind.OP:
@@ -51,16 +51,15 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
         operands,
         region_outputs,
         tuple(outputs),
-        stops=_stops(model, labels),
+        stops=_stops(model, chosen),
         gathers_by_axis=model.mesh.gathers_by_axis,
     )
 
 
-def _stops(model: Model, labels: Labels) -> dict[int, tuple[Spec, ...]]:
+def _stops(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ...]]:
     """Where partial sums pass through on the way to how they are held."""
     found: dict[int, tuple[Spec, ...]] = {}
-    for node in model.graph.nodes:
-        strategy = model.options[node.id].strategies[labels[node.id]]
+    for node, strategy in zip(model.graph.nodes, chosen, strict=True):
         if node.op is None or not strategy.partial:
             continue
         for value, made, done in zip(
@@ -105,23 +104,22 @@ def predicted_of(overlap: Overlap, traffic: Traffic, labels: Labels) -> Predicte
     )
 
 
-def at_peak(model: Model, labels: Labels, most: int = 50) -> tuple[Holding, ...]:
-    """What is live at the peak, largest first."""
+def live_at(
+    model: Model, labels: Labels, time: int, most: int = 50
+) -> tuple[Holding, ...]:
+    """What is in memory at a time, largest first."""
     problem = model.problem
-    time = int(problem.profile(labels).argmax())
     held: dict[tuple[str, str], float] = defaultdict(float)
-    for usage in problem.node_usages:
-        if usage.start <= time < usage.stop:
-            node = model.graph.nodes[usage.node]
-            amount = float(usage.usage[labels[usage.node]])
-            held[name_of(model, node.ports[0]), _source(node)] += amount
-    for pair in problem.edge_usages:
-        if pair.start <= time < pair.stop:
-            amount = float(pair.usage[labels[pair.source], labels[pair.target]])
-            node = model.graph.nodes[pair.target]
-            source = model.graph.nodes[pair.source].ports[0]
-            name = f"resharded {name_of(model, source)}"
-            held[name, _source(node)] += amount
+    for usage in [u for u in problem.node_usages if u.start <= time < u.stop]:
+        node = model.graph.nodes[usage.node]
+        amount = float(usage.usage[labels[usage.node]])
+        held[name_of(model, node.ports[0]), _source(node)] += amount
+    for pair in [u for u in problem.edge_usages if u.start <= time < u.stop]:
+        amount = float(pair.usage[labels[pair.source], labels[pair.target]])
+        node = model.graph.nodes[pair.target]
+        source = model.graph.nodes[pair.source].ports[0]
+        name = f"resharded {name_of(model, source)}"
+        held[name, _source(node)] += amount
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     return tuple(
         Holding(what, math.ceil(amount), source)

@@ -47,10 +47,10 @@ class _Builder:
             tied = None if output.state_of is None else inputs[output.state_of]
             if tied is not None:
                 # State that is fed back keeps its sharding.
-                graph.connect(value, tied.id, 0, 1, self.time, use)
+                graph.connect(value.id, tied.id, 0, 1, self.time, use)
             else:
                 node = graph.add(NodeKind.OUTPUT, 1, self.time, None, slot, value.id)
-                graph.connect(value, node.id, 0, 1, self.time, use)
+                graph.connect(value.id, node.id, 0, 1, self.time, use)
         graph.end = self.time + 1
 
     def region(self, region: Region, count: int) -> None:
@@ -75,13 +75,13 @@ class _Builder:
         values, graph = self.program.values, self.graph
         if not any([values[v].shape for v in (*op.results, *op.operands)]):
             return
-        if _passes_values_on(op):
+        if len(op.results) > 1 and _passes_values_on(op):
             for operand, result in zip(op.operands, op.results, strict=True):
                 self.alias(operand, result)
             return
         node = graph.add(NodeKind.OP, count, self.time, op, 0, op.results[0])
         for i, operand in enumerate(op.operands):
-            graph.connect(values[operand], node.id, i, count, self.time)
+            graph.connect(operand, node.id, i, count, self.time)
         for port, result in zip(node.ports, op.results, strict=True):
             if values[result].shape:
                 graph.held[result] = port
@@ -108,7 +108,7 @@ class _Builder:
             for r, region in enumerate(op.call.regions):
                 inner_value = self.program.values[region.outputs[slot]]
                 use = Use("region", (op.id, r, slot))
-                self.graph.connect(inner_value, node.id, 0, count, self.time, use)
+                self.graph.connect(inner_value.id, node.id, 0, count, self.time, use)
             self.graph.held[result] = node.ports[0]
 
     def loop(self, op: Op, count: int) -> None:
@@ -162,7 +162,7 @@ class _Builder:
             else:
                 border = self.graph.add(NodeKind.STACK, count, self.time, op, i, outer)
                 borders.append(border)
-            self.graph.connect(value, border.id, 0, inner_count, self.time, use)
+            self.graph.connect(value.id, border.id, 0, inner_count, self.time, use)
             self.graph.held[outer] = border.ports[-1]
         for node in borders:
             self.graph.loop_start[node.id] = start
@@ -184,7 +184,7 @@ class _Builder:
             return None
         node = self.graph.add(kind, count, self.time, op, position, inner)
         use = Use("operand", (op.id, position))
-        self.graph.connect(values[outer], node.id, 0, count, self.time, use)
+        self.graph.connect(outer, node.id, 0, count, self.time, use)
         if values[inner].rank:
             self.graph.held[inner] = node.ports[0]
         borders.append(node)
@@ -192,10 +192,11 @@ class _Builder:
 
 
 def _passes_values_on(op: Op) -> bool:
-    """Whether each result is the operand at its place, and these are independent
-    (an optimization barrier over many values): each then keeps its own spec."""
+    """Of an op with several results, whether each is the operand at its place, and
+    these are independent (an optimization barrier over many values): each then keeps
+    its own spec."""
     rule = op.rule
-    if rule is None or len(op.results) < 2 or rule.operands != rule.results:
+    if rule is None or rule.operands != rule.results:
         return False
     seen: set[int] = set()
     for layout in rule.operands:

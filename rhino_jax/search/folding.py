@@ -17,14 +17,12 @@ reduction via colour refinement", ESA 2014.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rhino_jax.search.makes import Makes
-from rhino_jax.search.numbering import number
+from rhino_jax.search.numbering import groups, number, number_objects, number_rows
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import (
     EdgeUsage,
@@ -80,15 +78,24 @@ class Folding:
         problem, makes = whole.problem, Makes()
         counts = np.bincount(self.classes).tolist()
         ends = self.classes.tolist()
-        tables = Counter[tuple[int, int, int, bool]]()
-        by_id: dict[int, np.ndarray] = {}
-        for edge, has_slack in zip(problem.edges, whole.slack.edges, strict=True):
-            by_id[id(edge.table)] = edge.table
-            key = ends[edge.source], ends[edge.target], id(edge.table), has_slack
-            tables[key] += 1
+        edges = problem.edges
+        alike = groups(
+            number_rows(
+                self.classes[[e.source for e in edges]],
+                self.classes[[e.target for e in edges]],
+                number_objects([e.table for e in edges]),
+                np.array(whole.slack.edges, dtype=bool),
+            )
+        )
+        alike.sort(key=lambda members: int(members[0]))
         pairs = [
-            PairTable(a, b, by_id[table] * count if count > 1 else by_id[table])
-            for (a, b, table, _), count in tables.items()
+            PairTable(
+                ends[edges[k].source],
+                ends[edges[k].target],
+                len(members) * edges[k].table if len(members) > 1 else edges[k].table,
+            )
+            for members in alike
+            for k in members[:1].tolist()
         ]
         firsts = self.first.tolist()
         folded = Problem(
@@ -100,7 +107,7 @@ class Folding:
         self._fold_memory(problem, folded)
         slack = Slack(
             tuple(whole.slack.nodes[n] for n in firsts),
-            tuple(has_slack for *_, has_slack in tables),
+            tuple(whole.slack.edges[members[0]] for members in alike),
         )
         compute = [
             makes.scaled(whole.compute.costs[n], counts[c])
@@ -133,37 +140,38 @@ class Folding:
             folded.node_usages.append(mine)
 
 
-def marks_of(book: RecipeBook) -> list[Hashable]:
-    """For every node of a model, its options, their costs, and what recipes see."""
+def marks_of(book: RecipeBook) -> np.ndarray:
+    """[nodes], equal where options, their costs, and what recipes see of them are."""
     model = book.model
-    values = model.graph.program.values
-    # Equal nodes share one object of options; a border node's says no type.
-    return [
-        (id(options), node.count, values[node.value].dtype, id(book.place(node)))
-        for node, options in zip(model.graph.nodes, model.options, strict=True)
-    ]
+    nodes, values = model.graph.nodes, model.graph.program.values
+    return number_rows(
+        # Equal nodes share one object of options; a border node's says no type.
+        number_objects(model.options),
+        number(values[node.value].dtype for node in nodes),
+        np.array([node.count for node in nodes], dtype=np.int64),
+        number_objects(book.places),
+    )
 
 
 def find_folding(
-    overlap: Overlap, marks: Sequence[Hashable], most: int = MOST_CLASSES
+    overlap: Overlap, marks: np.ndarray, most: int = MOST_CLASSES
 ) -> Folding:
     """Find the nodes that choose alike.
 
     Args:
       overlap: the whole problem; equal tables are one array.
-      marks: of every node, what all of its class must share: see `marks_of`.
+      marks: [nodes], equal numbers where nodes may be of one class: see `marks_of`.
       most: see `MOST_CLASSES`.
     """
     if len(marks) <= most:
         return Folding(np.arange(len(marks)), np.arange(len(marks)))
-    own = zip(marks, overlap.slack.nodes, strict=True)
-    colours = _mix(number(own).astype(np.uint64))
+    own = number_rows(marks, np.array(overlap.slack.nodes))
+    colours = _mix(own.astype(np.uint64))
     edges = overlap.problem.edges
     source = np.array([e.source for e in edges], dtype=np.int64)
     target = np.array([e.target for e in edges], dtype=np.int64)
-    looks = zip(edges, overlap.slack.edges, strict=True)
-    tables = number((id(e.table), has_slack) for e, has_slack in looks)
-    tables = tables.astype(np.uint64)
+    looks = number_objects([e.table for e in edges]), np.array(overlap.slack.edges)
+    tables = number_rows(*looks).astype(np.uint64)
     makes, reads = _mix(2 * tables), _mix(2 * tables + 1)
     kept, before = colours, 0
     for k in itertools.count():

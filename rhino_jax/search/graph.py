@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.ir.program import Op, Program, Value
+from rhino_jax.ir.program import Op, Program
 
 
 FUSES_OPERANDS = frozenset(
@@ -137,8 +137,8 @@ class Columns:
       is_fusible, is_fused, is_matmul, time: [nodes], as of `Node`.
       place: [nodes], in the run order.
       maker, result: [ports], which result of which node.
-      source, target, operand, read: [edges], the port that it comes from, the node that
-        reads it, as which operand, and when.
+      source, target, operand, value, count, read: [edges], the port that it comes from,
+        the node that reads it, as which operand, what, how often, and when.
     """
 
     is_op: np.ndarray
@@ -153,6 +153,8 @@ class Columns:
     source: np.ndarray
     target: np.ndarray
     operand: np.ndarray
+    value: np.ndarray
+    count: np.ndarray
     read: np.ndarray
 
     @classmethod
@@ -180,6 +182,8 @@ class Columns:
             np.array([e.source.id for e in edges], dtype=np.int64),
             np.array([e.target for e in edges], dtype=np.int64),
             np.array([e.operand for e in edges], dtype=np.int64),
+            np.array([e.value for e in edges], dtype=np.int64),
+            np.array([e.count for e in edges], dtype=np.int64),
             np.array([e.time for e in edges], dtype=np.int64),
         )
 
@@ -238,7 +242,9 @@ class Graph:
             is_fused = is_fusible or op.name in FUSES_OPERANDS
             is_matmul = op.name in MATMULS
         here, first = len(self.nodes), len(self.ports)
-        ports = tuple([Port(first + i, here, i) for i in range(num_ports)])
+        ports: tuple[Port, ...] = (Port(first, here, 0),)
+        if num_ports > 1:
+            ports += tuple([Port(first + i, here, i) for i in range(1, num_ports)])
         self.ports += ports
         node = Node(
             here,
@@ -258,7 +264,7 @@ class Graph:
 
     def connect(
         self,
-        value: Value,
+        value: int,
         target: int,
         operand: int,
         count: int,
@@ -266,9 +272,9 @@ class Graph:
         use: Use | None = None,
     ) -> None:
         """Let `target` read `value`, if the value is planned at all."""
-        port = self.held.get(value.id)
+        port = self.held.get(value)
         if port is not None:
-            self.edges.append(Edge(port, target, operand, value.id, count, time, use))
+            self.edges.append(Edge(port, target, operand, value, count, time, use))
 
     def finish(self) -> None:
         """Say in which order all runs, and who reads what."""

@@ -9,7 +9,7 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.search.build import Model, build_model
-from rhino_jax.search.extract import at_peak
+from rhino_jax.search.extract import live_at
 from rhino_jax.search.graph import NodeKind
 from rhino_jax.search.least_peak import smallest_peak
 from rhino_jax.search.solve import Solution
@@ -31,9 +31,8 @@ def explain(
     labels = smallest_peak(problem)
     peak = min(problem.peak(labels), solution.smallest_peak)
     axes = ", ".join(f"{a.name}={a.size}" for a in model.mesh.axes)
-    holdings = "; ".join(
-        f"{h.what} {format_bytes(h.bytes)}" for h in at_peak(model, labels, 3)
-    )
+    held = live_at(model, labels, problem.peak_time(labels), most=3)
+    holdings = "; ".join(f"{h.what} {format_bytes(h.bytes)}" for h in held)
     budget = f"memory budget {format_bytes(problem.limit)} per device"
     culprits, fixes = _costly_pins(model, pins, program, peak)
     if model.is_narrowed:

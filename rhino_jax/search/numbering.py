@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
 
 import numpy as np
+
+
+T = TypeVar("T")
+
+_LARGEST = int(np.iinfo(np.int64).max)
 
 
 def number(keys: Iterable[Hashable]) -> np.ndarray:
@@ -14,18 +20,32 @@ def number(keys: Iterable[Hashable]) -> np.ndarray:
     return np.array(found, dtype=np.int64)
 
 
+def number_objects(things: Iterable[object]) -> np.ndarray:
+    """The same object, the same number."""
+    return number(map(id, things))
+
+
 def number_rows(*columns: np.ndarray) -> np.ndarray:
     """Equal rows, equal numbers, from 0 on.
 
     Args:
-      columns: at least one; of whole numbers, all as long.
+      columns: at least one; of numbers from 0 on, or truth values, all as long.
     """
-    found = np.unique(columns[0], return_inverse=True)[1]
-    for column in columns[1:]:
-        other = np.unique(column, return_inverse=True)[1]
-        pairs = found * (int(other.max(initial=0)) + 1) + other
-        found = np.unique(pairs, return_inverse=True)[1]
-    return found
+    found, size = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        digits, base = column, _span(column)
+        if size * base > _LARGEST:
+            found = np.unique(found, return_inverse=True)[1]
+            digits = np.unique(column, return_inverse=True)[1]
+            size, base = _span(found), _span(digits)
+        found = found * base + digits
+        size *= base
+    return np.unique(found, return_inverse=True)[1]
+
+
+def _span(digits: np.ndarray) -> int:
+    assert digits.min(initial=0) >= 0
+    return int(digits.max(initial=0)) + 1
 
 
 def groups(numbers: np.ndarray) -> list[np.ndarray]:
@@ -34,3 +54,11 @@ def groups(numbers: np.ndarray) -> list[np.ndarray]:
         return []
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+
+
+def for_each(numbers: np.ndarray, make: Callable[[int], T]) -> list[T]:
+    """What is made of the first place of every number, at all places of that number."""
+    different, first = np.unique(numbers, return_index=True)
+    each = zip(different.tolist(), first.tolist(), strict=True)
+    made = {k: make(at) for k, at in each}
+    return [made[k] for k in numbers.tolist()]

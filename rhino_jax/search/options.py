@@ -17,8 +17,10 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.spec import Spec, shards_per_dim, share_of
+from rhino_jax.search.alike import Alike, copied_bytes
 from rhino_jax.search.graph import Graph, Node, NodeKind
 from rhino_jax.search.liveness import Liveness
+from rhino_jax.search.numbering import for_each, number, number_rows
 from rhino_jax.search.padding import may_pad
 from rhino_jax.search.sends import Sends
 from rhino_jax.search.sizes import PortSpecs, Sizes
@@ -77,7 +79,7 @@ class OptionBuilder:
     """Makes options for the nodes of a graph.
 
     Attributes:
-      graph, liveness: what is planned.
+      graph, liveness, alike: what is planned.
       mesh, target: where it runs.
       pinned: node id → the only spec allowed (inputs and outputs).
       sizes: of values, under lists of specs.
@@ -85,31 +87,28 @@ class OptionBuilder:
 
     graph: Graph
     liveness: Liveness
+    alike: Alike
     mesh: LaidMesh
     target: Target
     pinned: dict[int, Spec]
     sizes: Sizes
-    _cache: dict[object, Options] = field(default_factory=dict)
     _drafts: dict[object, _Draft] = field(default_factory=dict)
     # Drafts keep what the numbers are of.
     _ports: dict[int, _Ports] = field(default_factory=dict)
     _sends: Sends = field(init=False)
-    _rules: dict[Rule, int] = field(default_factory=dict)
-    _rule_ids: dict[int, int] = field(default_factory=dict)
-    _types: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._sends = Sends(self.graph.program, self.mesh)
-        numbers: dict[object, int] = {}
-        self._types = [
-            numbers.setdefault((v.shape, v.dtype), len(numbers))
-            for v in self.graph.program.values
-        ]
 
     def build(self) -> list[Options]:
-        return [self.options(node) for node in self.graph.nodes]
+        """Of all nodes: one object for all that are alike and have the same pin."""
+        nodes, pins = self.graph.nodes, self.pinned
+        kinds = self.alike.nodes
+        if pins:
+            kinds = number_rows(kinds, number(map(pins.get, range(len(nodes)))))
+        return for_each(kinds, lambda n: self._options(nodes[n]))
 
-    def options(self, node: Node) -> Options:
+    def _options(self, node: Node) -> Options:
         if node.kind is NodeKind.OP:
             return self._op_options(node)
         return self._border_options(node)
@@ -119,28 +118,15 @@ class OptionBuilder:
         shape = value.shape
         if node.kind is NodeKind.STACK:
             shape = shape[1:]
+        copied = copied_bytes(self.graph, self.liveness, node)
+        padded: frozenset[int] = frozenset()
+        if node.kind is NodeKind.COPY:
+            dims = enumerate(shape)
+            padded = frozenset(d for d, n in dims if n in self.sizes.padded_dims)
+        every = all_specs(shape, self.mesh.sizes, padded)
         pin = self.pinned.get(node.id)
-        copied = self._copied_bytes(node)
-        key = (node.kind, shape, pin, copied)
-        found = self._cache.get(key)
-        if found is None:
-            padded: frozenset[int] = frozenset()
-            if node.kind is NodeKind.COPY:
-                dims = enumerate(shape)
-                padded = frozenset(d for d, n in dims if n in self.sizes.padded_dims)
-            every = all_specs(shape, self.mesh.sizes, padded)
-            specs = list(every) if pin is None else [pin]
-            found = self._cache[key] = self._border(node.kind, specs, copied)
-        return found
-
-    def _copied_bytes(self, node: Node) -> int:
-        """Bytes of the whole stack that a loop copies slice by slice, or 0."""
-        if node.id not in self.liveness.copied or node.op is None:
-            return 0
-        stack = (
-            node.value if node.kind is NodeKind.STACK else node.op.operands[node.slot]
-        )
-        return self.graph.program.values[stack].bytes
+        specs = list(every) if pin is None else [pin]
+        return self._border(node.kind, specs, copied)
 
     def _border(self, kind: NodeKind, specs: list[Spec], copied: int) -> Options:
         stacked: list[Spec] = [((), *spec) for spec in specs]
@@ -168,41 +154,17 @@ class OptionBuilder:
     def _op_options(self, node: Node) -> Options:
         op = node.op
         assert op is not None and op.rule is not None
-        # Mostly there are none.
-        lanes: tuple[object, ...] = ()
-        if self.sizes.off_lanes:
-            every = (*op.operands, *op.results)
-            lanes = tuple(map(self.sizes.off_lanes.get, every))
-        alike = (
-            self._number_of(op.rule),
+        key = (
+            # Equal rules are one object.
+            id(op.rule),
             op.flops,
-            op.is_fusible,
-            tuple([self._types[v] for v in (*op.operands, *op.results)]),
+            "" if op.is_fusible else op.name,
+            tuple(self.alike.types[[*op.operands, *op.results]].tolist()),
         )
-        key = alike, lanes, self._traffic_of(node)
-        found = self._cache.get(key)
-        if found is None:
-            draft = self._drafts.get(alike)
-            if draft is None:
-                draft = self._drafts[alike] = self._draft(node)
-            found = self._cache[key] = self._finish(node, draft)
-        return found
-
-    def _number_of(self, rule: Rule) -> int:
-        """Equal rules, equal numbers; a rule met before is not compared again."""
-        found = self._rule_ids.get(id(rule))
-        if found is None:
-            found = self._rules.setdefault(rule, len(self._rules))
-            self._rule_ids[id(rule)] = found
-        return found
-
-    def _traffic_of(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-        """Which operands are read from memory and which results written to it, and
-        whether the node launches a kernel."""
-        assert node.op is not None
-        stored, kernels = self.liveness.is_stored, self.liveness.kernels
-        writes = tuple([p.result for p in node.ports if stored[p.id]])
-        return kernels.reads[node.id], writes, kernels.launches[node.id]
+        draft = self._drafts.get(key)
+        if draft is None:
+            draft = self._drafts[key] = self._draft(node)
+        return self._finish(node, draft)
 
     def _draft(self, node: Node) -> _Draft:
         op, mesh = node.op, self.mesh
@@ -236,15 +198,15 @@ class OptionBuilder:
     def _finish(self, node: Node, draft: _Draft) -> Options:
         op, values = node.op, self.graph.program.values
         assert op is not None
-        reads, writes, is_launched = self._traffic_of(node)
+        kernels, stored = self.liveness.kernels, self.liveness.is_stored
         traffic = np.zeros(len(draft.strategies))
-        for i in reads:
+        for i in kernels.reads[node.id]:
             traffic += self.sizes.held_bytes(draft.ports.ins[i], values[op.operands[i]])
-        for i in writes:
+        for i in [p.result for p in node.ports if stored[p.id]]:
             traffic += self.sizes.held_bytes(draft.ports.made[i], values[op.results[i]])
         dtype = values[op.operands[0]].dtype if op.operands else "float32"
         compute_s = op_s(self.target, draft.arithmetic, traffic, dtype)
-        compute_s += self.target.launch_s * is_launched
+        compute_s += self.target.launch_s * kernels.launches[node.id]
         return Options(
             draft.strategies,
             compute_s + draft.steps_s,

@@ -15,11 +15,13 @@ some collectives early, and what runs beside compute takes memory and cores from
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
 from rhino_jax.search.makes import Makes
+from rhino_jax.search.numbering import for_each, number_objects, number_rows
 from rhino_jax.search.problem import Labels, PairTable, Problem
 from rhino_jax.search.slack import Slack
 
@@ -55,26 +57,27 @@ class Overlap:
         hidable_share: float,
     ) -> Overlap:
         """Args as above; `compute` are the seconds of every node's options."""
-        own = zip(problem.costs, compute, slack.nodes, strict=True)
-        edges = zip(problem.edges, slack.edges, strict=True)
-        makes = Makes()
+        costs = problem.costs
+        edges = list(itertools.compress(problem.edges, slack.edges))
 
-        def hidden(total: np.ndarray, compute: np.ndarray) -> np.ndarray:
-            return hidable_share * (total - compute)
+        def hidable_s(node: int) -> np.ndarray:
+            if not slack.nodes[node]:
+                return np.zeros(len(costs[node]))
+            return hidable_share * (costs[node] - compute[node])
 
-        def nothing(total: np.ndarray, compute: np.ndarray) -> np.ndarray:
-            return np.zeros(len(total))
-
+        nodes = number_rows(
+            number_objects(costs),
+            number_objects(compute),
+            np.array(slack.nodes, dtype=bool),
+        )
+        tables = for_each(
+            number_objects([e.table for e in edges]),
+            lambda k: hidable_share * edges[k].table,
+        )
+        pairs = zip(edges, tables, strict=True)
         hidable = Problem(
-            [
-                makes.make(hidden if has_slack else nothing, total, c)
-                for total, c, has_slack in own
-            ],
-            [
-                PairTable(e.source, e.target, makes.scaled(e.table, hidable_share))
-                for e, has_slack in edges
-                if has_slack
-            ],
+            for_each(nodes, hidable_s),
+            [PairTable(e.source, e.target, table) for e, table in pairs],
         )
         return cls(problem, Problem(compute, []), slack, share, hidable_share, hidable)
 

@@ -31,8 +31,7 @@ class PairTable(NamedTuple):
     table: np.ndarray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NodeUsage:
+class NodeUsage(NamedTuple):
     """Memory that a node's choice holds from `start` up to, not including, `stop`."""
 
     node: int
@@ -41,8 +40,7 @@ class NodeUsage:
     stop: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EdgeUsage:
+class EdgeUsage(NamedTuple):
     """Memory that a pair of choices holds, likewise."""
 
     source: int
@@ -117,6 +115,10 @@ class Problem:
     def peak(self, labels: Sequence[int] | Labels) -> float:
         """Largest memory over time."""
         return float(self.profile(labels).max(initial=0.0))
+
+    def peak_time(self, labels: Sequence[int] | Labels) -> int:
+        """The first time of largest memory."""
+        return int(self.profile(labels).argmax())
 
     def restricted(self, left: Restriction) -> Problem:
         """The problem in which every node keeps only the options that are left."""

@@ -25,15 +25,14 @@ class RecipeBook:
       model: the search model.
       classes, roles: what its dims and inputs are.
       inner: classes that model axes cut, found by walking the matmuls.
+      places: [nodes], what recipes look at: one object for all that look alike.
     """
 
     model: Model
     classes: Classes
     roles: Roles
     inner: frozenset[Element]
-    _roles: list[Role]
-    _places: dict[int, Place] = field(default_factory=dict)
-    _shared: dict[object, Place] = field(default_factory=dict)
+    places: list[Place]
     _axes: dict[tuple[int, bool], AxisPlaces] = field(default_factory=dict)
     _kinds: dict[tuple[int, int], Kind] = field(default_factory=dict)
     _num_cut: dict[int, np.ndarray] = field(default_factory=dict)
@@ -47,8 +46,11 @@ class RecipeBook:
             **dict.fromkeys(inner, Role.INNER),
             **dict.fromkeys(roles.batch, Role.BATCH),
         }
-        every = [role_of.get(name, Role.OTHER) for name in classes.names]
-        return cls(model, classes, roles, inner, every)
+        of_class = np.full(len(classes.names), Role.OTHER, dtype=np.uint8)
+        of_class[list(role_of)] = list(role_of.values())
+        every = of_class[classes.names].tobytes()
+        places = _Places(classes, roles, every)
+        return cls(model, classes, roles, inner, [*map(places.of, model.graph.nodes)])
 
     def allows(self, recipe: Recipe) -> bool:
         """Whether the recipe has a meaning here."""
@@ -95,7 +97,7 @@ class RecipeBook:
     def _kind(self, node: Node) -> Kind:
         # Ops that differ in cost only share their strategies.
         strategies = self.model.options[node.id].strategies
-        place = self.place(node)
+        place = self.places[node.id]
         key = id(strategies), id(place)
         kind = self._kinds.get(key)
         if kind is None:
@@ -107,35 +109,47 @@ class RecipeBook:
             kind = self._kinds[key] = Kind.of(place, axes)
         return kind
 
-    def place(self, node: Node) -> Place:
-        """What recipes look at in a node: one object for all that look alike."""
-        place = self._places.get(node.id)
-        if place is None:
-            is_op = node.kind is NodeKind.OP
-            place = self._look(node) if is_op else self._look_at_border(node)
-            self._places[node.id] = place
-        return place
 
-    def _look(self, node: Node) -> Place:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Places:
+    """What recipes look at in nodes.
+
+    Attributes:
+      classes, roles: see `RecipeBook`.
+      role: of every element its `Role`.
+    """
+
+    classes: Classes
+    roles: Roles
+    role: bytes
+    _shared: dict[object, Place] = field(default_factory=dict)
+    _of_ops: dict[tuple[bytes, int, bool], Place] = field(default_factory=dict)
+
+    def of(self, node: Node) -> Place:
+        """Of a node: one object for all that look alike."""
+        if node.kind is not NodeKind.OP:
+            return self._of_border(node)
         op = node.op
         assert op is not None and op.rule is not None
         begin = self.classes.first[node.id]
-        cut = tuple(self._roles[begin : begin + len(op.rule.factors)])
+        codes = self.role[begin : begin + len(op.rule.factors)]
         is_light = node.is_fusible or op.flops == 0 or op.name.startswith("reduce_")
-        key = cut, id(op.rule.results), is_light
-        place = self._shared.get(key)
+        # Equal rules are one object.
+        key = codes, id(op.rule), is_light
+        place = self._of_ops.get(key)
         if place is None:
+            cut = tuple(map(Role, codes))
             results = tuple(
                 tuple(cut[dim[0]] if dim else Role.OTHER for dim in layout)
                 for layout in op.rule.results
             )
             place = self._share(Place(cut, results, True, not is_light, False, False))
-            self._shared[key] = place
+            self._of_ops[key] = place
         return place
 
-    def _look_at_border(self, node: Node) -> Place:
+    def _of_border(self, node: Node) -> Place:
         dims = self.classes.results(node, 0)
-        cut = tuple(Role.OTHER if d is None else self._roles[d] for d in dims)
+        cut = tuple(Role.OTHER if d is None else Role(self.role[d]) for d in dims)
         is_input = node.kind is NodeKind.INPUT
         is_data = is_input and node.slot in self.roles.data
         is_param = is_input and node.slot not in self.roles.state

@@ -111,6 +111,9 @@ def find_stored(
     return Stored(finder.stored, matmul_of)
 
 
+_NONE: frozenset[int] = frozenset()
+
+
 @dataclass(slots=True, eq=False)
 class _Finder:
     """Attributes:
@@ -119,7 +122,8 @@ class _Finder:
     before: node → the only matmul that reads it, if only through fusible nodes.
     after: node → the matmul whose result it computes on, before that is stored.
     stored: [ports], what was decided.
-    sources: port that is not stored → the stored ones that making it reads.
+    sources: [ports], of one that is stored itself, of others the stored ones that
+        making it reads.
     dear: ports that are made from their sources by an expensive op, among others.
     unsettled: port → the matmul whose fusion makes its value and has not stored it yet.
     long_rows: nodes of softmaxes whose rows no fusion holds, and the matmuls before.
@@ -132,7 +136,7 @@ class _Finder:
     before: dict[int, int] = field(init=False)
     after: dict[int, int] = field(default_factory=dict)
     stored: list[bool] = field(init=False)
-    sources: dict[int, frozenset[int]] = field(default_factory=dict)
+    sources: list[frozenset[int]] = field(init=False)
     dear: set[int] = field(default_factory=set)
     unsettled: dict[int, int] = field(default_factory=dict)
     long_rows: set[int] = field(init=False)
@@ -151,6 +155,7 @@ class _Finder:
         graph, columns = self.graph, self.graph.columns
         self.readers = readers = Readers.of(graph)
         self.stored = [False] * len(graph.ports)
+        self.sources = [frozenset((p,)) for p in range(len(graph.ports))]
         with_matmuls = self.fusing.with_matmuls
         self.before = self._find_before() if with_matmuls else {}
         self.long_rows = self._find_long_rows() if with_matmuls else set()
@@ -174,7 +179,7 @@ class _Finder:
         feeds = [e.source.id for e in self.graph.incoming[port.node]]
         if self.unsettled:
             self._settle_matmuls(feeds)
-        if self._is_dear(node, feeds):
+        if self._is_expensive(node) or not self._is_cheap(feeds):
             self.dear.add(here)
         if self._is_sunk(node, feeds):
             keep = False
@@ -189,13 +194,13 @@ class _Finder:
             self.sources[here] = self._sources_of(feeds)
 
     def _sources_of(self, feeds: list[int]) -> frozenset[int]:
-        found = [self.sources.get(p, (p,)) for p in feeds]
-        return frozenset[int]().union(*found)
+        return _NONE.union(*[self.sources[p] for p in feeds])
 
-    def _is_dear(self, node: Node, feeds: list[int]) -> bool:
-        if self._is_expensive(node):
-            return True
-        return any([p in self.dear and not self.stored[p] for p in feeds])
+    def _is_cheap(self, feeds: list[int]) -> bool:
+        """Whether nothing dear is computed again to make these."""
+        return self.dear.isdisjoint(feeds) or all(
+            self.stored[p] for p in self.dear.intersection(feeds)
+        )
 
     def _is_expensive(self, node: Node) -> bool:
         return (
@@ -285,7 +290,7 @@ class _Finder:
         unsettled = [p for p in feeds if p in self.unsettled]
         for port in unsettled[:-1]:
             self.stored[port] = True
-            self.sources.pop(port, None)
+            self.sources[port] = frozenset((port,))
             self.unsettled.pop(port, None)
 
     def _is_sunk(self, node: Node, feeds: list[int]) -> bool:

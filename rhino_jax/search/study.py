@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
+from rhino_jax.search.alike import Alike, find_alike
 from rhino_jax.search.classes import Classes, Roles, find_classes, find_roles
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.graph import Graph
@@ -27,6 +28,7 @@ class Study:
       classes, roles: what its dims and inputs are.
       padded_dims: sizes of dims that may be cut unevenly.
       off_lanes: value → its dims that never lie on lanes (see `lanes`).
+      alike: what has the same options on every mesh.
     """
 
     graph: Graph
@@ -36,17 +38,21 @@ class Study:
     roles: Roles
     padded_dims: frozenset[int]
     off_lanes: Mapping[int, tuple[int, ...]]
+    alike: Alike
 
     @classmethod
     def of(cls, program: Program, target: Target) -> Study:
         graph, device = flatten(program), target.device
         classes = find_classes(graph)
+        liveness = analyse(graph, Fusing.of(device))
+        off_lanes = dims_off_lanes(graph, classes) if device.tile else {}
         return cls(
             graph,
             target,
-            analyse(graph, Fusing.of(device)),
+            liveness,
             classes,
             find_roles(graph, classes),
             matmul_dims(graph),
-            dims_off_lanes(graph, classes) if device.tile else {},
+            off_lanes,
+            find_alike(graph, liveness, off_lanes),
         )

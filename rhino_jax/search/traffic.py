@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from rhino_jax.search.build import Model
 from rhino_jax.search.flat import Lookups
 from rhino_jax.search.folding import Folding
 from rhino_jax.search.graph import Edge, Node, NodeKind, Port
+from rhino_jax.search.numbering import groups, number_objects, number_rows
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.sends import own_steps
 
@@ -33,16 +33,24 @@ class Place(NamedTuple):
     """Where something may be sent.
 
     Attributes:
-      at: a node, after its compute, or an edge.
+      every: a node, after its compute, or an edge, and those that send the same.
       source, target: whose options decide, by position in the labels; of a node both
         are its own.
-      repeats: how many alike it stands for.
     """
 
-    at: Node | Edge
+    every: Sequence[Node] | Sequence[Edge]
     source: int
     target: int
-    repeats: int = 1
+
+    @property
+    def at(self) -> Node | Edge:
+        """The first of them."""
+        return self.every[0]
+
+    @property
+    def runs(self) -> int:
+        """In a step, of all together."""
+        return len(self.every) * self.at.count
 
 
 @dataclass(slots=True)
@@ -66,28 +74,31 @@ class Traffic:
     @classmethod
     def of(cls, model: Model) -> Traffic:
         """Of choices of all nodes."""
-        places = [Place(n, n.id, n.id) for n in model.graph.nodes]
-        places += [Place(e, e.source.node, e.target) for e in model.graph.edges]
+        places = [Place([n], n.id, n.id) for n in model.graph.nodes]
+        places += [Place([e], e.source.node, e.target) for e in model.graph.edges]
         return cls(model, places)
 
     @classmethod
     def folded(cls, model: Model, folding: Folding) -> Traffic:
         """Of choices of classes: what repeats is looked at once."""
-        nodes, classes = model.graph.nodes, folding.classes.tolist()
-        counts = np.bincount(folding.classes).tolist()
-        places = [Place(nodes[n], c, c, counts[c]) for c, n in enumerate(folding.first)]
+        graph, classes, columns = model.graph, folding.classes, model.graph.columns
+        places = [
+            Place([graph.nodes[n] for n in members.tolist()], c, c)
+            for c, members in enumerate(groups(classes))
+        ]
         # Edges between the same classes that share a table send the same.
-        alike: dict[tuple[int, int, int], list[Edge]] = defaultdict(list)
-        for edge, priced in zip(model.graph.edges, model.problem.edges, strict=True):
-            ends = classes[priced.source], classes[priced.target]
-            alike[*ends, id(priced.table)].append(edge)
-        places += [Place(e[0], a, b, len(e)) for (a, b, _), e in alike.items()]
+        source = classes[columns.maker[columns.source]]
+        target = classes[columns.target]
+        tables = number_objects([e.table for e in model.problem.edges])
+        for members in groups(number_rows(source, target, tables)):
+            edges, k = [graph.edges[k] for k in members.tolist()], members[0]
+            places.append(Place(edges, int(source[k]), int(target[k])))
         return cls(model, places)
 
     def seconds(self, labels: Labels) -> float:
         """Of all collectives of a choice, hidden or not."""
         return sum(
-            place.repeats * place.at.count * priced.seconds
+            place.runs * priced.seconds
             for place, steps in self._sending(labels)
             for priced in steps
         )
@@ -98,16 +109,18 @@ class Traffic:
             nodes = [(p, at) for p in self.places if isinstance(at := p.at, Node)]
             sources = [p.source for p, _ in nodes]
             flops = [self.model.options[at.id].flops for _, at in nodes]
-            counts = np.array([p.repeats * at.count for p, at in nodes])
+            counts = np.array([p.runs for p, _ in nodes])
             self._flops = Lookups.of(sources, sources, flops), counts
         lookups, counts = self._flops
         return float(counts @ lookups.entries(labels))
 
     def collectives(self, labels: Labels) -> tuple[Collective, ...]:
-        """All collectives of a choice of all nodes, the most expensive first."""
+        """All collectives of a choice, the most expensive first."""
+        chosen = labels.tolist()
         found = [
-            self._record(place.at, priced, labels)
+            self._record(at, priced, chosen[place.source], chosen[place.target])
             for place, steps in self._sending(labels)
+            for at in place.every
             for priced in steps
         ]
         return tuple(sorted(found, key=lambda c: (-c.seconds, c.kind, c.op, c.reason)))
@@ -162,14 +175,21 @@ class Traffic:
             for s in steps
         )
 
-    def _record(self, at: Node | Edge, priced: Priced, labels: Labels) -> Collective:
+    def _record(
+        self, at: Node | Edge, priced: Priced, source: int, target: int
+    ) -> Collective:
+        """
+        Args:
+          at, priced: what is sent where.
+          source, target: what is chosen at both ends of it.
+        """
         model, step = self.model, priced.step
         if isinstance(at, Node):
             op, reason = at.op, _why_own(at, step)
         else:
             nodes = model.graph.nodes
             op = nodes[at.target].op or nodes[at.source.node].op
-            reason = _why_edge(model, at, labels)
+            reason = _why_edge(model, at, source, target)
         per_run = wire_bytes(
             step.kind, step.local_bytes, size_of(model.mesh, step.axes)
         )
@@ -195,9 +215,8 @@ def _why_own(node: Node, step: Step) -> str:
     return f"partial result over {', '.join(summed)}"
 
 
-def _why_edge(model: Model, edge: Edge, labels: Labels) -> str:
-    have = model.spec(edge.source, int(labels[edge.source.node]))
-    want = model.wanted(edge, int(labels[edge.target]))
+def _why_edge(model: Model, edge: Edge, source: int, target: int) -> str:
+    have, want = model.spec(edge.source, source), model.wanted(edge, target)
     names, what = model.mesh.names, name_of(model, edge.source)
     return f"{what}: {format_spec(have, names)} → {format_spec(want, names)}"
 
