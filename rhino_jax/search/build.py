@@ -92,123 +92,115 @@ def build_model(
       memory_budget_bytes: per device.
       narrow: leaves options out, or none; see `near`.
     """
-    graph, liveness = study.graph, study.liveness
-    tile = study.target.device.tile
+    graph, tile = study.graph, study.target.device.tile
     sizes = Sizes(SpecTable(), mesh.sizes, tile, study.padded_dims, study.off_lanes)
     builder = OptionBuilder(
-        graph, liveness, study.alike, mesh, study.target, pinned, sizes
+        graph, study.liveness, study.alike, mesh, study.target, pinned, sizes
     )
     options = builder.build()
     every = options
     if narrow is not None:
         options = narrow(builder, options)
-    kinds = number_objects(options)
     problem = Problem(
         _times_run([o.cost_s for o in options], graph.nodes),
         [],
         limit=memory_budget_bytes,
         end=graph.end + 2,
     )
-    _add_edges(problem, study, builder, options, kinds)
-    _add_held(problem, study, builder, options, kinds)
-    for copy in liveness.hoisted:
-        usage = copy.whole_bytes * builder.sizes.shares(options[copy.node].ins[0])
-        problem.node_usages.append(
-            NodeUsage(copy.node, usage, copy.start, copy.stop + 1)
-        )
+    pricing = _Pricing(study, builder, options, number_objects(options))
+    pricing.add_edges(problem)
+    pricing.add_held(problem)
     return Model(study, builder, options, problem, options is not every)
 
 
-def _add_edges(
-    problem: Problem,
-    study: Study,
-    builder: OptionBuilder,
-    options: list[Options],
-    kinds: np.ndarray,
-) -> None:
-    """What it costs to carry values, and the memory that copies need.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pricing:
+    """Prices what the options of nodes cost together, and the memory of what is made.
 
-    Args:
-      problem: to which they are added.
-      study, builder, options: see `build_model`.
+    Attributes:
+      study, builder, options: as of `Model`.
       kinds: [nodes], equal numbers for the same options.
     """
-    graph, columns = study.graph, study.graph.columns
-    values, tables = graph.program.values, ReshardTables.of(builder)
-    small = SMALL_SHARE * problem.limit
 
-    def price(number: int) -> tuple[np.ndarray, np.ndarray | None]:
-        edge = graph.edges[number]
-        source = options[edge.source.node].outs[edge.source.result]
-        wanted, whole = options[edge.target].ins[edge.operand], values[edge.value]
-        table = tables.table(source, wanted, whole, *_times_sent(graph, edge))
-        is_held = whole.bytes > small and _is_copied(graph, edge)
-        return table, tables.copies(source, wanted, whole) if is_held else None
+    study: Study
+    builder: OptionBuilder
+    options: list[Options]
+    kinds: np.ndarray
 
-    makers = columns.maker[columns.source]
-    alike = number_rows(
-        kinds[makers],
-        columns.result[columns.source],
-        kinds[columns.target],
-        columns.operand,
-        study.alike.types[columns.value],
-        columns.count,
-        _trips(graph)[columns.target],
-    )
-    ends = zip(makers.tolist(), columns.target.tolist(), strict=True)
-    times = zip(columns.read.tolist(), study.liveness.copy_last, strict=True)
-    priced = for_each(alike, price)
-    for (source, target), (start, last), (table, copies) in zip(
-        ends, times, priced, strict=True
-    ):
-        problem.edges.append(PairTable(source, target, table))
-        if copies is not None:
-            usage = EdgeUsage(source, target, copies, start, last + 1)
-            problem.edge_usages.append(usage)
+    def add_edges(self, problem: Problem) -> None:
+        """What it costs to carry values, and the memory that copies need."""
+        graph, columns = self.study.graph, self.study.graph.columns
+        values, tables = graph.program.values, ReshardTables.of(self.builder)
+        small = SMALL_SHARE * problem.limit
+
+        def price(at: int) -> tuple[np.ndarray, np.ndarray | None]:
+            edge = graph.edges[at]
+            source = self.options[edge.source.node].outs[edge.source.result]
+            wanted = self.options[edge.target].ins[edge.operand]
+            whole = values[edge.value]
+            table = tables.table(source, wanted, whole, *_times_sent(graph, edge))
+            is_held = whole.bytes > small and _is_copied(graph, edge)
+            return table, tables.copies(source, wanted, whole) if is_held else None
+
+        makers = columns.maker[columns.source]
+        alike = number_rows(
+            self.kinds[makers],
+            columns.result[columns.source],
+            self.kinds[columns.target],
+            columns.operand,
+            self.study.alike.types[columns.value],
+            columns.count,
+            _slices(graph)[columns.target],
+        )
+        ends = zip(makers.tolist(), columns.target.tolist(), strict=True)
+        times = zip(columns.read.tolist(), self.study.liveness.copy_last, strict=True)
+        priced = zip(ends, times, for_each(alike, price), strict=True)
+        for (source, target), (start, last), (table, copies) in priced:
+            problem.edges.append(PairTable(source, target, table))
+            if copies is not None:
+                usage = EdgeUsage(source, target, copies, start, last + 1)
+                problem.edge_usages.append(usage)
+
+    def add_held(self, problem: Problem) -> None:
+        """The memory of values, and of the converted copies of whole stacks."""
+        graph, liveness = self.study.graph, self.study.liveness
+        alike, sizes = self.study.alike, self.builder.sizes
+        ports = [
+            port
+            for port, is_stored in zip(graph.ports, liveness.is_stored, strict=True)
+            if is_stored and _holds_memory(graph, port)
+        ]
+        values = [_value_of(graph, port) for port in ports]
+
+        def held_bytes(at: int) -> np.ndarray:
+            port, value = ports[at], graph.program.values[values[at]]
+            return sizes.held_bytes(self.options[port.node].outs[port.result], value)
+
+        kinds = number_rows(
+            self.kinds[[port.node for port in ports]],
+            np.array([port.result for port in ports], dtype=np.int64),
+            alike.types[values],
+            alike.lanes[values],
+        )
+        for port, held in zip(ports, for_each(kinds, held_bytes), strict=True):
+            start, last = liveness.first[port.id], liveness.last[port.id]
+            problem.node_usages.append(NodeUsage(port.node, held, start, last + 1))
+        for copy in liveness.hoisted:
+            shares = sizes.shares(self.options[copy.node].ins[0])
+            held = copy.whole_bytes * shares
+            usage = NodeUsage(copy.node, held, copy.start, copy.stop + 1)
+            problem.node_usages.append(usage)
 
 
-def _trips(graph: Graph) -> np.ndarray:
-    """[nodes], of what slices a stack how often it does, of others 0."""
+def _slices(graph: Graph) -> np.ndarray:
+    """[nodes], of what slices a stack how many times, of others 0."""
     found = np.zeros(len(graph.nodes), dtype=np.int64)
-    for node in graph.loop_end:
-        op = graph.nodes[node].op
-        if graph.nodes[node].kind is NodeKind.SLICE and op is not None:
-            assert op.call is not None
-            found[node] = op.call.trip_count
+    for n in graph.loop_end:
+        node = graph.nodes[n]
+        if node.kind is NodeKind.SLICE:
+            assert node.op is not None and node.op.call is not None
+            found[n] = node.op.call.trip_count
     return found
-
-
-def _add_held(
-    problem: Problem,
-    study: Study,
-    builder: OptionBuilder,
-    options: list[Options],
-    kinds: np.ndarray,
-) -> None:
-    """The memory of values; args as of `_add_edges`."""
-    graph, liveness, alike = study.graph, study.liveness, study.alike
-    ports = [
-        port
-        for port, is_stored in zip(graph.ports, liveness.is_stored, strict=True)
-        if is_stored and _holds_memory(graph, port)
-    ]
-    values = [_value_of(graph, port) for port in ports]
-
-    def usage(number: int) -> np.ndarray:
-        port, value = ports[number], graph.program.values[values[number]]
-        specs = options[port.node].outs[port.result]
-        return builder.sizes.held_bytes(specs, value)
-
-    held = np.array([port.id for port in ports], dtype=np.int64)
-    every = number_rows(
-        kinds[graph.columns.maker[held]],
-        graph.columns.result[held],
-        alike.types[values],
-        alike.lanes[values],
-    )
-    for port, amounts in zip(ports, for_each(every, usage), strict=True):
-        start, last = liveness.first[port.id], liveness.last[port.id]
-        problem.node_usages.append(NodeUsage(port.node, amounts, start, last + 1))
 
 
 def _times_run(seconds: list[np.ndarray], nodes: list[Node]) -> list[np.ndarray]:
