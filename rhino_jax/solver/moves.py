@@ -70,7 +70,9 @@ class Moves:
         cells = np.concatenate([*(t.ravel() for *_, t in edges), np.zeros(0)])
         both_ways = _largest(cells, begins[:-1])
         forbidden = 2 * _largest(costs, memory.first[:-1]) + both_ways + 1
-        cells[~np.isfinite(cells)] = forbidden
+        infinite = ~np.isfinite(cells)
+        if infinite.any():
+            cells[infinite] = forbidden
         neighbours: list[list[tuple[int, np.ndarray]]] = [[] for _ in place]
         for (i, j, table), begin in zip(edges, begins.tolist(), strict=False):
             part = cells[begin : begin + table.size]
@@ -150,5 +152,11 @@ def _largest(costs: np.ndarray, begins: np.ndarray) -> float:
     """The sum of the largest finite costs of every part."""
     if not len(begins):
         return 0.0
-    finite = np.where(np.isfinite(costs), np.abs(costs), 0.0)
-    return float(np.maximum.reduceat(finite, begins).sum())
+    found = np.maximum.reduceat(costs, begins), -np.minimum.reduceat(costs, begins)
+    largest = np.maximum(*found)
+    # Copies of all costs take most of the memory of planning, and mostly none is
+    # infinite.
+    if not np.isfinite(largest).all():
+        finite = np.where(np.isfinite(costs), np.abs(costs), 0.0)
+        largest = np.maximum.reduceat(finite, begins)
+    return float(largest.sum())
