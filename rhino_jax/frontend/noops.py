@@ -1,14 +1,17 @@
 """Equations that do nothing, taken out before the program is imported.
 
-JAX's rules of derivatives sum over no dims at all where a scalar comes from outside
-the mesh in context and its cotangent from inside. The same function would be another
-program with a mesh than without, and a plan made for one refused by the other.
+JAX's rules of derivatives sum over no dims at all, or reshard to nowhere, where a value
+comes from outside the mesh in context and its cotangent from inside: `x * (1 + scale)`
+has a `reshard` with a mesh and none without. The same function would be two programs,
+and a plan made for one refused by the other.
 """
 
 from __future__ import annotations
 
 import operator
 from typing import Any
+
+from jax.sharding import AxisType
 
 from rhino_jax._compat import is_literal, open_jaxpr, with_eqns
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
@@ -20,7 +23,8 @@ _REDUCTIONS = frozenset({
 
 
 def without_noops(jaxpr: Any) -> Any:
-    """The jaxpr, those inside it too, without reductions over no dims.
+    """The jaxpr, those inside it too, without reductions over no dims and reshards to
+    nowhere.
 
     Args:
       jaxpr: closed or not.
@@ -52,4 +56,14 @@ def without_noops(jaxpr: Any) -> Any:
 
 
 def _is_noop(eqn: Any) -> bool:
+    if eqn.primitive.name == "reshard":
+        return _says_nothing(eqn.params["dst_sharding"])
     return eqn.primitive.name in _REDUCTIONS and not eqn.params["axes"]
+
+
+def _says_nothing(sharding: Any) -> bool:
+    """Whether a sharding names no axis, and its mesh has none but Auto ones."""
+    spec = sharding.spec
+    named = [*spec, *getattr(spec, "unreduced", ()), *getattr(spec, "reduced", ())]
+    types = sharding.mesh.axis_types
+    return all(d is None for d in named) and all(t is AxisType.Auto for t in types)

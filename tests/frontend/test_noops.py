@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax._compat import open_jaxpr
@@ -31,6 +31,18 @@ def in_loop(scale, x):
     return jax.lax.scan(body, jnp.float32(0), x)[0]
 
 
+def shifted(scale, x):
+    """Its cotangent is resharded to nowhere where a mesh is in context."""
+    return jax.grad(lambda x: jnp.sum(jnp.sin(scale) * jnp.ones((3, 8, 4)) * (1 + x)))(
+        x
+    )
+
+
+def set_rows(scale, x):
+    """So is what rows are added to."""
+    return jax.ops.segment_sum(x, jnp.int32(x[:, 0] * scale > 0), num_segments=3)
+
+
 ARGS = (jnp.float32(0.3), jnp.linspace(-1.0, 1.0, 32, dtype=jnp.float32).reshape(8, 4))
 
 
@@ -42,7 +54,7 @@ def empty_reductions(jaxpr):
     ]
 
 
-@pytest.mark.parametrize("fn", [scaled, in_loop])
+@pytest.mark.parametrize("fn", [scaled, in_loop, shifted, set_rows])
 def test_a_mesh_in_context_does_not_change_the_program(fn):
     mesh = AbstractMesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     without = trace(fn, ARGS, {}).program
@@ -77,3 +89,27 @@ def test_a_plan_without_a_mesh_runs_on_one(tmp_path):
     run = rhino.load_plan(tmp_path / "p.json").jit(scaled)
     for got, want in zip(run(*ARGS), scaled(*ARGS), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_a_reshard_that_says_something_stays():
+    mesh = AbstractMesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.sharding.use_abstract_mesh(mesh):
+        closed = jax.make_jaxpr(lambda x: jax.sharding.reshard(x, P("a")) + 1)(ARGS[1])
+    (name, _) = [eqn.primitive.name for eqn in open_jaxpr(closed).eqns]
+    assert name == "reshard"
+    assert without_noops(closed) is closed
+
+
+def test_a_norm_planned_without_a_mesh_runs_on_one():
+    """RMSNorm with weights about 0, as Gemma has it."""
+
+    def step(weights, x):
+        def loss(weights):
+            norm = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+            return jnp.sum(jnp.tanh(norm * (1 + weights)))
+
+        return weights - 0.1 * jax.grad(loss)(weights)
+
+    args = jnp.zeros(4), ARGS[1]
+    plan = rhino.plan(step, *args, hardware="cpu:4")
+    np.testing.assert_allclose(plan.jit(step)(*args), step(*args), rtol=1e-5)
