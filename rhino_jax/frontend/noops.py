@@ -1,9 +1,9 @@
 """Equations that do nothing, taken out before the program is imported.
 
 JAX's rules of derivatives sum over no dims at all, or reshard to nowhere, where a value
-comes from outside the mesh in context and its cotangent from inside: `x * (1 + scale)`
-has a `reshard` with a mesh and none without. The same function would be two programs,
-and a plan made for one refused by the other.
+comes from outside the mesh in context and its cotangent from inside, as from a
+function's closure: `x * (1 + scale)` has a `reshard` with a mesh and none without. The
+same function would be two programs, and a plan made for one refused by the other.
 """
 
 from __future__ import annotations

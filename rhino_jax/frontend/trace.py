@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 from jax.tree_util import tree_flatten_with_path
 
 from rhino_jax._compat import jaxpr_consts, low_jaxpr, open_jaxpr
@@ -199,7 +199,8 @@ def trace_call(
     flat.__name__ = flat.__qualname__ = parameters.name
     try:
         with _only_mesh(mesh):
-            jaxpr = without_noops(low_jaxpr(jax.make_jaxpr(flat)(*types)))
+            placed = [_within(x, mesh) for x in types]
+            jaxpr = without_noops(low_jaxpr(jax.make_jaxpr(flat)(*placed)))
             closed = _unmerged(jaxpr, parameters.name)
     except Exception as error:
         error.add_note(f"raised while {what} traced `{parameters.name}`")
@@ -278,11 +279,28 @@ def check_same_program(
 @contextlib.contextmanager
 def _only_mesh(mesh: Any) -> Iterator[None]:
     """Trace with this mesh in context, and with no other."""
-    inner = (
-        AbstractMesh((), ()) if mesh is None else getattr(mesh, "abstract_mesh", mesh)
-    )
+    inner = AbstractMesh((), ()) if mesh is None else _abstract_mesh(mesh)
     with jax.sharding.use_abstract_mesh(inner):
         yield
+
+
+def _within(x: jax.ShapeDtypeStruct, mesh: Any) -> jax.ShapeDtypeStruct:
+    """An argument on the mesh in context, laid out in no way.
+
+    Where a value comes from outside and its cotangent from inside, JAX's rules of
+    derivatives reshard, convert and add up differently: the function would be another
+    program with a mesh than without, and a plan made for one refused by the other.
+    """
+    if mesh is None:
+        return x
+    sharding = NamedSharding(_abstract_mesh(mesh), P(*[None] * len(x.shape)))
+    return jax.ShapeDtypeStruct(
+        x.shape, x.dtype, weak_type=x.weak_type, sharding=sharding
+    )
+
+
+def _abstract_mesh(mesh: Any) -> Any:
+    return getattr(mesh, "abstract_mesh", mesh)
 
 
 def _put_statics(

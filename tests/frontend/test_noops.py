@@ -43,6 +43,31 @@ def set_rows(scale, x):
     return jax.ops.segment_sum(x, jnp.int32(x[:, 0] * scale > 0), num_segments=3)
 
 
+def jacobian(scale, x):
+    """Values are converted to their own type, and added up in another order."""
+    return jax.jacrev(lambda x: jnp.tanh(x * (1 + x)))(x) * scale
+
+
+def chosen_in_loop(scale, x):
+    """A body's constants come in another order."""
+
+    def loss(x):
+        def body(total, _):
+            return total + jnp.sum(jnp.sin(jnp.where(x > 0, total * scale, x))), None
+
+        return jax.lax.scan(body, 1.0, None, length=2)[0]
+
+    return jax.grad(loss)(x)
+
+
+ROWS = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
+
+
+def of_closure(scale, x):
+    """What the function captures is outside of any mesh."""
+    return jax.grad(lambda rows: jnp.sum(jnp.sin(x[:3] * scale) * (1 + rows)))(ROWS)
+
+
 ARGS = (jnp.float32(0.3), jnp.linspace(-1.0, 1.0, 32, dtype=jnp.float32).reshape(8, 4))
 
 
@@ -54,7 +79,9 @@ def empty_reductions(jaxpr):
     ]
 
 
-@pytest.mark.parametrize("fn", [scaled, in_loop, shifted, set_rows])
+@pytest.mark.parametrize(
+    "fn", [scaled, in_loop, shifted, set_rows, jacobian, chosen_in_loop, of_closure]
+)
 def test_a_mesh_in_context_does_not_change_the_program(fn):
     mesh = AbstractMesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     without = trace(fn, ARGS, {}).program
