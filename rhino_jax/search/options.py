@@ -106,9 +106,10 @@ class OptionBuilder:
         kinds = self.alike.nodes
         if pins:
             kinds = number_rows(kinds, number(map(pins.get, range(len(nodes)))))
-        return for_each(kinds, lambda n: self._options(nodes[n]))
+        return for_each(kinds, lambda n: self.of_node(nodes[n]))
 
-    def _options(self, node: Node) -> Options:
+    def of_node(self, node: Node) -> Options:
+        """Of one node, priced by themselves."""
         if node.kind is NodeKind.OP:
             return self._op_options(node)
         return self._border_options(node)

@@ -1,12 +1,14 @@
-"""What reads every port, with what reads a shared copy in place of the copy."""
+"""What reads every port, and how; what reads a shared copy, in place of the copy."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.search.graph import Graph
+from rhino_jax.search.graph import Columns, Graph
+from rhino_jax.search.levels import Levels
 
 
 NOWHERE = -1
@@ -65,3 +67,56 @@ def copied_ports(graph: Graph) -> np.ndarray:
     is_copied = columns.is_copy[columns.target]
     of_node[columns.target[is_copied]] = columns.source[is_copied]
     return of_node[columns.maker]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """How every port is read: lists of [ports].
+
+    Attributes:
+      count, num_matmuls: how often, and how often by matmuls.
+      deepest: the deepest level at which it is.
+      is_needed: whether some reader needs it in memory.
+      ends_fusion: likewise, of what a matmul's fusion makes.
+      feeds_matmul, is_parted: whether any reader runs in the fusion of a matmul that
+        it is computed for, and whether others do not.
+    """
+
+    count: list[int]
+    num_matmuls: list[int]
+    deepest: list[int]
+    is_needed: list[bool]
+    ends_fusion: list[bool]
+    feeds_matmul: list[bool]
+    is_parted: list[bool]
+
+    @classmethod
+    def of(
+        cls,
+        readers: Readers,
+        columns: Columns,
+        levels: Levels,
+        before: Mapping[int, int],
+        with_matmuls: bool,
+    ) -> Reading:
+        """
+        Args:
+          readers: of all ports.
+          columns, levels: of the graph.
+          before: node → the only matmul that it is computed for.
+          with_matmuls: whether matmuls compute their operands.
+        """
+        fuses = columns.is_op & columns.is_fused
+        computes = fuses | columns.is_matmul if with_matmuls else fuses
+        runs_before = np.zeros(len(fuses), dtype=bool)
+        runs_before[list(before)] = True
+        num_before, num_else = readers.count(runs_before), readers.count(~runs_before)
+        return cls(
+            (num_before + num_else).tolist(),
+            readers.count(columns.is_matmul).tolist(),
+            readers.largest(np.array(levels.at)).tolist(),
+            (readers.count(~computes) > 0).tolist(),
+            (readers.count(~fuses) > 0).tolist(),
+            (num_before > 0).tolist(),
+            ((num_before > 0) & (num_else > 0)).tolist(),
+        )

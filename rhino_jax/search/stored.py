@@ -30,7 +30,7 @@ import numpy as np
 from rhino_jax.hardware.target import Device
 from rhino_jax.search.graph import Graph, Node, NodeKind, Port
 from rhino_jax.search.levels import Levels
-from rhino_jax.search.readers import NOWHERE, Readers
+from rhino_jax.search.readers import NOWHERE, Readers, Reading
 
 
 EXPENSIVE = frozenset(
@@ -127,6 +127,7 @@ class _Finder:
     dear: ports that are made from their sources by an expensive op, among others.
     unsettled: port → the matmul whose fusion makes its value and has not stored it yet.
     long_rows: nodes of softmaxes whose rows no fusion holds, and the matmuls before.
+    reading: how every port is read.
     """
 
     graph: Graph
@@ -140,38 +141,19 @@ class _Finder:
     dear: set[int] = field(default_factory=set)
     unsettled: dict[int, int] = field(default_factory=dict)
     long_rows: set[int] = field(init=False)
-    # Of every port: whether some reader needs it in memory, by either fusion; how often
-    # it is read; how often by matmuls; the deepest level at which it is; whether only
-    # some readers run in a matmul's fusion, and whether any does.
-    _is_needed: list[bool] = field(init=False)
-    _ends: list[bool] = field(init=False)
-    _num_readers: list[int] = field(init=False)
-    _num_matmuls: list[int] = field(init=False)
-    _deepest: list[int] = field(init=False)
-    _parts: list[bool] = field(init=False)
-    _feeds_matmul: list[bool] = field(init=False)
+    reading: Reading = field(init=False)
 
     def __post_init__(self) -> None:
-        graph, columns = self.graph, self.graph.columns
-        self.readers = readers = Readers.of(graph)
+        graph = self.graph
+        self.readers = Readers.of(graph)
         self.stored = [False] * len(graph.ports)
         self.sources = [frozenset((p,)) for p in range(len(graph.ports))]
         with_matmuls = self.fusing.with_matmuls
         self.before = self._find_before() if with_matmuls else {}
         self.long_rows = self._find_long_rows() if with_matmuls else set()
-        fuses = columns.is_op & columns.is_fused
-        self._ends = (readers.count(~fuses) > 0).tolist()
-        if with_matmuls:
-            fuses = fuses | columns.is_matmul
-        self._is_needed = (readers.count(~fuses) > 0).tolist()
-        is_before = np.zeros(len(graph.nodes), dtype=bool)
-        is_before[list(self.before)] = True
-        num_before, num_after = readers.count(is_before), readers.count(~is_before)
-        self._num_readers = (num_before + num_after).tolist()
-        self._parts = ((num_before > 0) & (num_after > 0)).tolist()
-        self._feeds_matmul = (num_before > 0).tolist()
-        self._num_matmuls = readers.count(columns.is_matmul).tolist()
-        self._deepest = readers.largest(np.array(self.levels.at)).tolist()
+        self.reading = Reading.of(
+            self.readers, graph.columns, self.levels, self.before, with_matmuls
+        )
 
     def decide(self, port: Port) -> None:
         """Decide for a port; those that are made before have been decided."""
@@ -242,16 +224,16 @@ class _Finder:
         return shape[-1] if shape else 0
 
     def _is_kept(self, port: int, node: Node, feeds: list[int]) -> bool:
-        if not node.is_fusible or self._is_needed[port]:
+        if not node.is_fusible or self.reading.is_needed[port]:
             return True
-        if self._num_readers[port] < 2 or node.id in self.long_rows:
+        if self.reading.count[port] < 2 or node.id in self.long_rows:
             return False
         read = sum(map(self._size_of, self._sources_of(feeds)))
         reads_more = read > RECOMPUTE_SHARE * self._size_of(port)
         is_dear = reads_more or self._is_expensive(node)
-        is_far = self._deepest[port] > self.levels.at[node.id]
-        return (is_dear and (is_far or self._parts[port])) or (
-            self._num_matmuls[port] > 1 and (reads_more or port in self.dear)
+        is_far = self.reading.deepest[port] > self.levels.at[node.id]
+        return (is_dear and (is_far or self.reading.is_parted[port])) or (
+            self.reading.num_matmuls[port] > 1 and (reads_more or port in self.dear)
         )
 
     def _matmul_behind(self, node: Node, feeds: list[int]) -> int | None:
@@ -270,7 +252,10 @@ class _Finder:
 
     def _ends_fusion(self, port: int, node: Node) -> bool:
         """Whether what a matmul's fusion makes is stored here."""
-        if not self._num_readers[port] or self._ends[port] or self._feeds_matmul[port]:
+        reading = self.reading
+        if reading.ends_fusion[port] or reading.feeds_matmul[port]:
+            return True
+        if not reading.count[port]:
             return True
         if node.is_matmul and node.id in self.long_rows:
             return True
