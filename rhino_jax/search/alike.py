@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from rhino_jax.ir.program import Op
 from rhino_jax.search.graph import Graph, Node, NodeKind
 from rhino_jax.search.liveness import Liveness
 from rhino_jax.search.numbering import number
@@ -54,18 +55,30 @@ def find_alike(
             return node.kind.value, shape, copied_bytes(graph, liveness, node)
         assert op is not None
         return (
-            # Equal rules are one object.
-            id(op.rule),
-            op.flops,
-            "" if op.is_fusible else op.name,
-            tuple([sizes[v] for v in op.operands]),
-            tuple([sizes[v] for v in op.results]),
+            *work_of(op, sizes),
             kernels.reads[node.id],
             tuple([stored[p.id] for p in node.ports]),
             kernels.launches[node.id],
         )
 
     return Alike(number(map(look, graph.nodes)), types, lanes)
+
+
+def work_of(op: Op, types: Sequence[int] | np.ndarray) -> tuple[Hashable, ...]:
+    """Equal where ops do the same, whatever of it lies in memory.
+
+    Args:
+      op: the op.
+      types: of every value, a number.
+    """
+    return (
+        # Equal rules are one object.
+        id(op.rule),
+        op.flops,
+        "" if op.is_fusible else op.name,
+        tuple([types[v] for v in op.operands]),
+        tuple([types[v] for v in op.results]),
+    )
 
 
 def copied_bytes(graph: Graph, liveness: Liveness, node: Node) -> int:

@@ -17,7 +17,7 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.spec import Spec, shards_per_dim, share_of
-from rhino_jax.search.alike import Alike, copied_bytes
+from rhino_jax.search.alike import Alike, copied_bytes, work_of
 from rhino_jax.search.graph import Graph, Node, NodeKind
 from rhino_jax.search.liveness import Liveness
 from rhino_jax.search.numbering import for_each, number, number_rows
@@ -155,13 +155,7 @@ class OptionBuilder:
     def _op_options(self, node: Node) -> Options:
         op = node.op
         assert op is not None and op.rule is not None
-        key = (
-            # Equal rules are one object.
-            id(op.rule),
-            op.flops,
-            "" if op.is_fusible else op.name,
-            tuple(self.alike.types[[*op.operands, *op.results]].tolist()),
-        )
+        key = work_of(op, self.alike.types)
         draft = self._drafts.get(key)
         if draft is None:
             draft = self._drafts[key] = self._draft(node)
