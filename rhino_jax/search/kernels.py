@@ -16,6 +16,7 @@ import numpy as np
 
 from rhino_jax.search.graph import Graph
 from rhino_jax.search.levels import Levels
+from rhino_jax.search.numbering import number_rows
 from rhino_jax.search.readers import NOWHERE, copied_ports
 from rhino_jax.search.stored import Stored
 from rhino_jax.solver.disjoint import united
@@ -56,12 +57,9 @@ def _fusions(graph: Graph, levels: Levels, stored: Stored) -> np.ndarray:
     makers = np.flatnonzero(columns.is_fusible[columns.maker])
     node = np.concatenate([columns.target[is_fused], columns.maker[makers]])
     port = np.concatenate([columns.source[is_fused], makers])
-    keys = port, runs[node], stored.matmul_of[node]
-    order = np.lexsort(keys)
-    same = np.ones(max(len(order) - 1, 0), dtype=bool)
-    for key in keys:
-        same &= key[order[1:]] == key[order[:-1]]
-    return united(len(graph.nodes), node[order[1:][same]], node[order[:-1][same]])
+    alike = number_rows(port, runs[node], stored.matmul_of[node] - NOWHERE)
+    _, first = np.unique(alike, return_index=True)
+    return united(len(graph.nodes), node, node[first[alike]])
 
 
 def _run_levels(graph: Graph, levels: Levels, is_stored: list[bool]) -> list[int]:
