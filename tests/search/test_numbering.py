@@ -96,3 +96,15 @@ def test_values_that_are_pinned_alike_share_their_options() -> None:
     assert a is b and a.strategies[0].results == (pins[0],)
     assert c.strategies[0].results == (pins[2],)
     assert len(a.strategies) == len(c.strategies) == 1 < len(d.strategies)
+
+
+def test_matmuls_of_another_type_are_not_alike() -> None:
+    def dot(x: jax.Array) -> jax.Array:
+        return jnp.matmul(x, x, preferred_element_type=jnp.float32)
+
+    wide = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    narrow = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    program = trace(lambda x, y: (dot(x), dot(y)), (wide, narrow), {}).program
+    study = Study.of(program, load_target("v5e:4x2"))
+    dots = [n.id for n in study.graph.nodes if n.is_matmul]
+    assert len(dots) == len(set(study.alike.nodes[dots].tolist())) == 2
