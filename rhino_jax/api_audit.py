@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhino_jax.api import Wishes
+from rhino_jax.api_wishes import Wishes
 from rhino_jax.hardware.target import Target
 
 
