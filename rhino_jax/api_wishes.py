@@ -1,0 +1,186 @@
+"""From what a user asks for to a plan: keywords checked, mesh and hardware read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jax.sharding import Mesh
+
+from rhino_jax.apply.meshes import axes_of_mesh, devices_here, make_mesh
+from rhino_jax.apply.sharded import with_trees
+from rhino_jax.errors import InfeasiblePlanError, PinError, RhinoError, nearest
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.files import detect_target, load_target
+from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
+from rhino_jax.hardware.target import Target
+from rhino_jax.plan.pins import ResolvedPins, resolve_pins
+from rhino_jax.plan.plan import Plan
+from rhino_jax.report.progress import Progress
+
+
+if TYPE_CHECKING:
+    from rhino_jax.search.candidates import Candidate
+    from rhino_jax.search.records import Request
+
+
+MeshAxes = tuple[tuple[str, int], ...]
+LEVELS = ("fast", "best")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user asked for; see `auto_shard`."""
+
+    hardware: str | Path | Target | None
+    memory_budget_bytes: int | None
+    pins: Mapping[str, Any]
+    level: str
+    time_limit_s: float | None
+    seed: int
+    refine: int
+    progress: bool | Callable[[float | None, float | None], None]
+    what: str
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise RhinoError(
+                f"{self.what}: level {self.level!r} is not known."
+                + nearest(str(self.level), LEVELS),
+                where="level=",
+                numbers=f"known: {', '.join(LEVELS)}",
+                fix="write level='fast' or level='best'.",
+            )
+        is_count = isinstance(self.refine, int) and not isinstance(self.refine, bool)
+        if not is_count or self.refine < 0:
+            raise RhinoError(
+                f"{self.what}: refine must be a number of plans to compile.",
+                where="refine=",
+                numbers=f"got {self.refine!r}",
+                fix="leave it out, or write refine=3.",
+            )
+        for name in ("memory_budget_bytes", "time_limit_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise RhinoError(
+                    f"{self.what}: {name} must be positive.",
+                    where=f"{name}=",
+                    numbers=f"got {value}",
+                    fix="leave it out, or give a positive number.",
+                )
+
+    def plan(self, traced: Traced, mesh: Any | None) -> Plan:
+        """Plan a traced function, on this mesh or on the best that rhino finds."""
+        # The solver takes a second to import; who only loads plans need not wait.
+        from rhino_jax.search.driver import choose_plan
+
+        target = self._target(mesh)
+        if mesh is not None:
+            axes = axes_of_mesh(mesh)
+            meshes, pins = [axes], resolve_pins(self.pins, traced.program, axes)
+        else:
+            meshes, pins = self._meshes(traced, target)
+        request = self._request(target, pins)
+        with self._progress() as report:
+            if self.refine > 1:
+                found = self._refined(traced, mesh, meshes, target, request, report)
+            else:
+                found = choose_plan(
+                    traced.program, meshes, target, request, progress=report
+                )
+        if mesh is None:
+            mesh = make_mesh(found.mesh_axes, self.what)
+        return with_trees(found, traced, mesh)
+
+    def _refined(
+        self,
+        traced: Traced,
+        mesh: Any | None,
+        meshes: list[MeshAxes],
+        target: Target,
+        request: Request,
+        report: Callable[[float | None, float | None], None],
+    ) -> Plan:
+        """The plan that the compiler makes fastest, of the most promising ones."""
+        from rhino_jax.search.driver import make_candidates
+        from rhino_jax.verify.refine import judge_of, refine
+
+        def candidates(budget_bytes: float, count: int) -> list[Candidate]:
+            found = make_candidates(
+                traced.program,
+                meshes,
+                target,
+                replace(request, memory_budget_bytes=budget_bytes),
+                count,
+                progress=report,
+            )
+            if mesh is None:
+                return list(found)
+            return [replace(c, plan=replace(c.plan, mesh=mesh)) for c in found]
+
+        def within(budget_bytes: int) -> Candidate | None:
+            try:
+                return replace(candidates(budget_bytes, 1)[0], name="less memory")
+            except InfeasiblePlanError:
+                return None
+
+        budget_bytes = request.memory_budget_bytes
+        return refine(
+            candidates(budget_bytes, self.refine),
+            judge_of(traced, self.what, target),
+            int(budget_bytes),
+            within,
+        )
+
+    def _target(self, mesh: Any | None) -> Target:
+        if self.hardware is not None:
+            return load_target(self.hardware)
+        if isinstance(mesh, Mesh):
+            return detect_target(list(mesh.devices.flat))
+        return detect_target(devices_here(self.what))
+
+    def _request(self, target: Target, pins: ResolvedPins) -> Request:
+        from rhino_jax.search.records import Request
+
+        budget = self.memory_budget_bytes
+        return Request(
+            memory_budget_bytes=target.hbm_bytes if budget is None else budget,
+            pins=pins.inputs,
+            output_pins=pins.outputs,
+            level=self.level,
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
+        )
+
+    def _meshes(
+        self, traced: Traced, target: Target
+    ) -> tuple[list[MeshAxes], ResolvedPins]:
+        """The meshes to compare: those on which all pins hold."""
+        count = target.num_devices or len(devices_here(self.what))
+        meshes: list[MeshAxes] = []
+        resolved: ResolvedPins | None = None
+        error: PinError | None = None
+        for shape in mesh_shapes(target, count):
+            axes = tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
+            try:
+                resolved = resolve_pins(self.pins, traced.program, axes)
+            except PinError as failed:
+                # The last has the most axes, so what it says is the most useful.
+                error = failed
+                continue
+            meshes.append(axes)
+        if resolved is None:
+            assert error is not None
+            raise error
+        return meshes, resolved
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[Callable[[float | None, float | None], None]]:
+        if callable(self.progress):
+            yield self.progress
+            return
+        with Progress(is_enabled=bool(self.progress)) as shown:
+            yield shown.update
