@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from rhino_jax._compat import context_mesh, is_compile_only
 from rhino_jax.apply.constraints import auto_twin, partition_spec
+from rhino_jax.apply.donation import Donations
 from rhino_jax.apply.interpret import constrained
 from rhino_jax.errors import MeshError, PlanFileError
 from rhino_jax.frontend.leaves import Static, is_python_scalar
@@ -48,6 +49,9 @@ class Bound:
         # What each argument was when it last came as it should. Comparing identities,
         # of all arguments in one go, is what makes a call cheap.
         self._seen: list[list[Any]] = [[None] * count for _ in _IDENTITY]
+        self._donations = Donations(
+            traced.name, traced.arguments.array_paths, traced.donated
+        )
         self._only_arrays = not traced.arguments.statics
         self._out_only_arrays = not traced.result.statics
 
@@ -156,6 +160,7 @@ class Bound:
         """Run on arrays; give the result back as the function would."""
         if not self.is_runnable:
             raise not_runnable(self.plan, self.mesh)
+        self._donations.check(arguments.arrays, arguments.to_move)
         call = self.jitted if compiled is None else compiled
         arrays = self.place(arguments)
         if self.fits_context():
@@ -163,6 +168,7 @@ class Bound:
         else:
             with jax.set_mesh(self.mesh):
                 outs = call(*arrays)
+        self._donations.made(outs)
         if arguments.to_move:
             self._delete_donated(arguments, arrays)
         if self.is_emulated and not any(isinstance(x, jax.core.Tracer) for x in outs):
