@@ -49,8 +49,15 @@ class ShardedFunction:
     """
 
     def __init__(
-        self, parameters: Parameters, planner: Planner, mesh: Any, what: str
+        self,
+        parameters: Parameters,
+        planner: Planner,
+        mesh: Any,
+        what: str,
+        *,
+        plans: bool = True,
     ) -> None:
+        """`plans`: whether `planner` makes plans, and not only hands one out."""
         self._parameters, self._planner = parameters, planner
         self._mesh, self._what = mesh, what
         self._last: Bound | None = None
@@ -58,7 +65,7 @@ class ShardedFunction:
         self._bounds: dict[tuple[Signature, Any], Bound] = {}
         self._plans: dict[tuple[str, Any], Plan] = {}
         self._programs: dict[tuple[Signature, Any], str] = {}
-        self._has_warned = False
+        self._has_warned = not plans
         functools.update_wrapper(self, parameters.fn)
         self.__wrapped__: Callable[..., Any] = parameters.fn
         self.__name__ = parameters.name
@@ -267,7 +274,7 @@ def sharded_by(parameters: Parameters, plan: Plan, what: str) -> ShardedFunction
         check_fits(plan, found, axes, program=traced.program, what=what)
         return with_trees(plan, traced, mesh)
 
-    return ShardedFunction(parameters, planner, mesh, what)
+    return ShardedFunction(parameters, planner, mesh, what, plans=False)
 
 
 def with_trees(plan: Plan, traced: Traced, mesh: Any) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 
+import rhino_jax as rhino
 from rhino_jax.apply.sharded import jit_with_plan
 from rhino_jax.errors import PlanFileError
 from tests.apply.stand_in import assert_close, mesh_of, normal, shard
@@ -128,3 +130,15 @@ def test_a_plan_that_cuts_unevenly_is_refused() -> None:
     )
     with pytest.raises(PlanFileError, match="unevenly"):
         uneven.jit(lambda x: x * 2)(x)
+
+
+def test_a_plan_for_another_shape_is_refused_without_a_word_of_planning() -> None:
+    x = jnp.ones((16, 8))
+    run = rhino.plan(lambda x: x * 2, x, mesh={"d": 8}, progress=False).jit(
+        lambda x: x * 2
+    )
+    run(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(rhino.PlanFileError, match=r"x is float32\[32,8\], was"):
+            run(jnp.ones((32, 8)))
