@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ def auto_shard(
     *,
     mesh: Any = None,
     hardware: str | Path | Target | None = None,
-    memory_budget_bytes: int | None = None,
-    pins: Mapping[str, Any] | None = None,
+    memory_budget_bytes: float | str | None = None,
+    pins: Any = None,
     level: str = "best",
-    time_limit_s: float | None = None,
+    time_limit_s: float | str | None = None,
     seed: int = 0,
     refine: int = 0,
     donate_argnums: int | Iterable[int] | None = None,
@@ -46,11 +46,15 @@ def auto_shard(
       mesh: a `Mesh`, `AbstractMesh`, or mapping of axis name to size. None: the mesh
         in context (`jax.set_mesh`), or else rhino chooses.
       hardware: name, path of a TOML file, or `Target`; None: the devices present.
-      memory_budget_bytes: per device; None: what the hardware has.
-      pins: tree path or glob → PartitionSpec, of arguments and results.
+      memory_budget_bytes: per device, as 12e9 or "16GiB"; None: what the hardware
+        has.
+      pins: tree path or glob → PartitionSpec, of arguments and results; or argument
+        name → a pytree of them; or all arguments' (`plan.in_specs`). A spec may stand
+        for a whole subtree, None pins nothing, and a NamedSharding over the same mesh
+        is a spec too.
       level: "best" solves the whole at once and reports the gap, "fast" stops at the
         first good plan.
-      time_limit_s: wall-clock limit of the search, in seconds.
+      time_limit_s: wall-clock limit of the search, in seconds, or as "2min".
       seed: of the search.
       refine: compile this many of the most promising plans (the best, recipes,
         runners-up) and keep the one that the compiler makes fastest within memory;
@@ -82,7 +86,7 @@ def auto_shard(
     wishes = Wishes(
         hardware=hardware,
         memory_budget_bytes=memory_budget_bytes,
-        pins=dict(pins or {}),
+        pins=pins,
         level=level,
         time_limit_s=time_limit_s,
         seed=seed,
@@ -110,10 +114,10 @@ def plan(
     *args: Any,
     mesh: Any = None,
     hardware: str | Path | Target | None = None,
-    memory_budget_bytes: int | None = None,
-    pins: Mapping[str, Any] | None = None,
+    memory_budget_bytes: float | str | None = None,
+    pins: Any = None,
     level: str = "best",
-    time_limit_s: float | None = None,
+    time_limit_s: float | str | None = None,
     seed: int = 0,
     refine: int = 0,
     donate_argnums: int | Iterable[int] | None = None,

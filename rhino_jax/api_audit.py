@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,10 @@ def audit(
     *args: Any,
     mesh: Any = None,
     hardware: str | Path | Target | None = None,
-    memory_budget_bytes: int | None = None,
-    pins: Mapping[str, Any] | None = None,
+    memory_budget_bytes: float | str | None = None,
+    pins: Any = None,
     level: str = "best",
-    time_limit_s: float | None = None,
+    time_limit_s: float | str | None = None,
     seed: int = 0,
     refine: int = 0,
     donate_argnums: int | Iterable[int] | None = None,
@@ -65,7 +65,7 @@ def audit(
     wishes = Wishes(
         hardware=hardware,
         memory_budget_bytes=memory_budget_bytes,
-        pins=dict(pins or {}),
+        pins=pins,
         level=level,
         time_limit_s=time_limit_s,
         seed=seed,
@@ -80,7 +80,7 @@ def audit(
         wishes.plan,
         mesh=mesh,
         hardware=hardware,
-        memory_budget_bytes=memory_budget_bytes,
+        memory_budget_bytes=wishes.memory_budget_bytes,
         donate_argnums=donate_argnums,
         donate_argnames=donate_argnames,
         static_argnums=static_argnums,

@@ -12,11 +12,20 @@ from jax.sharding import Mesh
 
 from rhino_jax.apply.meshes import axes_of_mesh, devices_here, make_mesh
 from rhino_jax.apply.sharded import with_trees
-from rhino_jax.errors import InfeasiblePlanError, PinError, RhinoError, nearest
+from rhino_jax.errors import InfeasiblePlanError, PinError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
+from rhino_jax.keywords import (
+    LARGEST_SEED,
+    read_bytes,
+    read_choice,
+    read_count,
+    read_progress,
+    read_seconds,
+)
+from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.plan import Plan
 from rhino_jax.report.progress import Progress
@@ -33,44 +42,34 @@ LEVELS = ("fast", "best")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the user asked for; see `auto_shard`."""
+    """What the user asked for; see `auto_shard`.
+
+    Numbers may be given as text with a unit; here they are what was read of it.
+    """
 
     hardware: str | Path | Target | None
-    memory_budget_bytes: int | None
-    pins: Mapping[str, Any]
+    memory_budget_bytes: Any
+    pins: Any
     level: str
-    time_limit_s: float | None
+    time_limit_s: Any
     seed: int
     refine: int
     progress: bool | Callable[[float | None, float | None], None]
     what: str
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise RhinoError(
-                f"{self.what}: level {self.level!r} is not known."
-                + nearest(str(self.level), LEVELS),
-                where="level=",
-                numbers=f"known: {', '.join(LEVELS)}",
-                fix="write level='fast' or level='best'.",
-            )
-        is_count = isinstance(self.refine, int) and not isinstance(self.refine, bool)
-        if not is_count or self.refine < 0:
-            raise RhinoError(
-                f"{self.what}: refine must be a number of plans to compile.",
-                where="refine=",
-                numbers=f"got {self.refine!r}",
-                fix="leave it out, or write refine=3.",
-            )
-        for name in ("memory_budget_bytes", "time_limit_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise RhinoError(
-                    f"{self.what}: {name} must be positive.",
-                    where=f"{name}=",
-                    numbers=f"got {value}",
-                    fix="leave it out, or give a positive number.",
-                )
+        what = self.what
+        budget = read_bytes(what, "memory_budget_bytes", self.memory_budget_bytes)
+        for name, value in (
+            ("memory_budget_bytes", budget),
+            ("pins", check_pins(what, self.pins)),
+            ("level", read_choice(what, "level", self.level, LEVELS)),
+            ("time_limit_s", read_seconds(what, "time_limit_s", self.time_limit_s)),
+            ("seed", read_count(what, "seed", self.seed, most=LARGEST_SEED)),
+            ("refine", read_count(what, "refine", self.refine, most=1000)),
+            ("progress", read_progress(what, self.progress)),
+        ):
+            object.__setattr__(self, name, value)
 
     def plan(self, traced: Traced, mesh: Any | None) -> Plan:
         """Plan a traced function, on this mesh or on the best that rhino finds."""
@@ -78,11 +77,14 @@ class Wishes:
         from rhino_jax.search.driver import choose_plan
 
         target = self._target(mesh)
+        arguments = traced.arguments
+        pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
         if mesh is not None:
             axes = axes_of_mesh(mesh)
-            meshes, pins = [axes], resolve_pins(self.pins, traced.program, axes)
+            meshes, pins = [axes], resolve_pins(pinned, traced.program, axes)
+            check_devices(pinned, mesh)
         else:
-            meshes, pins = self._meshes(traced, target)
+            meshes, pins = self._meshes(traced, target, pinned)
         request = self._request(target, pins)
         with self._progress() as report:
             if self.refine > 1:
@@ -156,7 +158,7 @@ class Wishes:
         )
 
     def _meshes(
-        self, traced: Traced, target: Target
+        self, traced: Traced, target: Target, pinned: Mapping[str, Any]
     ) -> tuple[list[MeshAxes], ResolvedPins]:
         """The meshes to compare: those on which all pins hold."""
         count = target.num_devices or len(devices_here(self.what))
@@ -166,7 +168,7 @@ class Wishes:
         for shape in mesh_shapes(target, count):
             axes = tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
             try:
-                resolved = resolve_pins(self.pins, traced.program, axes)
+                resolved = resolve_pins(pinned, traced.program, axes)
             except PinError as failed:
                 # The last has the most axes, so what it says is the most useful.
                 error = failed

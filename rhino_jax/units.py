@@ -3,11 +3,50 @@
 from __future__ import annotations
 
 import math
+import re
 
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _FLOPS = ("", "k", "M", "G", "T", "P", "E")
+_QUANTITY = re.compile(r"([+-]?[\d_,]*\.?\d*(?:e[+-]?\d+)?)\s*([a-zµ]*)", re.IGNORECASE)
+_BYTES_OF = {"": 1.0, "b": 1.0, "byte": 1.0, "bytes": 1.0} | {
+    f"{letter}{ending}": float(base**power)
+    for power, letter in enumerate("kmgtp", 1)
+    for base, endings in ((1000, ("b",)), (1024, ("ib", "i")))
+    for ending in endings
+}
+_SECONDS_OF = {
+    "": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0,
+    "ms": 1e-3, "us": 1e-6, "µs": 1e-6,
+    "min": 60.0, "minute": 60.0, "minutes": 60.0, "h": 3600.0, "hour": 3600.0,
+    "hours": 3600.0,
+}  # fmt: skip
+
+
+def parse_bytes(text: str) -> float | None:
+    """Bytes of `16GiB`, `1.5 GB`, `12e9`; None of what is no size.
+
+    GB is 1000³ bytes and GiB 1024³, as SI and IEC have it. A bare `G` is refused: to
+    some it is the one, to some the other.
+    """
+    return _parse(text, _BYTES_OF)
+
+
+def parse_seconds(text: str) -> float | None:
+    """Seconds of `5`, `300ms`, `2 min`; None of what is no time."""
+    return _parse(text, _SECONDS_OF)
+
+
+def _parse(text: str, units: dict[str, float]) -> float | None:
+    found = _QUANTITY.fullmatch(text.strip())
+    scale = units.get(found[2].lower()) if found else None
+    if found is None or scale is None:
+        return None
+    try:
+        return float(found[1].replace(",", "").replace("_", "")) * scale
+    except ValueError:
+        return None
 
 
 def format_bytes(value_bytes: float) -> str:

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from rhino_jax.errors import MeshError
+from rhino_jax.keywords import brief, whole
 
 
 def read_mesh(mesh: Any, what: str = "`auto_shard`") -> Any | None:
@@ -61,13 +62,14 @@ def make_mesh(mesh_axes: Sequence[tuple[str, int]], what: str) -> Mesh | Abstrac
       MeshError: no axes, or a size that is no positive integer.
     """
     names = tuple(name for name, _ in mesh_axes)
-    sizes = tuple(size for _, size in mesh_axes)
-    is_valid = all(isinstance(s, int) and s >= 1 for s in sizes)
-    if not names or not is_valid or not all(isinstance(n, str) for n in names):
+    read = [whole(size) for _, size in mesh_axes]
+    sizes = tuple(size for size in read if size is not None and size >= 1)
+    is_valid = len(sizes) == len(names) > 0
+    if not is_valid or not all(isinstance(n, str) and n for n in names):
         raise MeshError(
             f"{what}: a mesh needs axes, each with a name and a size of at least 1.",
             where="mesh=",
-            numbers=f"got {dict(mesh_axes)}",
+            numbers=f"got {brief(dict(mesh_axes))}",
             fix="write mesh={'data': 4, 'model': 2}.",
         )
     kinds = (AxisType.Auto,) * len(names)

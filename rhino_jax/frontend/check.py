@@ -37,6 +37,7 @@ from rhino_jax.frontend.check_shards import (
 from rhino_jax.frontend.check_walk import walk
 from rhino_jax.frontend.importer import rule_of
 from rhino_jax.frontend.kernels import kernel_name
+from rhino_jax.frontend.parameters import check_callable
 from rhino_jax.frontend.registry import lookup_user
 from rhino_jax.ir.factor import FactorKind, Rule
 
@@ -95,6 +96,7 @@ def check_rule(
     Raises:
       RuleError: a rule is not true.
     """
+    check_callable("`check_rule`", fn)
     leaves, tree = jax.tree.flatten(args)
     leaves = [as_array(x) for x in leaves]
 

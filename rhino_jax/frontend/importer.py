@@ -45,6 +45,7 @@ from rhino_jax.ir.program import (
     Value,
 )
 from rhino_jax.ir.verifier import rule_fault
+from rhino_jax.keywords import brief
 
 
 def import_jaxpr(
@@ -292,6 +293,13 @@ def rule_of(eqn: Any) -> tuple[OpRule, bool]:
             uncut_rule(ctx.in_shapes, ctx.out_shapes), _body_flops(eqn)
         ), False
     found = rule_fn(ctx)
+    if not isinstance(found, OpRule) or not isinstance(found.rule, Rule):
+        raise RuleError(
+            f"the rule of `{kernel or ctx.primitive}` gives no rhino.OpRule.",
+            where=str(source_of(eqn.source_info)),
+            numbers=f"got {brief(found)} ({type(found).__name__})",
+            fix="return rhino.OpRule(rule), or register a text: 'b s, s d -> b d'.",
+        )
     fault = rule_fault(found.rule, ctx.in_shapes, ctx.out_shapes)
     if fault is not None:
         raise RuleError(

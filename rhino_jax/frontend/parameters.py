@@ -11,6 +11,7 @@ from typing import Any
 from rhino_jax._compat import jit_options
 from rhino_jax.errors import TraceError, nearest
 from rhino_jax.frontend.leaves import Static
+from rhino_jax.keywords import brief, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def read_parameters(
       TraceError: a name that the function does not have, a number out of range,
         or an argument that is both static and donated.
     """
+    check_callable(what, fn)
     own = jit_options(fn)
     if own and hasattr(fn, "__wrapped__"):
         fn = fn.__wrapped__
@@ -117,14 +119,20 @@ def read_parameters(
 
     def resolve(kind: str, nums: Any, names: Any) -> frozenset[str | int]:
         keys: set[str | int] = set()
-        for num in (*_as_tuple(nums, int), *own.get(f"{kind}_argnums", ())):
+        for num in (
+            *_read(what, f"{kind}_argnums", nums),
+            *own.get(f"{kind}_argnums", ()),
+        ):
             index = num + len(positional) if num < 0 else num
             if index < 0 or (index >= len(positional) and variadic and num < 0):
                 raise _bad_argument(what, name, kind, num, positional)
             if index >= len(positional) and parameters and variadic is None:
                 raise _bad_argument(what, name, kind, num, positional)
             keys.add(positional[index] if index < len(positional) else index)
-        for key in (*_as_tuple(names, str), *own.get(f"{kind}_argnames", ())):
+        for key in (
+            *_read(what, f"{kind}_argnames", names),
+            *own.get(f"{kind}_argnames", ()),
+        ):
             if key not in named and not takes_any_name:
                 raise _bad_argument(what, name, kind, key, named)
             keys.add(key)
@@ -141,6 +149,21 @@ def read_parameters(
     return Parameters(fn, name, positional, variadic, static, donated)
 
 
+def check_callable(what: str, fn: Any) -> None:
+    """Refuse what is no function.
+
+    Raises:
+      TraceError: it cannot be called.
+    """
+    if not callable(fn):
+        raise TraceError(
+            f"{what}: this cannot be called.",
+            where="the first argument",
+            numbers=f"got {brief(fn)} ({type(fn).__name__})",
+            fix="give the function itself, and its arguments after it.",
+        )
+
+
 def function_name(fn: Any) -> str:
     """The name of a function, of what a partial wraps, or of an object's class."""
     while isinstance(fn, functools.partial):
@@ -148,10 +171,32 @@ def function_name(fn: Any) -> str:
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
-def _as_tuple(value: Any, one: type) -> tuple[Any, ...]:
+def _read(what: str, option: str, value: Any) -> tuple[Any, ...]:
+    """Positions as ints or names as strings, of one or of several.
+
+    Raises:
+      TraceError: something else is among them.
+    """
+    is_names = option.endswith("names")
     if value is None:
         return ()
-    return (value,) if isinstance(value, one) else tuple(value)
+    if isinstance(value, str):
+        several: tuple[Any, ...] = (value,)
+    else:
+        try:
+            several = (value,) if isinstance(value, Mapping) else tuple(value)
+        except TypeError:
+            several = (value,)
+    read = [x if isinstance(x, str) else whole(x) for x in several]
+    if any(x is None or isinstance(x, str) != is_names for x in read):
+        raise TraceError(
+            f"{what}: {option} must be "
+            + ("names of arguments." if is_names else "positions of arguments."),
+            where=f"{option}=",
+            numbers=f"got {brief(value)} ({type(value).__name__})",
+            fix=f"write {option}=" + ("('state',)." if is_names else "(0, 1)."),
+        )
+    return tuple(read)
 
 
 def _bad_argument(

@@ -13,6 +13,7 @@ from typing import Any
 
 from rhino_jax.errors import RuleError
 from rhino_jax.ir.factor import Rule, parse_rule
+from rhino_jax.keywords import brief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,9 @@ class OpRule:
     flops: float = 0.0
     is_fusible: bool = False
 
+
+REDUCERS = ("sum", "max", "min", "prod", "and", "or")
+"""How partial results may combine."""
 
 RuleFn = Callable[[OpContext], OpRule]
 
@@ -110,7 +114,16 @@ def register_rule(
     Example:
       >>> register_rule("my_matmul", "b s d, d f -> b s f")
     """
-    name = primitive if isinstance(primitive, str) else primitive.name
+    name = primitive if isinstance(primitive, str) else getattr(primitive, "name", None)
+    if not isinstance(name, str) or not name.strip():
+        raise RuleError(
+            "`register_rule`: this is no primitive and no name of one.",
+            where="primitive",
+            numbers=f"got {brief(primitive)} ({type(primitive).__name__})",
+            fix="give a jax.extend.core.Primitive, the name of one, of a Pallas kernel"
+            " or of an FFI target.",
+        )
+    _check_rule_arguments(name, rule, reducers, flops)
     if not isinstance(rule, str):
         _RULES[name] = rule
         _USER_RULES.add(name)
@@ -137,3 +150,38 @@ def register_rule(
 
     _RULES[name] = from_text
     _USER_RULES.add(name)
+
+
+def _check_rule_arguments(name: str, rule: Any, reducers: Any, flops: Any) -> None:
+    """Refuse what is no rule, no reducers or no count of FLOPs.
+
+    Raises:
+      RuleError: the first that is not.
+    """
+    is_text = isinstance(rule, str)
+    is_mapping = isinstance(reducers, Mapping) and all(
+        isinstance(k, str) and isinstance(v, str) and v in REDUCERS
+        for k, v in reducers.items()
+    )
+    for is_fine, where, value, fix in (
+        (is_text or callable(rule), "rule", rule, "write 'b s d, d f -> b s f'."),
+        (
+            reducers is None or (is_text and is_mapping),
+            "reducers=",
+            reducers,
+            f"map factors of the text to {', '.join(REDUCERS)}.",
+        ),
+        (
+            flops is None or (is_text and callable(flops)),
+            "flops=",
+            flops,
+            "give a function of OpContext beside a text; a function has its own.",
+        ),
+    ):
+        if not is_fine:
+            raise RuleError(
+                f"`register_rule({name!r}, …)`: this cannot be read.",
+                where=where,
+                numbers=f"got {brief(value)} ({type(value).__name__})",
+                fix=fix,
+            )

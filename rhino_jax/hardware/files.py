@@ -15,6 +15,7 @@ from rhino_jax.errors import HardwareError, MeshError, nearest
 from rhino_jax.hardware.schema import parse_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.hardware.topology import with_topology
+from rhino_jax.keywords import brief
 
 
 _SUFFIX = re.compile(r"(?P<name>.+):(?P<dims>\d+(x\d+)*)")
@@ -60,6 +61,14 @@ def load_target(hardware: str | Path | Target) -> Target:
     """
     if isinstance(hardware, Target):
         return hardware
+    if not isinstance(hardware, str | Path):
+        raise HardwareError(
+            "this is no hardware.",
+            where="hardware=",
+            numbers=f"got {brief(hardware)} ({type(hardware).__name__})",
+            fix=f"write one of {', '.join(hardware_names())}, as 'v5e:4x4', the path of"
+            " a TOML file, or a rhino.Target.",
+        )
     text = str(hardware).strip()
     match = _SUFFIX.fullmatch(text)
     name, dims = (match["name"], match["dims"]) if match else (text, None)

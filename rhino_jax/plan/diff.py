@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.spec import format_spec
+from rhino_jax.keywords import brief
 from rhino_jax.plan.records import Collective, Predicted
 
 
@@ -111,6 +113,14 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
     Example:
       >>> print(diff(rhino.load_plan("monday.json"), plan))  # doctest: +SKIP
     """
+    for one in (a, b):
+        if not hasattr(one, "mesh_axes"):
+            raise PlanFileError(
+                "`diff`: this is no plan.",
+                where="the plan to compare with",
+                numbers=f"got {brief(one)} ({type(one).__name__})",
+                fix="give a Plan, as rhino.plan(…) and rhino.load_plan(…) return it.",
+            )
     inputs, same_inputs = _spec_changes("input", a, b, a.inputs, b.inputs)
     outputs, same_outputs = _spec_changes("output", a, b, a.outputs, b.outputs)
     changes = sorted(

@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jax.sharding import NamedSharding, PartitionSpec
+
 from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.program import Program, Value
 from rhino_jax.ir.spec import Spec
+from rhino_jax.keywords import brief
 
 
 MeshAxes = Sequence[tuple[str, int]]
@@ -41,7 +44,7 @@ def resolve_pins(
     themselves. A path wins over a glob, a later pin over an earlier one.
 
     Args:
-      pins: path or glob → PartitionSpec.
+      pins: path or glob → PartitionSpec, or NamedSharding over the same mesh.
       program: its inputs and outputs have the paths.
       mesh_axes: (name, size), major first.
     Raises:
@@ -101,17 +104,7 @@ def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -
     position = {name: i for i, (name, _) in enumerate(mesh_axes)}
     sizes = dict(mesh_axes)
     shown = ", ".join(f"{name}={size}" for name, size in mesh_axes)
-    try:
-        entries = tuple(spec) if spec is not None else ()
-    except TypeError:
-        entries = None
-    if entries is None or isinstance(spec, str):
-        raise PinError(
-            f"pin {key!r} is not a PartitionSpec.",
-            where=path,
-            numbers=f"got {spec!r}",
-            fix="write jax.sharding.PartitionSpec('axis', None, …).",
-        )
+    entries = _entries(key, spec, path, mesh_axes)
     if len(entries) > value.rank:
         raise PinError(
             f"pin {key!r} has more dims than the array.",
@@ -123,7 +116,7 @@ def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -
     for entry in entries:
         names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
         for name in names:
-            if name not in position:
+            if not isinstance(name, str) or name not in position:
                 known = nearest(name, position) if isinstance(name, str) else ""
                 raise PinError(
                     f"pin {key!r} names an axis that the mesh does not have:"
@@ -154,6 +147,41 @@ def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -
                 fix=_dividing(i, value, mesh_axes),
             )
     return tuple(dims)
+
+
+def _entries(key: str, spec: Any, path: str, mesh_axes: MeshAxes) -> tuple[Any, ...]:
+    """What a PartitionSpec, or the one of a NamedSharding, says of each dim.
+
+    Raises:
+      PinError: it is neither, is of another mesh, or says more than a layout.
+    """
+    if isinstance(spec, NamedSharding):
+        axes = tuple((str(n), int(s)) for n, s in spec.mesh.shape.items())
+        if dict(axes) != dict(mesh_axes):
+            raise PinError(
+                f"pin {key!r} is a sharding over another mesh than the plan's.",
+                where=path,
+                numbers=f"its mesh {dict(axes)}, the plan's {dict(mesh_axes)}",
+                fix="plan with mesh=sharding.mesh, or pin a PartitionSpec.",
+            )
+        if spec.memory_kind == "pinned_host":
+            raise PinError(
+                f"pin {key!r} is in another memory than the device's.",
+                where=path,
+                numbers=f"memory kind {spec.memory_kind!r}",
+                fix="leave out the memory kind: rhino plans device memory only.",
+            )
+        spec = spec.spec
+    is_partial = getattr(spec, "unreduced", None) or getattr(spec, "reduced", None)
+    if not isinstance(spec, PartitionSpec | tuple | list) or is_partial:
+        raise PinError(
+            f"pin {key!r} is not a PartitionSpec"
+            + (" of whole values." if is_partial else "."),
+            where=path,
+            numbers=f"got {brief(spec)}",
+            fix="write jax.sharding.PartitionSpec('axis', None, …).",
+        )
+    return tuple(spec)
 
 
 def _dividing(dim: int, value: Value, mesh_axes: MeshAxes) -> str:

@@ -181,9 +181,9 @@ class Plan:
         Raises:
           MeshError: the mesh's axes are not the plan's.
         """
-        from rhino_jax.plan.trees import check_mesh_axes
+        from rhino_jax.plan.trees import check_mesh
 
-        check_mesh_axes("`plan.with_mesh`", tuple(mesh.shape.items()), self.mesh_axes)
+        check_mesh("`plan.with_mesh`", mesh, self.mesh_axes)
         return replace(self, mesh=mesh)
 
     def jit(self, fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rhino_jax.errors import PlanFileError, nearest
+from rhino_jax.keywords import brief
 from rhino_jax.plan.fits import check_fits as check_fits
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.schema import FORMAT, SCHEMA_VERSION, plan_from_dict, plan_to_dict
@@ -55,7 +56,9 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
     Raises:
       OSError: the file cannot be written.
+      PlanFileError: `path` is no path.
     """
+    check_path("`plan.save`", path)
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -74,6 +77,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
       PlanFileError: the file is missing, truncated, no plan, edited, or of another
         schema version; says which.
     """
+    check_path("`load_plan`", path)
     what = f"`load_plan({os.fspath(path)!r})`"
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -92,6 +96,22 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             fix="give the path of a file written by plan.save(path).",
         ) from None
     return plan_from_json(text, what=what)
+
+
+def check_path(what: str, path: Any) -> None:
+    """Refuse what is no path.
+
+    Raises:
+      PlanFileError: it is neither text nor path.
+    """
+    is_path = isinstance(path, str | os.PathLike) and isinstance(os.fspath(path), str)
+    if not is_path or not os.fspath(path):
+        raise PlanFileError(
+            f"{what}: this is no path of a file.",
+            where="path",
+            numbers=f"got {brief(path)} ({type(path).__name__})",
+            fix=f"write {what.strip('`')}('plan.json').",
+        )
 
 
 def plan_to_json(plan: Plan) -> str:

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.errors import MeshError
 from rhino_jax.ir.spec import Spec
+from rhino_jax.keywords import brief
 
 
 if TYPE_CHECKING:
@@ -90,6 +91,22 @@ def sharding_of(plan: Plan) -> Callable[[Leaf], NamedSharding]:
     names = tuple(name for name, _ in plan.mesh_axes)
     mesh: Mesh | AbstractMesh = plan.mesh
     return lambda leaf: NamedSharding(mesh, partition_spec(leaf.spec, names))
+
+
+def check_mesh(what: str, mesh: Any, expected: Sequence[tuple[str, int]]) -> None:
+    """Refuse what is no mesh, or one with other axes than the plan's.
+
+    Raises:
+      MeshError: it is.
+    """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise MeshError(
+            f"{what}: this is no mesh.",
+            where="the first argument",
+            numbers=f"got {brief(mesh)} ({type(mesh).__name__})",
+            fix=f"give a jax.sharding.Mesh with axes {_axes(expected)}.",
+        )
+    check_mesh_axes(what, tuple(mesh.shape.items()), expected)
 
 
 def check_mesh_axes(

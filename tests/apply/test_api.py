@@ -108,7 +108,7 @@ def test_pins_hold_on_a_mesh_that_rhino_chooses() -> None:
         ({"mesh": {"a": 2.5}}, rhino.MeshError, "size of at least 1"),
         ({"hardware": "v5"}, rhino.HardwareError, "Did you mean 'v5"),
         ({"level": "quick"}, rhino.RhinoError, "level 'quick'"),
-        ({"memory_budget_bytes": 0}, rhino.RhinoError, "must be positive"),
+        ({"memory_budget_bytes": 0}, rhino.RhinoError, "must be a positive"),
         ({"pins": {"parms['w1']": P()}}, rhino.PinError, 'Did you mean "params'),
     ],
 )

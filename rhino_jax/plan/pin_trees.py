@@ -1,0 +1,153 @@
+"""Pins as users have them: path → spec, or trees of specs shaped like the arguments.
+
+All become path → spec, which `resolve_pins` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec, Sharding
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from rhino_jax.errors import PinError
+from rhino_jax.keywords import brief
+
+
+_FORMS = (
+    "write {\"params['w']\": PartitionSpec('model')}, {'params': a pytree of specs},"
+    " or a tuple shaped like the arguments, as plan.in_specs is."
+)
+
+
+def check_pins(what: str, pins: Any) -> Any:
+    """Pins in one of the forms that there are; {} for None.
+
+    Raises:
+      PinError: they have none of these forms.
+    """
+    if pins is None:
+        return {}
+    if isinstance(pins, Mapping):
+        for key in pins:
+            if not isinstance(key, str):
+                raise PinError(
+                    f"{what}: a pin's key must be a tree path, a glob, or the name of"
+                    " an argument.",
+                    where=f"pins[{brief(key)}]",
+                    numbers=f"got a {type(key).__name__}",
+                    fix=_FORMS,
+                )
+        return dict(pins)
+    if isinstance(pins, tuple | list) and not is_spec(pins):
+        return tuple(pins)
+    raise PinError(
+        f"{what}: these are no pins.",
+        where="pins=",
+        numbers=f"got {brief(pins)} ({type(pins).__name__})",
+        fix=_FORMS,
+    )
+
+
+def is_spec(x: Any) -> bool:
+    """Whether this is one spec, not a tree of them; a tuple of axis names is one."""
+    if isinstance(x, PartitionSpec | Sharding):
+        return True
+    return isinstance(x, tuple | list) and all(
+        entry is None
+        or isinstance(entry, str)
+        or (isinstance(entry, tuple) and all(isinstance(n, str) for n in entry))
+        for entry in x
+    )
+
+
+def expand_pins(pins: Any, tree: Any, paths: Sequence[str]) -> dict[str, Any]:
+    """Path → spec, of pins in any form.
+
+    Args:
+      pins: what `check_pins` gave. None in a tree pins nothing; a spec in place of a
+        subtree pins all arrays below it.
+      tree: structure of (args, kwargs), over all leaves.
+      paths: tree path of every leaf.
+    Raises:
+      PinError: a tree does not fit the arguments.
+    """
+    if not isinstance(pins, Mapping):
+        return _of_tree(pins, tree, paths)
+    found: dict[str, Any] = {}
+    for key, value in pins.items():
+        if is_spec(value) or _is_leaf_of_jax(value):
+            found[key] = value
+            continue
+        below, _ = tree_flatten_with_path(value, is_leaf=_is_pin)
+        for path, spec in below:
+            name = key + keystr(path)
+            matched = [
+                p for p in paths if p == name or p.startswith((name + "[", name + "."))
+            ]
+            if spec is not None:
+                found.update(dict.fromkeys(matched or [name], spec))
+            elif not matched:
+                # A path that names nothing is a slip, even where it pins nothing.
+                found[name] = spec
+    return found
+
+
+def _of_tree(pins: Any, tree: Any, paths: Sequence[str]) -> dict[str, Any]:
+    args, kwargs = jax.tree.unflatten(tree, paths)
+    shaped = (tuple(args), kwargs) if kwargs else tuple(args)
+    found: dict[str, Any] = {}
+
+    def pin(spec: Any, below: Any) -> None:
+        if spec is not None:
+            found.update(dict.fromkeys(jax.tree.leaves(below), spec))
+
+    try:
+        jax.tree.map(pin, pins, shaped, is_leaf=_is_pin)
+    except (ValueError, TypeError, KeyError) as error:
+        given = f"{len(pins)} given" if isinstance(pins, tuple) else "one given"
+        raise PinError(
+            "pins: this tree does not have the shape of the arguments.",
+            where="pins=",
+            numbers=f"{given}; {brief(str(error).splitlines()[0])}",
+            fix=f"{len(args)} positional arguments"
+            + (f" and {', '.join(kwargs)}: write (args, kwargs)" if kwargs else "")
+            + "; None pins nothing. Or pin by name: {'params': …}.",
+        ) from None
+    return found
+
+
+def _is_pin(x: Any) -> bool:
+    return x is None or is_spec(x)
+
+
+def _is_leaf_of_jax(x: Any) -> bool:
+    """Whether nothing is below it: no tree, so it must be a spec, and is checked."""
+    return x is not None and jax.tree_util.all_leaves([x])
+
+
+def check_devices(pins: Mapping[str, Any], mesh: Any) -> None:
+    """Refuse shardings over other devices than those that are planned for.
+
+    Args:
+      pins: path → spec or sharding.
+      mesh: the mesh of the plan.
+    Raises:
+      PinError: a sharding has another mesh of devices.
+    """
+    for key, spec in pins.items():
+        other = getattr(spec, "mesh", None)
+        if not isinstance(other, Mesh) or not isinstance(mesh, Mesh):
+            continue
+        if other.devices.shape == mesh.devices.shape and (
+            (other.devices != mesh.devices).any()
+        ):
+            raise PinError(
+                f"pin {key!r} is a sharding over other devices than the plan's.",
+                where=key,
+                numbers=f"its devices {brief(list(other.devices.flat))}, the plan's"
+                f" {brief(list(mesh.devices.flat))}",
+                fix="pin the PartitionSpec alone, or plan with mesh=sharding.mesh.",
+            )
