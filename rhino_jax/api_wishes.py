@@ -25,6 +25,9 @@ from rhino_jax.keywords import (
     read_progress,
     read_seconds,
 )
+from rhino_jax.plan.cache import kept
+from rhino_jax.plan.cache_key import cache_key
+from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.plan import Plan
@@ -73,9 +76,6 @@ class Wishes:
 
     def plan(self, traced: Traced, mesh: Any | None) -> Plan:
         """Plan a traced function, on this mesh or on the best that rhino finds."""
-        # The solver takes a second to import; who only loads plans need not wait.
-        from rhino_jax.search.driver import choose_plan
-
         target = self._target(mesh)
         arguments = traced.arguments
         pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
@@ -85,17 +85,55 @@ class Wishes:
             check_devices(pinned, mesh)
         else:
             meshes, pins = self._meshes(traced, target, pinned)
-        request = self._request(target, pins)
-        with self._progress() as report:
-            if self.refine > 1:
-                found = self._refined(traced, mesh, meshes, target, request, report)
-            else:
-                found = choose_plan(
-                    traced.program, meshes, target, request, progress=report
-                )
+        program = traced.program
+        found = kept(
+            cache_key(program, target, self._asked(mesh, meshes, target, pins)),
+            lambda: self._searched(traced, mesh, meshes, target, pins),
+            belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
+        )
         if mesh is None:
             mesh = make_mesh(found.mesh_axes, self.what)
         return with_trees(found, traced, mesh)
+
+    def _searched(
+        self,
+        traced: Traced,
+        mesh: Any | None,
+        meshes: list[MeshAxes],
+        target: Target,
+        pins: ResolvedPins,
+    ) -> Plan:
+        # The solver takes a second to import; who only loads plans need not wait.
+        from rhino_jax.search.driver import choose_plan
+
+        request = self._request(target, pins)
+        with self._progress() as report:
+            if self.refine > 1:
+                return self._refined(traced, mesh, meshes, target, request, report)
+            return choose_plan(traced.program, meshes, target, request, progress=report)
+
+    def _asked(
+        self,
+        mesh: Any | None,
+        meshes: list[MeshAxes],
+        target: Target,
+        pins: ResolvedPins,
+    ) -> tuple[object, ...]:
+        """All that a plan depends on beside program and target."""
+        asked: tuple[object, ...] = (
+            meshes,
+            sorted(pins.inputs.items()),
+            sorted(pins.outputs.items()),
+            self._budget_bytes(target),
+            self.level,
+            self.time_limit_s,
+            self.seed,
+        )
+        if self.refine <= 1:
+            return asked
+        # Compiled on the mesh itself where its devices are there.
+        devices = list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
+        return (*asked, self.refine, sorted({str(d.device_kind) for d in devices}))
 
     def _refined(
         self,
@@ -147,15 +185,18 @@ class Wishes:
     def _request(self, target: Target, pins: ResolvedPins) -> Request:
         from rhino_jax.search.records import Request
 
-        budget = self.memory_budget_bytes
         return Request(
-            memory_budget_bytes=target.hbm_bytes if budget is None else budget,
+            memory_budget_bytes=self._budget_bytes(target),
             pins=pins.inputs,
             output_pins=pins.outputs,
             level=self.level,
             time_limit_s=self.time_limit_s,
             seed=self.seed,
         )
+
+    def _budget_bytes(self, target: Target) -> float:
+        budget = self.memory_budget_bytes
+        return target.hbm_bytes if budget is None else budget
 
     def _meshes(
         self, traced: Traced, target: Target, pinned: Mapping[str, Any]

@@ -10,6 +10,8 @@ import pytest
 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests plan anew, and leave the user's cache alone.
+os.environ["RHINO_CACHE"] = "0"
 _FLAGS = (
     "--xla_force_host_platform_device_count=8",
     # LLVM's passes take half of XLA:CPU's time to compile, and change no HLO.

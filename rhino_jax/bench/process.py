@@ -146,13 +146,14 @@ def _environment() -> dict[str, str]:
     """This process's, such that the child finds this package, and starts on CPU.
 
     Targets are compiled for, not run on. The number of emulated devices is the
-    child's to set.
+    child's to set. No plan comes from the cache: planning is what is measured.
     """
     found = dict(os.environ)
     home = str(Path(rhino_jax.__file__).resolve().parents[1])
     paths = [home, *filter(None, [found.get("PYTHONPATH")])]
     found["PYTHONPATH"] = os.pathsep.join(paths)
     found["JAX_PLATFORMS"] = "cpu"
+    found["RHINO_CACHE"] = "0"
     flags = found.get("XLA_FLAGS", "").split()
     kept = [f for f in flags if "xla_force_host_platform_device_count" not in f]
     found["XLA_FLAGS"] = " ".join(kept)

@@ -82,6 +82,8 @@ class Plan:
         the arrays are; the arguments come first in `inputs`, in this order.
       versions: of what made the plan, as {"rhino_jax": …, "jax": …}; filled in
         when a plan is loaded from a file.
+      cached: the file of the cache that it was read from, where it was not searched;
+        `search.seconds` then says how long that took once.
     """
 
     program_name: str
@@ -108,6 +110,20 @@ class Plan:
     in_leaf_positions: tuple[int, ...] = ()
     out_leaf_positions: tuple[int, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
+    cached: str = field(default="", compare=False)
+
+    def __reduce__(self) -> Any:
+        """For pickle: what a file holds, so without the mesh: devices are of a
+        process."""
+        from rhino_jax.plan.schema import plan_from_dict, plan_to_dict
+
+        return plan_from_dict, (plan_to_dict(self),)
+
+    def __copy__(self) -> Plan:
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self
 
     def __repr__(self) -> str:
         from rhino_jax.report.line import one_line

@@ -227,6 +227,8 @@ def _search(plan: Plan) -> Section:
             f"{format_seconds(search.seconds)}, level {search.level!r}, {variables}",
         ),
     ]
+    if plan.cached:
+        facts.append(("kept", f"searched once, read from {plan.cached}"))
     if search.nodes != (0, 0):
         before, after = search.nodes
         nodes = f"{format_count(before)}, {format_count(after)} after reduction"

@@ -1,0 +1,148 @@
+"""Plans that were made before, kept on disk.
+
+A plan is found again by a key (see `plan.cache_key`) that says all that it depends on.
+Files appear whole or not at all, so that any number of processes may write at once; one
+that is damaged, or not of the program that it is asked for, counts for nothing and is
+written anew. Where the directory cannot be written, or the disk is full, nothing is
+kept and nothing is said: a cache saves time, and decides nothing.
+
+Environment variables:
+  RHINO_CACHE: "0" keeps and reads nothing.
+  RHINO_CACHE_DIR: the directory; else `$XDG_CACHE_HOME/rhino_jax`, or
+    `~/.cache/rhino_jax`, on macOS `~/Library/Caches/rhino_jax`.
+  RHINO_CACHE_BYTES: most bytes to keep, 268,435,456 (256 MiB) if unset; those that
+    were not asked for longest go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from rhino_jax.errors import PlanFileError
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.store import plan_from_json, plan_to_json
+
+
+MOST_BYTES = 256 << 20
+SUFFIX = ".plan"
+OLD_S = 3600.0
+"""Age from which a file that was never finished is of a process that died."""
+
+_OFF = ("0", "false", "no", "off")
+
+
+def cache_dir() -> Path | None:
+    """Where plans are kept; None where they are not."""
+    if os.environ.get("RHINO_CACHE", "").strip().lower() in _OFF:
+        return None
+    given = os.environ.get("RHINO_CACHE_DIR")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        if base and Path(base).is_absolute():
+            return Path(base) / "rhino_jax"
+        of_user = "Library/Caches" if sys.platform == "darwin" else ".cache"
+        return Path.home() / of_user / "rhino_jax"
+    except RuntimeError:  # the user has no home
+        return None
+
+
+def kept(
+    key: str,
+    make: Callable[[], Plan],
+    *,
+    belongs: Callable[[Plan], bool] = lambda plan: True,
+    is_worth_keeping: Callable[[Plan], bool] = lambda plan: True,
+) -> Plan:
+    """The plan of this key, from disk where it is, else made and kept.
+
+    Args:
+      key: hexadecimal digits.
+      make: makes the plan.
+      belongs: whether a plan that was read is what is asked for.
+      is_worth_keeping: whether a plan that was made may stand for later ones.
+    """
+    folder = cache_dir()
+    if folder is None:
+        return make()
+    path = folder / (key + SUFFIX)
+    found = _read(path)
+    if found is not None and belongs(found):
+        return found
+    plan = make()
+    if is_worth_keeping(plan):
+        _write(path, plan)
+    return plan
+
+
+def _read(path: Path) -> Plan | None:
+    try:
+        text = zlib.decompress(path.read_bytes()).decode()
+        plan = plan_from_json(text, what=f"`{path}`")
+    except (OSError, zlib.error, UnicodeDecodeError, PlanFileError, RecursionError):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # what is asked for is kept longest
+    return replace(plan, versions={}, cached=str(path))
+
+
+def _write(path: Path, plan: Plan) -> None:
+    try:
+        content = zlib.compress(plan_to_json(plan).encode(), 1)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(path, content)
+        _prune(path.parent, keep=path)
+    except (OSError, TypeError, ValueError, RecursionError):
+        # No room, no permission, or a plan that no file can hold.
+        return
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that it appears whole: readers and other writers see the one
+    before, or this."""
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _prune(folder: Path, keep: Path) -> None:
+    """Delete what was not asked for longest, and what was never finished."""
+    now, plans = time.time(), []
+    for entry in os.scandir(folder):
+        # Another process may delete it meanwhile.
+        with contextlib.suppress(OSError):
+            status = entry.stat(follow_symlinks=False)
+            if entry.name.endswith(SUFFIX):
+                plans.append((status.st_mtime, status.st_size, entry.path))
+            elif entry.name.endswith(".tmp") and now - status.st_mtime > OLD_S:
+                os.unlink(entry.path)
+    excess = sum(size for _, size, _ in plans) - _most_bytes()
+    for _, size, name in sorted(plans):
+        if excess <= 0:
+            break
+        if name != str(keep):
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            excess -= size
+
+
+def _most_bytes() -> int:
+    try:
+        return int(os.environ.get("RHINO_CACHE_BYTES", MOST_BYTES))
+    except ValueError:
+        return MOST_BYTES
