@@ -1,20 +1,28 @@
 """Which results replace which arguments in the next call.
 
 A train step returns its new parameters and optimizer state; they must keep the
-sharding that the next call expects. Results are matched with donated arguments;
-where nothing is donated, with arguments of the same structure, shapes and types.
+sharding that the next call expects. Results are matched with donated arguments. Where
+nothing is donated, a tie needs another reason: the result has the argument's name (or
+key), or its structure. A single array of the same shape is no reason: `tanh(x @ w)`
+replaces no `x`, unless calls show that it does (see `rhino_jax.apply.feedback`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import (
+    FlattenedIndexKey,
+    SequenceKey,
+    keystr,
+    tree_flatten_with_path,
+)
 
 from rhino_jax.frontend.leaves import Leaves
+from rhino_jax.ir.program import Program
 
 
 _DEPTH = 2
@@ -31,6 +39,8 @@ class _Subtree:
       shape_of: what must agree: structure, then shape and type of each array.
       depth: how deep it starts.
       is_small: nothing in it but scalars.
+      is_told: a container that is known when it is seen again: it has keys or
+        attributes, or arrays of several shapes.
     """
 
     name: str
@@ -38,6 +48,7 @@ class _Subtree:
     shape_of: Any
     depth: int
     is_small: bool
+    is_told: bool
 
 
 def match_state(
@@ -91,9 +102,10 @@ def _choose(
     if is_donated:
         return fitting[0] if fitting else None
     for source in fitting:
-        # A loss is not the new learning rate, a bias not the new batch.
+        # A loss is not the new learning rate, a hidden layer not the new batch.
         is_whole_argument = source.depth == 0 and target.depth < _DEPTH
-        if not target.is_small and (is_whole_argument or len(source.leaves) > 1):
+        is_many = is_whole_argument and len(source.leaves) > 1
+        if not target.is_small and (is_many or source.is_told):
             return source
     return None
 
@@ -122,6 +134,20 @@ def _match_leaves(
         best = max(free, key=lambda i: _common_end(in_paths[i], path))
         tied[o] = best
         used.add(best)
+
+
+def with_ties(program: Program, ties: Mapping[int, int]) -> Program:
+    """The same program, in which more results replace arguments.
+
+    Args:
+      program: what was traced.
+      ties: positions of results → positions of arguments.
+    """
+    outputs = list(program.outputs)
+    for out, argument in ties.items():
+        path = f"out: {program.inputs[argument].path}"
+        outputs[out] = replace(outputs[out], path=path, state_of=argument)
+    return replace(program, outputs=tuple(outputs))
 
 
 def last_key(path: str) -> str:
@@ -171,7 +197,8 @@ def _subtrees(
     if leaves:
         held = tuple(avals[place[p]] if p in place else None for p in positions)
         is_small = all(not avals[i][0] for i in leaves)
-        yield _Subtree(name, leaves, (tree, held), depth, is_small)
+        is_told = len(set(held)) > 1 or _has_names(value)
+        yield _Subtree(name, leaves, (tree, held), depth, is_small, is_told)
     if depth == _DEPTH:
         return
     children, _ = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
@@ -186,3 +213,13 @@ def _name(path: Any) -> str:
     text = keystr(path)
     is_position = text.startswith("[") and text[1:-1].isdigit()
     return "" if is_position else text.strip("[].'\"")
+
+
+def _has_names(value: Any) -> bool:
+    """Whether a pytree has keys or attributes anywhere."""
+    paths = [path for path, _ in tree_flatten_with_path(value)[0]]
+    return any(
+        not isinstance(key, SequenceKey | FlattenedIndexKey)
+        for path in paths
+        for key in path
+    )

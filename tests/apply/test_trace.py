@@ -76,6 +76,42 @@ def test_a_loss_is_no_state_but_a_donated_scalar_is() -> None:
     assert "lr" in ties(named, *args).values()
 
 
+X, W = f32(8, 8), f32(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (lambda x, w: jnp.tanh(x @ w), (X, W)),
+        (lambda x, w: (jnp.tanh(x @ w), x.sum()), (X, W)),
+        (lambda state, w: (state[0] @ w, [state[1] @ w]), ((X, X), W)),
+        (lambda p, x: (p["b"], x @ p["w"]), (PARAMS, X)),
+    ],
+)
+def test_equal_shapes_are_no_reason_for_a_tie(fn: Any, args: Any) -> None:
+    assert ties(fn, *args) == {}
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "donated", "expected"),
+    [
+        (lambda x, w: jnp.tanh(x @ w), (X, W), (0,), {"out: x": "x"}),
+        (lambda x, w: {"x": x @ w}, (X, W), (), {"out: x": "x"}),
+        (lambda p, x: ({"w": p["w"]}, x), ({"w": W}, X), (), {"out: p['w']": "p['w']"}),
+        (
+            lambda p, x: [w - x for w in p],
+            ([W, W], X),
+            (),
+            {"out: p[0]": "p[0]", "out: p[1]": "p[1]"},
+        ),
+    ],
+)
+def test_donation_names_and_structure_are_reasons(
+    fn: Any, args: Any, donated: Any, expected: Any
+) -> None:
+    assert ties(fn, *args, donate_argnums=donated) == expected
+
+
 def test_a_batch_that_is_not_returned_is_no_state() -> None:
     found = ties(lambda params, batch: (params, batch["x"].sum()), PARAMS, BATCH)
     assert set(found.values()) == {"params['w']", "params['b']"}
