@@ -9,6 +9,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
+from rhino_jax.api_like import hardware_of_like
 from rhino_jax.api_wishes import Wishes
 from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.sharded import ShardedFunction
@@ -29,6 +30,7 @@ def auto_shard(
     time_limit_s: float | str | None = None,
     seed: int = 0,
     refine: int = 0,
+    like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     static_argnums: int | Iterable[int] | None = None,
@@ -59,6 +61,10 @@ def auto_shard(
       refine: compile this many of the most promising plans (the best, recipes,
         runners-up) and keep the one that the compiler makes fastest within memory;
         0: believe the prediction.
+      like: a function that `auto_shard` made (its last plan counts), or a plan, that
+        shares state with this one. The mesh and hardware are the same, and arguments
+        of equal tree path and shape, or of equal structure, keep their sharding where
+        `pins` say nothing else.
       donate_argnums, donate_argnames, static_argnums, static_argnames: as in
         `jax.jit`.
       progress: show a line while planning takes long; or a function that is called
@@ -93,6 +99,7 @@ def auto_shard(
         refine=refine,
         progress=progress,
         what=what,
+        like=like,
     )
     given = (donate_argnums, donate_argnames, static_argnums, static_argnames)
     if isinstance(fn, ShardedFunction) and given == (None,) * 4:
@@ -106,7 +113,9 @@ def auto_shard(
             static_argnames=static_argnames,
             what=what,
         )
-    return ShardedFunction(parameters, wishes.plan, read_mesh(mesh, what), what)
+    sharded = ShardedFunction(parameters, wishes.plan, read_mesh(mesh, what), what)
+    sharded.hardware = hardware if hardware is not None else hardware_of_like(like)
+    return sharded
 
 
 def plan(
@@ -120,6 +129,7 @@ def plan(
     time_limit_s: float | str | None = None,
     seed: int = 0,
     refine: int = 0,
+    like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     static_argnums: int | Iterable[int] | None = None,
@@ -146,6 +156,7 @@ def plan(
         time_limit_s=time_limit_s,
         seed=seed,
         refine=refine,
+        like=like,
         donate_argnums=donate_argnums,
         donate_argnames=donate_argnames,
         static_argnums=static_argnums,

@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
+from rhino_jax.api_like import (
+    Kept,
+    Like,
+    check_like,
+    hardware_of_like,
+    like_is_in_the_way,
+    plan_of_like,
+)
 from rhino_jax.apply.meshes import axes_of_mesh, devices_here, make_mesh
 from rhino_jax.apply.sharded import with_trees
 from rhino_jax.errors import InfeasiblePlanError, PinError
@@ -59,8 +67,10 @@ class Wishes:
     refine: int
     progress: bool | Callable[[float | None, float | None], None]
     what: str
+    like: Like | None = None
 
     def __post_init__(self) -> None:
+        check_like(self.like, self.what)
         what = self.what
         budget = read_bytes(what, "memory_budget_bytes", self.memory_budget_bytes)
         for name, value in (
@@ -74,8 +84,30 @@ class Wishes:
         ):
             object.__setattr__(self, name, value)
 
-    def plan(self, traced: Traced, mesh: Any | None) -> Plan:
-        """Plan a traced function, on this mesh or on the best that rhino finds."""
+    def plan(
+        self, traced: Traced, mesh: Any | None, before: Plan | None = None
+    ) -> Plan:
+        """Plan a traced function, on this mesh or on the best that rhino finds.
+
+        Args:
+          before: the function's last plan, for another signature; its mesh and its
+            arguments' sharding are kept where that fits.
+        """
+        like = plan_of_like(self.like, self.what)
+        if (base := like or before) is None:
+            return self._plan(traced, mesh, None)
+        basis = Kept.of(base, traced, mesh, self.what, is_asked=like is not None)
+        basis = basis.and_of(before, traced.program)
+        try:
+            return self._plan(traced, basis.mesh, basis)
+        except InfeasiblePlanError as error:
+            if not basis.is_asked:
+                return self._plan(traced, mesh, None)
+            raise like_is_in_the_way(
+                error, basis, lambda: self._plan(traced, basis.mesh, None)
+            ) from None
+
+    def _plan(self, traced: Traced, mesh: Any | None, basis: Kept | None) -> Plan:
         target = self._target(mesh)
         arguments = traced.arguments
         pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
@@ -83,6 +115,9 @@ class Wishes:
             axes = axes_of_mesh(mesh)
             meshes, pins = [axes], resolve_pins(pinned, traced.program, axes)
             check_devices(pinned, mesh)
+            if basis is not None:
+                basis = basis.beside(pins)
+                pins = replace(pins, inputs={**basis.specs, **pins.inputs})
         else:
             meshes, pins = self._meshes(traced, target, pinned)
         program = traced.program
@@ -93,6 +128,8 @@ class Wishes:
         )
         if mesh is None:
             mesh = make_mesh(found.mesh_axes, self.what)
+        if basis is not None:
+            found = basis.told_in(found, traced.program)
         return with_trees(found, traced, mesh)
 
     def _searched(
@@ -176,8 +213,11 @@ class Wishes:
         )
 
     def _target(self, mesh: Any | None) -> Target:
-        if self.hardware is not None:
-            return load_target(self.hardware)
+        hardware = self.hardware
+        if hardware is None:
+            hardware = hardware_of_like(self.like)
+        if hardware is not None:
+            return load_target(hardware)
         if isinstance(mesh, Mesh):
             return detect_target(list(mesh.devices.flat))
         return detect_target(devices_here(self.what))

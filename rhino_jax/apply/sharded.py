@@ -37,8 +37,9 @@ from rhino_jax.plan.fits import check_fits
 from rhino_jax.plan.plan import Plan
 
 
-Planner = Callable[[Traced, Any], Plan]
-"""From a traced function and a mesh (None: choose one) to a plan with a mesh."""
+Planner = Callable[[Traced, Any, Plan | None], Plan]
+"""From a traced function, a mesh (None: choose one), and the function's last plan for
+another signature, if any, to a plan with a mesh."""
 
 
 class ShardedFunction:
@@ -66,6 +67,7 @@ class ShardedFunction:
         self._plans: dict[tuple[str, Any], Plan] = {}
         self._programs: dict[tuple[Signature, Any], str] = {}
         self._has_warned = not plans
+        self.hardware: Any = None
         functools.update_wrapper(self, parameters.fn)
         self.__wrapped__: Callable[..., Any] = parameters.fn
         self.__name__ = parameters.name
@@ -130,8 +132,10 @@ class ShardedFunction:
         check_same_program(traced, print_of, self._programs.get(key), self._what)
         plan = self._plans.get((print_of, mesh))
         if plan is None:
-            self._say_that_it_replans(call)
-            plan = self._planner(traced, mesh)
+            before = self._last_bound(mesh)
+            plan = self._planner(traced, mesh, before.plan if before else None)
+            if before is not None:
+                self._say_that_it_replans(before, call, plan)
             self._plans[print_of, mesh] = plan
         bound = Bound(traced, plan, plan.mesh)
         self._programs[key] = print_of
@@ -139,16 +143,28 @@ class ShardedFunction:
             self._bounds[key] = bound
         return bound
 
-    def _say_that_it_replans(self, call: Call) -> None:
-        if self._has_warned or not self._bounds:
+    def _last_bound(self, mesh: Any) -> Bound | None:
+        """What was planned last for this mesh."""
+        return next(
+            (b for (_, m), b in reversed(self._bounds.items()) if m == mesh), None
+        )
+
+    @property
+    def last_plan(self) -> Plan | None:
+        """The plan that was made last; None where nothing was planned yet."""
+        return next((b.plan for b in reversed(self._bounds.values())), None)
+
+    def _say_that_it_replans(self, before: Bound, call: Call, plan: Plan) -> None:
+        if self._has_warned:
             return
-        difference = _difference(list(self._bounds.values())[-1].traced, call)
+        difference = _difference(before.traced, call)
         if difference is None:
             return
         self._has_warned = True
         warnings.warn(
             f"{self._what}: `{self.__name__}` is planned again, because {difference}."
-            " This is said once; keep shapes the same from call to call to plan once.",
+            f" {kept_text(before.plan, plan)} This is said once; keep shapes the same"
+            " from call to call to plan once, or clear_cache() to plan freely.",
             RhinoWarning,
             stacklevel=5,
         )
@@ -218,6 +234,20 @@ class Method:
         self.__func__.clear_cache()
 
 
+def kept_text(before: Plan, plan: Plan) -> str:
+    """Whether mesh and state stay where they were, in a sentence."""
+    if plan.mesh_axes != before.mesh_axes:
+        return "Nothing fits on the mesh as it was: state moves to another."
+    old = {(leaf.path, leaf.shape): leaf.spec for leaf in before.inputs}
+    same = [leaf for leaf in plan.inputs if (leaf.path, leaf.shape) in old]
+    moved = sum(old[leaf.path, leaf.shape] != leaf.spec for leaf in same)
+    if not same:
+        return "The mesh stays."
+    if moved:
+        return f"{moved} of {len(same)} shared arrays move, or nothing would fit."
+    return f"The mesh, and the layout of the {len(same)} arrays that both have, stay."
+
+
 def _difference(before: Traced, call: Call) -> str | None:
     """The first thing in which a call differs from one that was traced.
 
@@ -268,7 +298,7 @@ def sharded_by(parameters: Parameters, plan: Plan, what: str) -> ShardedFunction
     """The function of `parameters` as an existing plan says; see `jit_with_plan`."""
     mesh = plan.mesh if plan.mesh is not None else make_mesh(plan.mesh_axes, what)
 
-    def planner(traced: Traced, mesh: Any) -> Plan:
+    def planner(traced: Traced, mesh: Any, before: Plan | None) -> Plan:
         axes = axes_of_mesh(mesh)
         found = fingerprint(traced.program, axes)
         check_fits(plan, found, axes, program=traced.program, what=what)

@@ -79,13 +79,12 @@ def sharding_of(plan: Plan) -> Callable[[Leaf], NamedSharding]:
       MeshError: the plan has no mesh.
     """
     if plan.mesh is None:
-        axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
         sizes = tuple(size for _, size in plan.mesh_axes)
         names = tuple(name for name, _ in plan.mesh_axes)
         raise MeshError(
             f"the plan of `{plan.program_name}` has no mesh, so no shardings.",
             where="`Plan.mesh` is None: planned from axis sizes, or loaded",
-            numbers=f"the plan's axes: {axes}",
+            numbers=f"the plan's axes: {axes_text(plan.mesh_axes)}",
             fix=f"plan.with_mesh(jax.make_mesh({sizes}, {names})).",
         )
     names = tuple(name for name, _ in plan.mesh_axes)
@@ -104,7 +103,7 @@ def check_mesh(what: str, mesh: Any, expected: Sequence[tuple[str, int]]) -> Non
             f"{what}: this is no mesh.",
             where="the first argument",
             numbers=f"got {brief(mesh)} ({type(mesh).__name__})",
-            fix=f"give a jax.sharding.Mesh with axes {_axes(expected)}.",
+            fix=f"give a jax.sharding.Mesh with axes {axes_text(expected)}.",
         )
     check_mesh_axes(what, tuple(mesh.shape.items()), expected)
 
@@ -121,12 +120,13 @@ def check_mesh_axes(
         return
     raise MeshError(
         f"{what}: the mesh is not the one that was planned for.",
-        numbers=f"got {_axes(got)}, planned for {_axes(expected)}",
-        fix=f"use a mesh with axes {_axes(expected)}, or plan again for this one.",
+        numbers=f"got {axes_text(got)}, planned for {axes_text(expected)}",
+        fix=f"use a mesh with axes {axes_text(expected)}, or plan again for this one.",
     )
 
 
-def _axes(axes: Sequence[tuple[str, int]]) -> str:
+def axes_text(axes: Sequence[tuple[str, int]]) -> str:
+    """As `data=4, model=2`."""
     return ", ".join(f"{name}={size}" for name, size in axes) or "no axes"
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType
 
 from rhino_jax.apply.meshes import axes_of_mesh
-from rhino_jax.apply.sharded import Method, ShardedFunction, sharded_by
+from rhino_jax.apply.sharded import Method, Planner, ShardedFunction, sharded_by
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.frontend.parameters import Parameters, read_parameters
-from rhino_jax.frontend.trace import Traced, split_call, trace_call
+from rhino_jax.frontend.trace import split_call, trace_call
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Predicted
 from rhino_jax.verify.costs import SourceCost, costs_of
@@ -111,10 +111,6 @@ class Audit:
         from rhino_jax.report.audit import audit_to_html
 
         return audit_to_html(self)
-
-
-Planner = Callable[[Traced, Mesh], Plan]
-"""From a traced function and a mesh to a plan."""
 
 
 def audit(

@@ -113,7 +113,7 @@ def shard(
 ) -> ShardedFunction:
     """`fn` under random plans; counts them in `.count`."""
 
-    def planner(traced: Traced, mesh: Any) -> Plan:
+    def planner(traced: Traced, mesh: Any, before: Plan | None) -> Plan:
         sharded.count += 1
         return plan_of(traced, mesh, random_decisions(traced.program, seed))
 

@@ -1,0 +1,160 @@
+"""`like=`: another function's plan, whose mesh and state layout are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.apply.meshes import axes_of_mesh, make_mesh
+from rhino_jax.apply.sharded import ShardedFunction
+from rhino_jax.errors import HardwareError, InfeasiblePlanError, MeshError, RhinoError
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.files import load_target
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.kept import kept_specs
+from rhino_jax.plan.pins import ResolvedPins
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.trees import axes_text
+from rhino_jax.units import format_bytes
+
+
+Like = ShardedFunction | Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a plan keeps of another.
+
+    Attributes:
+      plan: the other.
+      mesh: the mesh of both.
+      specs: position of an argument array → the spec that it keeps.
+      is_asked: the user said `like=`; else it is the function's own last plan.
+    """
+
+    plan: Plan
+    mesh: Any
+    specs: Mapping[int, Spec]
+    is_asked: bool
+
+    @classmethod
+    def of(
+        cls, plan: Plan, traced: Traced, mesh: Any, what: str, *, is_asked: bool
+    ) -> Kept:
+        """
+        Raises:
+          MeshError: `mesh` is given and has other axes than the plan's.
+        """
+        if mesh is None:
+            mesh = plan.mesh
+        if mesh is None:
+            mesh = make_mesh(plan.mesh_axes, what)
+        if axes_of_mesh(mesh) != tuple(plan.mesh_axes):
+            raise MeshError(
+                f"{what}: mesh= and like= name different meshes.",
+                where=f"like=, the plan of `{plan.program_name}`",
+                numbers=f"mesh= has {axes_text(axes_of_mesh(mesh))}, like= has"
+                f" {axes_text(plan.mesh_axes)}",
+                fix="leave out mesh= (the mesh of like= is used), or leave out like=.",
+            )
+        return cls(plan, mesh, kept_specs(plan, traced.program), is_asked)
+
+    def and_of(self, other: Plan | None, program: Program) -> Kept:
+        """The same, and what else another plan on this mesh has."""
+        if other is None or other.mesh_axes != self.plan.mesh_axes:
+            return self
+        return replace(self, specs={**kept_specs(other, program), **self.specs})
+
+    def beside(self, pins: ResolvedPins) -> Kept:
+        """What is kept where the user pins nothing."""
+        left = {i: s for i, s in self.specs.items() if i not in pins.inputs}
+        return replace(self, specs=left)
+
+    def told_in(self, plan: Plan, program: Program) -> Plan:
+        """The plan with what was kept told in a note, not as the user's pins."""
+        kept = {program.inputs[i].path for i in self.specs}
+        count = sum(not entry.is_const for entry in program.inputs)
+        source = f"like=`{self.plan.program_name}`" if self.is_asked else "as before"
+        note = (
+            f"{source}: the mesh, and the sharding of {len(kept)} of {count} argument"
+            " arrays, are kept."
+        )
+        pins = {path: spec for path, spec in plan.pins.items() if path not in kept}
+        return replace(plan, pins=pins, notes=(*plan.notes, note))
+
+
+def check_like(like: Any, what: str) -> None:
+    """
+    Raises:
+      RhinoError: `like` is neither a sharded function nor a plan.
+    """
+    if like is None or isinstance(like, Like):
+        return
+    raise RhinoError(
+        f"{what}: like= must be a sharded function or a plan.",
+        where="like=",
+        numbers=f"got {type(like).__name__}",
+        fix="give what `auto_shard` made of the other function, or a `Plan`.",
+    )
+
+
+def plan_of_like(like: Like | None, what: str) -> Plan | None:
+    """The plan that is meant; of a function its last one.
+
+    Raises:
+      RhinoError: the function has not been planned yet.
+    """
+    if like is None or isinstance(like, Plan):
+        return like
+    found = like.last_plan
+    if found is not None:
+        return found
+    name = like.__name__
+    raise RhinoError(
+        f"{what}: like=`{name}` has no plan yet.",
+        where="like=",
+        numbers=f"`{name}` was neither called nor planned",
+        fix=f"call `{name}` first, or plan it: {name}.plan(*args) takes shapes too.",
+    )
+
+
+def like_is_in_the_way(
+    error: InfeasiblePlanError, kept: Kept, freely: Callable[[], Plan]
+) -> InfeasiblePlanError:
+    """The error to raise where nothing fits with what `like=` keeps.
+
+    Args:
+      error: what planning with it raised.
+      kept: what was kept.
+      freely: plans without.
+    """
+    try:
+        free = freely()
+    except InfeasiblePlanError as without:
+        return without
+    held = sum(leaf.bytes_per_device for leaf in free.inputs)
+    source = kept.plan.program_name
+    return InfeasiblePlanError(
+        error.what,
+        where=f"like=`{source}`, which fixes {len(kept.specs)} argument arrays"
+        f" on mesh ({axes_text(kept.plan.mesh_axes)}); {error.where}",
+        numbers=f"{error.numbers}; without like= the peak is"
+        f" {format_bytes(free.predicted.peak_bytes)}, arguments"
+        f" {format_bytes(held)} of it",
+        fix=f"plan without like=, or plan both as one: rhino.plan_together; or"
+        f" {error.fix}",
+    )
+
+
+def hardware_of_like(like: Like | None) -> str | Path | Target | None:
+    """The hardware that the other was planned for; None: that of the mesh."""
+    if not isinstance(like, Plan):
+        return None if like is None else like.hardware
+    try:
+        return load_target(like.hardware)
+    except HardwareError:  # of a file that the user gave then
+        return None

@@ -1,0 +1,135 @@
+"""Which arguments of a program are arguments of another plan, and keep its layout.
+
+A train step and an evaluation share parameters; a smaller last batch shares all state.
+Leaves are told by tree path and shape. Where an argument has another name (`p` for
+`params`, or `state.params`), it is told by its structure, as long as that is
+unambiguous.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.plan import Leaf, Plan
+
+
+_KEY = re.compile(r"\[(?:'[^']*'|\"[^\"]*\"|[^\]])*\]|\.?\w+")
+"""One key of a tree path: `params`, `['w']`, `[0]`, `.mu`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A leaf as others see it: its path in keys, and what must be equal."""
+
+    path: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: str, shape: Sequence[int]) -> Array:
+        return cls(keys_of(path), tuple(shape))
+
+
+def keys_of(path: str) -> tuple[str, ...]:
+    """The keys of a tree path: `params`, `['w']`, `.mu`."""
+    return tuple(_KEY.findall(path))
+
+
+def arguments_of(plan: Plan) -> tuple[Leaf, ...]:
+    """The arrays of a plan's arguments; captured constants left out."""
+    return plan.inputs[: len(plan.in_leaf_positions)]
+
+
+def kept_specs(like: Plan, program: Program) -> dict[int, Spec]:
+    """Positions of a program's inputs → the spec of the same leaf in `like`."""
+    known = arguments_of(like)
+    wanted = {
+        i: Array.of(entry.path, program.values[entry.value].shape)
+        for i, entry in enumerate(program.inputs)
+        if not entry.is_const
+    }
+    every = [Array.of(leaf.path, leaf.shape) for leaf in known]
+    specs = [leaf.spec for leaf in known]
+    return {i: specs[k] for i, k in same_leaves(wanted, every, specs).items()}
+
+
+def same_leaves(
+    wanted: Mapping[int, Array], known: Sequence[Array], specs: Sequence[Spec]
+) -> dict[int, int]:
+    """Which known leaf each wanted one is.
+
+    Args:
+      wanted: leaves of arguments, by position; their first key names the argument.
+      known: leaves to find them among.
+      specs: of the known; places that agree in all specs are not ambiguous.
+    """
+    exact = {array: k for k, array in enumerate(known)}
+    found = {i: exact[array] for i, array in wanted.items() if array in exact}
+    for name, members in _by_argument(wanted).items():
+        if found.keys().isdisjoint(members):
+            below = {i: Array(a.path[1:], a.shape) for i, a in members.items()}
+            places = find_places(list(below.values()), known, name)
+            if places and _agree(places, specs):
+                found.update(zip(below, places[0], strict=True))
+    return found
+
+
+def find_places(
+    wanted: Sequence[Array], known: Sequence[Array], name: str = ""
+) -> list[list[int]]:
+    """Where among known leaves a subtree may be: its leaves' numbers at each place.
+
+    Of places whose last key is `name` those; else those nearest to the root. A place
+    holds all of the subtree and no more; an array by itself must have the name.
+
+    Args:
+      wanted: paths from the subtree's root on; a single array has none.
+      known: leaves to find them among.
+      name: what the subtree is called.
+    """
+    exact = {array: k for k, array in enumerate(known)}
+    sizes: dict[tuple[str, ...], int] = {}
+    for array in known:
+        for depth in range(len(array.path) + 1):
+            root = array.path[:depth]
+            sizes[root] = sizes.get(root, 0) + 1
+    first = wanted[0]
+    depth = len(first.path)
+    roots = [
+        a.path[: len(a.path) - depth]
+        for a in known
+        if a.shape == first.shape and a.path[len(a.path) - depth :] == first.path
+    ]
+    full = [
+        root
+        for root in roots
+        if sizes[root] == len(wanted)
+        and all(Array((*root, *a.path), a.shape) in exact for a in wanted)
+    ]
+    named = [root for root in full if root and name and _bare(root[-1]) == name]
+    if not named and not depth:
+        return []
+    nearest = min(map(len, full), default=0)
+    chosen = named or [root for root in full if len(root) == nearest]
+    return [
+        [exact[Array((*root, *a.path), a.shape)] for a in wanted] for root in chosen
+    ]
+
+
+def _agree(places: Sequence[Sequence[int]], specs: Sequence[Spec]) -> bool:
+    """Whether all places have equal specs."""
+    return len({tuple(specs[k] for k in place) for place in places}) == 1
+
+
+def _by_argument(wanted: Mapping[int, Array]) -> dict[str, dict[int, Array]]:
+    found: dict[str, dict[int, Array]] = {}
+    for i, array in wanted.items():
+        found.setdefault(_bare(array.path[0]) if array.path else "", {})[i] = array
+    return found
+
+
+def _bare(key: str) -> str:
+    return key.strip("[].'\"")
