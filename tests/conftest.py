@@ -28,7 +28,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     """With RHINO_REQUIRE_EXTRAS=1, no test of the extras may be skipped."""
     report = yield
     is_required = os.environ.get("RHINO_REQUIRE_EXTRAS") == "1"
-    if is_required and report.skipped and item.get_closest_marker("compile_only"):
+    is_of_extra = any(map(item.get_closest_marker, ("compile_only", "browser")))
+    if is_required and report.skipped and is_of_extra:
         report.outcome = "failed"
         report.longrepr = f"skipped, but RHINO_REQUIRE_EXTRAS=1: {report.longrepr}"
     return report

@@ -1,12 +1,17 @@
 """Reports as self-contained HTML: no script, no network, light and dark alike.
 
 Colours are those of the page around (`currentColor` at several strengths), so that
-a report reads well in any notebook theme, and still reads as plain tables where a
-viewer drops the style sheet. Every text is escaped.
+a report reads well in any notebook theme. Notebooks bring style sheets of their own,
+with rules as `.rendered_html td {text-align: right}` and `table-layout: fixed`; ours
+win by the weight of an id, and how cells are aligned and how long bars are stands
+in the elements, which is kept where a viewer drops the style sheet. Every text is
+escaped.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -18,27 +23,43 @@ from rhino_jax.report.story import tell
 if TYPE_CHECKING:
     from rhino_jax.plan.plan import Plan
 
+# `:is(#id, .class)` weighs as much as an id, whichever of them matches.
+_ROOT = ":is(#rhino-report,.rhino-report)"
+
 _STYLE = """
-.rhino-report{font:13px/1.45 system-ui,sans-serif;color:inherit;max-width:72em}
-.rhino-report h3{font-size:1.15em;margin:.2em 0 .4em}
-.rhino-report details{margin:.5em 0}
-.rhino-report summary{cursor:pointer;font-weight:600;padding:.15em 0}
-.rhino-report .scroll{overflow-x:auto}
-.rhino-report table{border-collapse:collapse;margin:.2em 0 .2em 1em;
- font-variant-numeric:tabular-nums;color:inherit;background:transparent}
-.rhino-report th,.rhino-report td{padding:.12em .8em .12em 0;text-align:left;
- white-space:nowrap;border:0;color:inherit;background:transparent}
-.rhino-report th{font-weight:600;opacity:.65}
-.rhino-report thead th{border-bottom:1px solid rgba(128,128,128,.5)}
-.rhino-report .r{text-align:right}
-.rhino-report code{font:12px/1.45 ui-monospace,monospace;color:inherit;
- background:transparent;padding:0}
-.rhino-report .marked{font-weight:700}
-.rhino-report .bar{display:inline-block;height:.7em;min-width:1px;
- background:currentColor;opacity:.35;border-radius:1px}
-.rhino-report td.bars{width:8em;min-width:8em}
-.rhino-report p{margin:.2em 0 .2em 1em;opacity:.8}
-"""
+&{font:13px/1.45 system-ui,sans-serif;color:inherit;max-width:90em;text-align:left}
+& h3{font:600 15px/1.4 system-ui,sans-serif;margin:.2em 0 .4em;color:inherit}
+& details{display:block;margin:.5em 0}
+& summary{display:list-item;cursor:pointer;font-weight:600;padding:.15em 0}
+& .scroll{overflow-x:auto}
+& table{border-collapse:collapse;table-layout:auto;width:auto;max-width:none;
+ margin:.2em 0 .2em 1em;font:inherit;font-variant-numeric:tabular-nums;border:0;
+ color:inherit;background:transparent}
+& tr{background:transparent;border:0}
+& tbody tr:hover{background:rgba(128,128,128,.15)}
+& :is(th,td){padding:.12em 1em .12em 0;white-space:nowrap;vertical-align:top;
+ line-height:1.45;font-weight:400;max-width:none;border:0;color:inherit;
+ background:transparent}
+& th{font-weight:600;opacity:.7}
+& thead th{border-bottom:1px solid rgba(128,128,128,.5)}
+& :is(th,td).wrap{white-space:normal;overflow-wrap:break-word}
+& td.prose{min-width:12em}
+& code{font:12px/1.45 ui-monospace,monospace;color:inherit;background:transparent;
+ padding:0;border:0;white-space:inherit}
+& .whole{white-space:nowrap}
+& .marked :is(td,code){font-weight:700}
+& td.bars{width:8em;min-width:2em;padding-right:0}
+& .bar{display:inline-block;height:.7em;min-width:1px;background:currentColor;
+ opacity:.35;border-radius:1px}
+& p{margin:.2em 0 .2em 1em;max-width:72em;font-size:inherit;line-height:1.45;
+ opacity:.85;overflow-wrap:break-word}
+@media (max-width:900px){
+& table,& p{margin-left:0}
+& :is(th,td){padding-right:.7em}
+& code{font-size:11px}
+& td.bars{width:3em}
+& td.prose{min-width:9em}}
+""".replace("&", _ROOT)
 
 
 def to_html(plan: Plan) -> str:
@@ -75,34 +96,37 @@ def _content(section: Section) -> str:
     parts = []
     if section.facts:
         rows = "".join(
-            f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
+            f'<tr><th scope="row" style="{_LEFT}">{escape(name)}</th>'
+            f'<td class="wrap" style="{_LEFT}">{_rich(value)}</td></tr>'
             for name, value in section.facts
         )
         parts.append(f"<table><tbody>{rows}</tbody></table>")
     if section.table is not None and section.table.rows:
         parts.append(f'<div class="scroll">{_table(section.table)}</div>')
-    parts += [f"<p>{escape(line)}</p>" for line in section.lines]
+    parts += [f"<p>{_rich(line)}</p>" for line in section.lines]
     return "".join(parts)
 
 
+_LEFT, _RIGHT = "text-align:left", "text-align:right"
+
+
 def _table(table: Table) -> str:
-    classes = [' class="r"' if a == ">" else "" for a in table.align]
+    styles = [_RIGHT if a == ">" else _LEFT for a in table.align]
     header = "".join(
-        f"<th{cls}>{escape(name)}</th>"
-        for name, cls in zip(table.header, classes, strict=True)
+        f'<th style="{style}">{escape(name)}</th>'
+        for name, style in zip(table.header, styles, strict=True)
     )
     if table.shares:
         header += "<th></th>"
     rows = []
     for i, row in enumerate(table.rows):
         cells = "".join(
-            f"<td{cls}>{_cell(text, is_first=j == 0)}</td>"
-            for j, (text, cls) in enumerate(zip(row, classes, strict=True))
+            f'<td{_class_of(text, gives_way=j in table.shrink)} style="{style}">'
+            f"{_rich(text)}</td>"
+            for j, (text, style) in enumerate(zip(row, styles, strict=True))
         )
         if table.shares:
-            percent = 100 * min(1.0, max(0.0, table.shares[i]))
-            bar = f'<span class="bar" style="width:{percent:.1f}%"></span>'
-            cells += f'<td class="bars">{bar if percent else ""}</td>'
+            cells += _bar(table.shares[i])
         mark = ' class="marked"' if i in table.marked else ""
         rows.append(f"<tr{mark}>{cells}</tr>")
     return (
@@ -110,7 +134,61 @@ def _table(table: Table) -> str:
     )
 
 
-def _cell(text: str, *, is_first: bool) -> str:
-    """Paths and specs are code; prose and numbers are not."""
-    is_code = is_first or text.startswith("P(") or "[" in text
-    return f"<code>{escape(text)}</code>" if is_code and text else escape(text)
+def _class_of(text: str, *, gives_way: bool) -> str:
+    """Columns that give way wrap, the others are as wide as what stands in them."""
+    if not gives_way or len(text) <= _SHORT:
+        return ""
+    is_prose = len(text) > _PROSE and " " in text
+    return ' class="wrap prose"' if is_prose else ' class="wrap"'
+
+
+_SHORT = 16
+"""Characters of a text that stays on one line."""
+
+_PROSE = 24
+"""Characters of a text that is not squeezed into a column of one word."""
+
+
+def _bar(share: float) -> str:
+    percent = 100 * min(1.0, max(0.0, share))
+    bar = f'<span class="bar" style="width:{percent:.1f}%"></span>' if percent else ""
+    return f'<td class="bars" style="{_LEFT}">{bar}</td>'
+
+
+_CODE = re.compile(
+    r"`([^`]+)`"  # as quoted in notes
+    r"|(\bP\((?:[^()]|\([^()]*\))*\))"  # a spec
+    r"|([\w.*]+(?:\[[^\]\s]*\][\w.*]*)+)"  # a tree path, or the type of an array
+)
+_WORDS, _JOINTS = re.compile(r"(\s+)"), re.compile(r"(?<=.{8}[_./:])(?=.)")
+_WHOLE = re.compile(r"\b[a-z]+(?:-[a-z]+)+\b")
+
+
+def _rich(text: str) -> str:
+    """Specs, paths and what is in backticks as code, all else as prose."""
+    return "".join(_pieces(text))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    end = 0
+    for found in _CODE.finditer(text):
+        yield _prose(text[end : found.start()])
+        code = next(group for group in found.groups() if group)
+        yield f"<code>{_breakable(code)}</code>"
+        end = found.end()
+    yield _prose(text[end:])
+
+
+def _prose(text: str) -> str:
+    """Words as `all-gather` are whole; long ones may be broken at their dots."""
+    parts = []
+    for word in _WORDS.split(text):
+        pieces = _JOINTS.split(word) if len(word) > _SHORT else [word]
+        parts.append("<wbr>".join(map(escape, pieces)))
+    return _WHOLE.sub(r'<span class="whole">\g<0></span>', "".join(parts))
+
+
+def _breakable(code: str) -> str:
+    """A long path may be broken before its keys, a spec between its dims."""
+    parts = re.split(r"(?<=.{8})(?=[\[.])|(?<=, )|(?<=.{20},)", code)
+    return "<wbr>".join(escape(part) for part in parts if part)

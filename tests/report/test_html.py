@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
@@ -10,7 +12,7 @@ from rhino_jax.report.html import page
 from tests.plan.samples import sample_plan
 
 
-VOID = {"meta", "br", "hr", "img", "link", "input"}
+VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
 
 
 class Reader(HTMLParser):
@@ -47,7 +49,7 @@ def read(html: str) -> Reader:
 
 def test_html_tells_what_the_text_tells() -> None:
     plan = sample_plan()
-    said = " ".join(read(plan._repr_html_()).text)
+    said = " ".join(read(plan._repr_html_().replace("<wbr>", "")).text)
     for section in plan.table().split("\n\n"):
         assert section.splitlines()[0] in said
     for words in ("P(('model', 'data'))", "model.py:12 (mlp)", "my_kernel (3x)"):
@@ -92,6 +94,30 @@ def test_every_user_string_is_escaped(full: bool) -> None:
 def test_bars_stay_in_their_cell() -> None:
     plan = sample_plan(at_peak=(Holding("more than the peak", 2**60),))
     reader = read(plan._repr_html_())
-    widths = [v for k, v in reader.attributes if k == "style" and v]
+    styles = [v for k, v in reader.attributes if k == "style" and v]
+    widths = [v for v in styles if v.startswith("width:")]
     assert widths
     assert all(0 <= float(v.removeprefix("width:").rstrip("%")) <= 100 for v in widths)
+
+
+def test_every_cell_says_itself_how_it_is_aligned() -> None:
+    """So that it is aligned also where a viewer drops the style sheet."""
+    html = sample_plan()._repr_html_()
+    cells = re.findall(r"<t[dh](?: [^>]*)?>", html)
+    bare = [c for c in cells if "text-align:" not in c]
+    assert set(bare) <= {"<th>"} and len(bare) < len(cells) / 20
+
+
+def test_code_is_told_from_prose() -> None:
+    note = "`my_op` gathers params['h'][0]['w']: P('data', ('a', 'b')) → P()"
+    html = sample_plan(notes=(note,))._repr_html_()
+    fragments = re.findall(r"<code>(.*?)</code>", html.replace("<wbr>", ""))
+    for code in ("my_op", "params['h'][0]['w']", "P('data', ('a', 'b'))", "P()"):
+        assert escape(code) in fragments
+
+
+def test_copied_code_is_what_was_written() -> None:
+    path = "opt_state[0].mu['layers'][3]['attention']['out']"
+    leaf = dataclasses.replace(sample_plan().inputs[0], path=path)
+    html = sample_plan(inputs=(leaf, *sample_plan().inputs[1:]))._repr_html_()
+    assert path in "".join(read(html.replace("<wbr>", "")).text)

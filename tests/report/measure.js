@@ -1,0 +1,65 @@
+// Measures every .rhino-report of a page and writes what it finds, as JSON, into it:
+// per report its width and the colours behind it, and per table its header and cells.
+(() => {
+  const background = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = getComputedStyle(at).backgroundColor;
+      if (!/, 0\)$/.test(color) && color !== "transparent") return color;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const box = (rect) => ({
+    left: rect.left, right: rect.right, top: rect.top, bottom: rect.bottom,
+  });
+  const cell = (element) => {
+    const range = document.createRange();
+    range.selectNodeContents(element);
+    const style = getComputedStyle(element);
+    const bar = element.querySelector(".bar");
+    const code = element.querySelector("code");
+    const whole = [...element.querySelectorAll(".whole")];
+    return {
+      text: element.textContent,
+      align: style.textAlign,
+      box: box(element.getBoundingClientRect()),
+      content: box(range.getBoundingClientRect()),
+      padding: parseFloat(style.paddingLeft),
+      line: parseFloat(style.lineHeight),
+      color: style.color,
+      codeColor: code && getComputedStyle(code).color,
+      codeBackground: code && getComputedStyle(code).backgroundColor,
+      bar: bar && box(bar.getBoundingClientRect()),
+      broken: whole.filter((w) => w.getClientRects().length > 1).length,
+      isOnOneLine: element.textContent === "" ||
+        range.getBoundingClientRect().height < 1.5 * parseFloat(style.lineHeight),
+    };
+  };
+  const table = (element) => {
+    const scroll = element.parentElement;
+    return {
+      header: [...element.querySelectorAll("thead th")].map(cell),
+      rows: [...element.querySelectorAll("tbody tr")].map(
+        (row) => [...row.children].map(cell)),
+      box: box(element.getBoundingClientRect()),
+      room: box(scroll.getBoundingClientRect()),
+      canScroll: getComputedStyle(scroll).overflowX === "auto",
+    };
+  };
+  const report = (element) => ({
+    box: box(element.getBoundingClientRect()),
+    window: document.documentElement.clientWidth,
+    background: background(element),
+    color: getComputedStyle(element).color,
+    titles: [...element.querySelectorAll("h3, summary")].map((t) => t.textContent),
+    tables: [...element.querySelectorAll("table")].map(table),
+    paragraphs: [...element.querySelectorAll("p")].map((p) => ({
+      box: box(p.getBoundingClientRect()), align: getComputedStyle(p).textAlign,
+      isCut: p.scrollWidth > p.clientWidth + 1,
+    })),
+  });
+  const out = document.createElement("pre");
+  out.id = "measured";
+  out.textContent = JSON.stringify(
+    [...document.querySelectorAll(".rhino-report")].map(report));
+  document.body.append(out);
+})();
