@@ -43,7 +43,6 @@ from rhino_jax.report.progress import Progress
 
 
 if TYPE_CHECKING:
-    from rhino_jax.search.candidates import Candidate
     from rhino_jax.search.records import Request
 
 
@@ -145,7 +144,7 @@ class Wishes:
 
         request = self._request(target, pins)
         with self._progress() as report:
-            if self.refine > 1:
+            if self.refine:
                 return self._refined(traced, mesh, meshes, target, request, report)
             return choose_plan(traced.program, meshes, target, request, progress=report)
 
@@ -166,7 +165,7 @@ class Wishes:
             self.time_limit_s,
             self.seed,
         )
-        if self.refine <= 1:
+        if not self.refine:
             return asked
         # Compiled on the mesh itself where its devices are there.
         devices = list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
@@ -182,33 +181,32 @@ class Wishes:
         report: Callable[[float | None, float | None], None],
     ) -> Plan:
         """The plan that the compiler makes fastest, of the most promising ones."""
-        from rhino_jax.search.driver import make_candidates
+        from rhino_jax.search.candidates import Candidate
+        from rhino_jax.search.driver import choose_plan, make_candidates
         from rhino_jax.verify.refine import judge_of, refine
 
-        def candidates(budget_bytes: float, count: int) -> list[Candidate]:
-            found = make_candidates(
-                traced.program,
-                meshes,
-                target,
-                replace(request, memory_budget_bytes=budget_bytes),
-                count,
-                progress=report,
-            )
+        program = traced.program
+
+        def on_mesh(candidate: Candidate) -> Candidate:
             if mesh is None:
-                return list(found)
-            return [replace(c, plan=replace(c.plan, mesh=mesh)) for c in found]
+                return candidate
+            return replace(candidate, plan=replace(candidate.plan, mesh=mesh))
 
         def within(budget_bytes: int) -> Candidate | None:
+            less = replace(request, memory_budget_bytes=budget_bytes)
             try:
-                return replace(candidates(budget_bytes, 1)[0], name="less memory")
+                plan = choose_plan(program, meshes, target, less, progress=report)
             except InfeasiblePlanError:
                 return None
+            return on_mesh(Candidate("less memory", plan))
 
-        budget_bytes = request.memory_budget_bytes
+        found = make_candidates(
+            program, meshes, target, request, self.refine, progress=report
+        )
         return refine(
-            candidates(budget_bytes, self.refine),
+            [on_mesh(c) for c in found],
             judge_of(traced, self.what, target),
-            int(budget_bytes),
+            int(request.memory_budget_bytes),
             within,
         )
 

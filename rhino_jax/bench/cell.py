@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rhino_jax.bench.compiling import Compiled
-from rhino_jax.bench.methods import Method
+from rhino_jax.bench.methods import PLAIN, Method
 from rhino_jax.bench.planned import PlanEntry, read_entries
 from rhino_jax.bench.process import Outcome, run_job
 from rhino_jax.bench.records import Result, cell_key, file_name, row_key
@@ -77,7 +77,8 @@ class RowRun:
             job = self._job("compile", plan=str(self.folder / entry.file))
         job |= {"cache": str(cache), "result": str(file)}
         file.unlink(missing_ok=True)
-        timeout_s = self.timeout_s * max(1, method.refine)
+        programs = method.refine + len(PLAIN) if method.refine else 1
+        timeout_s = self.timeout_s * programs
         outcome = run_job(job, self._log(method.name), timeout_s, self.stop)
         values = read_json(file) if outcome.status == "ok" else None
         file.unlink(missing_ok=True)

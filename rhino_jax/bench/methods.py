@@ -6,10 +6,15 @@ fsdp@matmul
     the same plan of a recipe, of which only the inputs and outputs of matmuls
     are said, and the arguments and results: how the fastest hand-written
     programs do it
+dp@batch, zero1@batch, fsdp@batch
+    the recipe to the letter (FSDP cuts every parameter that can be), of which only
+    the arguments and results are said, and that activations keep the batch cut: how
+    most people type it
 fast, best
     rhino's own plans
 refined, refined:5
-    of so many candidates (3) the one that the compiler makes fastest in memory
+    of so many candidates (3), and recipes@batch, the one that the compiler makes
+    fastest in memory
 """
 
 from __future__ import annotations
@@ -30,8 +35,9 @@ RECIPES = (
     "megatron+fsdp",
     "megatron+fsdp+sp",
 )
+PLAIN = ("dp", "zero1", "fsdp")
 RHINO = ("fast", "best", "refined")
-DENSITIES = ("all", "matmul")
+DENSITIES = ("all", "matmul", "batch")
 REFINE = 3
 """Candidates that `refined` compiles unless it says another number."""
 
@@ -42,8 +48,8 @@ class Method:
 
     Attributes:
       plan: a recipe's name, "fast", "best" or "refined".
-      density: which values the program is told the sharding of: "all", or those at
-        the "matmul"s.
+      density: which values the program is told the sharding of: "all", those at the
+        "matmul"s, or the "batch" of all that lead with it.
       refine: how many candidates "refined" compiles; 0 for all other plans.
     """
 
@@ -69,11 +75,18 @@ def parse_method(text: Any) -> Method:
     Raises:
       BenchError: there is none.
     """
-    known = (*RECIPES, *(f"{r}@matmul" for r in RECIPES), *RHINO)
+    known = (
+        *RECIPES,
+        *(f"{r}@matmul" for r in RECIPES),
+        *(f"{r}@batch" for r in PLAIN),
+        *RHINO,
+    )
     plan, at, density = str(text).partition("@")
     plan, colon, number = plan.partition(":")
     is_known = plan in RECIPES or (plan in RHINO and not at)
     if at and density not in DENSITIES:
+        is_known = False
+    if density == "batch" and plan not in PLAIN:
         is_known = False
     if colon and not (plan == "refined" and number.isdecimal() and int(number) >= 2):
         is_known = False

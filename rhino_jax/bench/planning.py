@@ -111,22 +111,21 @@ class Planner:
         """The candidate that the judge finds fastest, as `rhino.plan(refine=…)`."""
         started = time.monotonic()
 
-        def candidates(budget_bytes: float, count: int) -> tuple[Candidate, ...]:
-            request = replace(self._request("best"), memory_budget_bytes=budget_bytes)
-            return make_candidates(
-                self.traced.program, self.meshes, self.target, request, count
-            )
+        program, request = self.traced.program, self._request("best")
 
         def within(budget_bytes: int) -> Candidate | None:
+            less = replace(request, memory_budget_bytes=budget_bytes)
             try:
-                return replace(candidates(budget_bytes, 1)[0], name="less memory")
+                plan = choose_plan(program, self.meshes, self.target, less)
             except InfeasiblePlanError:
                 return None
+            return Candidate("less memory", plan)
 
-        budget_bytes = int(self.budget_bytes)
         try:
-            found = candidates(budget_bytes, method.refine)
-            plan = refine(found, judge, budget_bytes, within)
+            found = make_candidates(
+                program, self.meshes, self.target, request, method.refine
+            )
+            plan = refine(found, judge, int(self.budget_bytes), within)
         except InfeasiblePlanError as error:
             return _none(method, started, error)
         return self._planned(method, plan, started)
@@ -143,9 +142,7 @@ class Planner:
         by_density: dict[str, dict[str, Plan | None]] = {}
         for method in methods:
             if method.density not in by_density:
-                request = replace(
-                    self._request("best"), says_only_matmuls=method.density == "matmul"
-                )
+                request = replace(self._request("best"), density=method.density)
                 by_density[method.density] = make_recipe_plans(
                     program, mesh, self.target, request
                 )

@@ -1,11 +1,14 @@
 """How much of a plan is said to the compiler.
 
-Saying everything is how rhino applies a plan. Saying only what goes into and comes
-out of every matmul is how people write it by hand, at best; what lies between is left
-to the compiler's propagation.
+Saying everything ("all") is how rhino applies a plan. Saying only what goes into and
+comes out of every matmul ("matmul") is how people write it by hand, at best; what lies
+between is left to the compiler's propagation. Saying where parameters and optimizer
+state lie, and that activations keep the batch cut ("batch"), is how most people do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
 
 from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.ir.spec import Spec
@@ -42,6 +45,32 @@ def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:
         values={v: spec for v, spec in held.items() if v in kept},
         operands=operands,
         region_outputs=decisions.region_outputs,
+        outputs=decisions.outputs,
+        says_stops=False,
+    )
+
+
+def only_the_batch(
+    program: Program, decisions: Decisions, led_by_batch: AbstractSet[int]
+) -> Decisions:
+    """Decisions about the program's arguments and results, and how the leading dim of
+    activations is cut; nothing about other values.
+
+    Args:
+      program: the planned program.
+      decisions: specs of all its values.
+      led_by_batch: the values whose leading dim is the batch's; axes are said in the
+        mesh's order, as people write them.
+    """
+    held = decisions.values
+    kept = {i.value for i in program.inputs} | {o.value for o in program.outputs}
+    pinned = {
+        v: (tuple(sorted(spec[0])), *((),) * (len(spec) - 1))
+        for v, spec in held.items()
+        if v in led_by_batch and spec[0]
+    }
+    return Decisions(
+        values=pinned | {v: spec for v, spec in held.items() if v in kept},
         outputs=decisions.outputs,
         says_stops=False,
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import USERS_CONSTRAINT, Program, item_bytes
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
-from rhino_jax.plan.density import only_around_matmuls
+from rhino_jax.plan.density import only_around_matmuls, only_the_batch
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Coverage, Predicted, SearchReport
@@ -17,6 +17,7 @@ from rhino_jax.search.build import Model
 from rhino_jax.search.extract import (
     coverage_shares,
     decisions_of,
+    led_by_batch,
     live_at,
     predicted_of,
 )
@@ -42,8 +43,10 @@ def assemble(
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     labels = solution.labels
     decisions = decisions_of(model, labels)
-    if not model.mesh.says_stops:
+    if drawn.density == "matmul":
         decisions = only_around_matmuls(program, decisions)
+    elif drawn.density == "batch":
+        decisions = only_the_batch(program, decisions, led_by_batch(model))
     names = model.mesh.names
     notes: list[str] = []
     if found.is_fallback:

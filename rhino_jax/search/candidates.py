@@ -3,7 +3,9 @@
 The model's errors are mostly in what communication costs, so besides the recipes the
 runners-up are the best choices where communication is dearer and cheaper than the
 model says. One recipe is said as people say it, around matmuls only: where saying
-everything misleads the compiler, that one shows it.
+everything misleads the compiler, that one shows it. And beyond those that are asked
+for, data parallelism, ZeRO-1 and FSDP always come along as most people type them: what
+is kept is then never slower, once compiled, than what an expert would have typed.
 """
 
 from __future__ import annotations
@@ -25,13 +27,19 @@ COMMUNICATION_WEIGHTS = (2.0, 0.5)
 """What runners-up take communication to cost, over what the model says."""
 
 
+PREDICTION_ERROR = 0.3
+"""How far the predicted step of one plan, over that of another, may be from what the
+compiler makes of the two: recipes that promise less are not compiled."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A plan to compile.
 
     Attributes:
       name: "best", a recipe, "fsdp@matmul" (a recipe that is said around matmuls
-        only), "less communication", "more communication", or "best on 2x4" (another
+        only), "fsdp@batch" (of which only parameters, optimizer state and the batch
+        are), "less communication", "more communication", or "best on 2x4" (another
         mesh).
       plan: the plan.
     """
@@ -74,6 +82,38 @@ def candidates_of(
         ):
             kept.append((name, one))
     return kept[:count]
+
+
+def plain_of(best: Found, plain: Drawn) -> tuple[list[tuple[str, Found]], list[str]]:
+    """The recipes as most people type them that may be faster once compiled.
+
+    Args:
+      best: what was found.
+      plain: the mesh, with plain recipes of density "batch".
+    Returns:
+      Those that fit and promise a step within `PREDICTION_ERROR` of the best, and
+      notes on the others.
+    """
+    kept: list[tuple[str, Found]] = []
+    left_out: list[str] = []
+    limit = (1 + PREDICTION_ERROR) * best.solution.objective
+    named = [(f"{n}@batch", one) for n, one in _recipes(replace(best, drawn=plain))]
+    for name, one in sorted(named, key=_promised_s):
+        promised = one.solution.objective
+        if any(_is_same(one, other) for _, other in kept):
+            continue
+        if promised > limit:
+            slower = promised / best.solution.objective
+            left_out.append(f"{name} ({slower:.3g} times the plan)")
+        else:
+            kept.append((name, one))
+    if not left_out:
+        return kept, []
+    note = (
+        "recipes that were not compiled, since what they promise is slower by more than"
+        f" the error of prediction, {PREDICTION_ERROR:.0%}: {', '.join(left_out)}."
+    )
+    return kept, [note]
 
 
 def _promised_s(candidate: tuple[str, Found]) -> float:

@@ -51,8 +51,8 @@ def draw(
         if n.kind is kind and (spec := pins.get(n.slot)) is not None
     }
     laid = lay_out(study.target, mesh_axes)
-    mesh = replace(laid, says_stops=not request.says_only_matmuls)
-    return _draw_on(study, mesh, pinned, request)
+    mesh = replace(laid, says_stops=request.density == "all")
+    return replace(_draw_on(study, mesh, pinned, request), density=request.density)
 
 
 def _draw_on(
@@ -123,29 +123,35 @@ def solve_drawn(
     return replace(untied, nodes=(len(folding.classes), found.nodes[1]))
 
 
-def with_recipes(drawn: Drawn, effort: Effort, worth: float = math.inf) -> Drawn:
+def with_recipes(
+    drawn: Drawn,
+    effort: Effort,
+    worth: float = math.inf,
+    every: Sequence[Recipe] | None = None,
+) -> Drawn:
     """The same with the cheapest plan within each recipe.
 
     Args:
       drawn: what to search.
       effort, worth: as of `cheapest_within`.
+      every: the recipes; by default all that the mesh allows.
     """
-    recipes, left = _allowed(drawn)
-    found: dict[str, Labels | None] = {
-        r.name: None for r in recipes_for(drawn.model.mesh)
-    }
+    if every is None:
+        every = recipes_for(drawn.model.mesh)
+    recipes, left = _allowed(drawn, every)
+    found: dict[str, Labels | None] = {r.name: None for r in every}
     if left is not None:
-        every = cheapest_within(
+        cheapest = cheapest_within(
             drawn.folded.problem, left, _to_the_letter(drawn, left), effort, worth
         )
-        for recipe, labels in zip(recipes, every, strict=True):
+        for recipe, labels in zip(recipes, cheapest, strict=True):
             found[recipe.name] = drawn.folding.expand(labels)
     return replace(drawn, recipes=found)
 
 
 def first_choices(drawn: Drawn) -> list[Labels]:
     """A choice of all nodes within every recipe, found without a search."""
-    _, left = _allowed(drawn)
+    _, left = _allowed(drawn, recipes_for(drawn.model.mesh))
     if left is None:
         return []
     return [
@@ -154,9 +160,11 @@ def first_choices(drawn: Drawn) -> list[Labels]:
     ]
 
 
-def _allowed(drawn: Drawn) -> tuple[list[Recipe], Restrictions | None]:
+def _allowed(
+    drawn: Drawn, every: Sequence[Recipe]
+) -> tuple[list[Recipe], Restrictions | None]:
     """The recipes that have a meaning, and what they leave the classes to choose."""
-    recipes = [r for r in recipes_for(drawn.model.mesh) if drawn.book.allows(r)]
+    recipes = [r for r in every if drawn.book.allows(r)]
     return recipes, drawn.book.restrict(recipes, _nodes(drawn)) if recipes else None
 
 

@@ -15,10 +15,11 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import Plan
 from rhino_jax.search.assemble import assemble
-from rhino_jax.search.candidates import Candidate, candidates_of
+from rhino_jax.search.candidates import Candidate, candidates_of, plain_of
 from rhino_jax.search.draw import draw, first_choices, solve_drawn, with_recipes
 from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.search.problem import Labels
+from rhino_jax.search.recipes import plain_recipes
 from rhino_jax.search.records import Drawn, Found, Progress, Request
 from rhino_jax.search.solve import Solution
 from rhino_jax.search.study import Study
@@ -116,19 +117,26 @@ def make_candidates(
     """The plan of `choose_plan` and others that promise as much, to be compiled.
 
     Args:
-      count: most plans to give; fewer where fewer differ.
+      count: most plans to give, fewer where fewer differ; besides plain recipes, as
+        most people type them.
     """
     started = time.monotonic()
     found, compared, notes = _search(
         program, meshes, target, request, started, progress
     )
     variants = [("best", found[0])]
-    if count > 1 and found[0].solution.labels is not None:
-        model = found[0].drawn.model
+    if found[0].solution.labels is not None:
+        model, effort = found[0].drawn.model, RECIPE_EFFORTS[request.level]
         axes = [(a.name, a.size) for a in model.mesh.axes]
-        said = draw(model.study, axes, replace(request, says_only_matmuls=True))
-        said = with_recipes(said, RECIPE_EFFORTS[request.level])
-        variants = candidates_of(found, said, EFFORTS["fast"], count)
+        said = draw(model.study, axes, replace(request, density="matmul"))
+        plain = replace(said, density="batch")
+        plain = with_recipes(plain, effort, every=plain_recipes(model.mesh))
+        recipes, left_out = plain_of(found[0], plain)
+        notes = [*notes, *left_out]
+        if count > 1:
+            said = with_recipes(said, effort)
+            variants = candidates_of(found, said, EFFORTS["fast"], count)
+        variants = [*variants, *recipes]
     return tuple(
         Candidate(
             name,
@@ -149,11 +157,13 @@ def make_recipe_plans(
     """The experts' recipes at their best, as plans of their own.
 
     Whether they fit or not; None where the program does not allow a recipe. At their
-    best as `request` has them said: everywhere, or around matmuls only.
+    best as `request` has them said: everywhere, or around matmuls only; where only the
+    batch is, as most people type them.
     """
     started = time.monotonic()
     drawn = draw(Study.of(program, target), mesh_axes, request)
-    drawn = with_recipes(drawn, RECIPE_EFFORTS[request.level])
+    every = plain_recipes(drawn.model.mesh) if request.density == "batch" else None
+    drawn = with_recipes(drawn, RECIPE_EFFORTS[request.level], every=every)
     return {
         name: None
         if labels is None

@@ -76,6 +76,17 @@ def _stops(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ...]]:
     return found
 
 
+def led_by_batch(model: Model) -> frozenset[int]:
+    """The values whose leading dim is the batch's."""
+    graph, classes = model.graph, model.study.classes
+    batch, found = model.study.roles.batch, set()
+    for value, port in graph.held.items():
+        dims = classes.results(graph.nodes[port.node], port.result)
+        if dims and dims[0] in batch:
+            found.add(value)
+    return frozenset(found)
+
+
 def overlap_of(model: Model) -> Overlap:
     """What the target can hide of the model's collectives."""
     target = model.builder.target

@@ -152,8 +152,11 @@ class _Places:
         cut = tuple(Role.OTHER if d is None else Role(self.role[d]) for d in dims)
         is_input = node.kind is NodeKind.INPUT
         is_data = is_input and node.slot in self.roles.data
-        is_param = is_input and node.slot not in self.roles.state
-        return self._share(Place(cut, (cut,), False, False, is_data, is_param))
+        is_state = is_input and node.slot in self.roles.state
+        is_param = is_input and not is_state
+        return self._share(
+            Place(cut, (cut,), False, False, is_data, is_param, is_state)
+        )
 
     def _share(self, place: Place) -> Place:
         return self._shared.setdefault(place, place)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -33,6 +33,7 @@ class Recipe:
     cuts_params: data axes also cut stored parameters (ZeRO-3, FSDP).
     cuts_state: data axes also cut optimizer state (ZeRO-1).
     cuts_sequence: model axes cut the sequence between matmuls.
+    is_plain: what data axes may cut they do cut wherever they can, cheaper or not.
     """
 
     name: str
@@ -41,6 +42,16 @@ class Recipe:
     cuts_params: bool = False
     cuts_state: bool = False
     cuts_sequence: bool = False
+    is_plain: bool = False
+
+
+def plain_recipes(mesh: LaidMesh) -> tuple[Recipe, ...]:
+    """Data parallelism, ZeRO-1 and FSDP as people type them, over all of the mesh."""
+    return tuple(
+        replace(r, is_plain=True)
+        for r in recipes_for(mesh)
+        if not r.model and not r.cuts_sequence
+    )
 
 
 def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
@@ -91,6 +102,7 @@ class Place:
       results: role of every dim of every result.
       is_op, is_heavy: an op; one that is neither elementwise nor a reduction.
       is_data, is_param: an input that is data; one that is not optimizer state.
+      is_state: an input that is.
     """
 
     cut: tuple[Role, ...]
@@ -99,6 +111,7 @@ class Place:
     is_heavy: bool
     is_data: bool
     is_param: bool
+    is_state: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,11 +124,13 @@ class Kind:
         each mesh axis cuts.
       scattered: for every result the same, of the dim that an axis cuts only when
         partial sums are combined.
+      is_one_dim: [strategies], whether all axes cut the same.
     """
 
     place: Place
     cut: np.ndarray
     scattered: tuple[np.ndarray, ...]
+    is_one_dim: np.ndarray
 
     @classmethod
     def of(cls, place: Place, axes: AxisPlaces) -> Kind:
@@ -126,6 +141,7 @@ class Kind:
             place,
             cut[axes.cut],
             tuple(np.array([*roles, Role.NONE])[dims] for roles, dims in scattered),
+            (axes.cut == axes.cut[:, :1]).all(axis=1),
         )
 
 
@@ -140,7 +156,8 @@ class Kinds:
       looks: [strategies, 3], whether the node is heavy, holds a dim of the batch, and
         is a parameter.
       is_batched: for every result, [strategies]: whether it holds one.
-      is_data: [strategies], as of `Place`.
+      is_data, is_param, is_state: [strategies], as of `Place`.
+      is_one_dim: as of `Kind`.
     """
 
     first: np.ndarray
@@ -149,6 +166,9 @@ class Kinds:
     looks: np.ndarray
     is_batched: tuple[np.ndarray, ...]
     is_data: np.ndarray
+    is_param: np.ndarray
+    is_state: np.ndarray
+    is_one_dim: np.ndarray
 
     @classmethod
     def of(cls, kinds: Sequence[Kind]) -> Kinds:
@@ -171,6 +191,9 @@ class Kinds:
                 for column in each
             ),
             np.repeat([p.is_data for p in places], sizes),
+            np.repeat([p.is_param for p in places], sizes),
+            np.repeat([p.is_state for p in places], sizes),
+            np.concatenate([k.is_one_dim for k in kinds]),
         )
 
     def permitted(self, recipe: Recipe) -> np.ndarray:
@@ -185,7 +208,14 @@ class Kinds:
             )
         # Data enters cut over all data axes, where it can be.
         is_cut = found & (self.cut[:, list(recipe.data)] != Role.NONE).all(axis=1)
-        found = np.where(self.is_data & self._any(is_cut), is_cut, found)
+        must_be_cut = self.is_data
+        if recipe.is_plain:
+            # So is all that has a batch, and so are parameters and state, in one dim.
+            is_cut &= self.is_one_dim
+            must_be_cut = self.is_data | (self.looks[:, 1] == 1)
+            must_be_cut |= self.is_param & recipe.cuts_params
+            must_be_cut |= self.is_state & recipe.cuts_state
+        found = np.where(must_be_cut & self._any(is_cut), is_cut, found)
         found[self.first] |= ~self._any(found)[self.first]
         return found
 

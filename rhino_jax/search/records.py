@@ -29,8 +29,8 @@ class Request:
       level: "fast" or "best".
       time_limit_s: wall-clock limit of the search, or None.
       seed: of CP-SAT.
-      says_only_matmuls: plans are said around matmuls only, and priced so, see
-        `rhino_jax.plan.density`.
+      density: how much of plans is said, "all", "matmul" or "batch", and priced so;
+        see `rhino_jax.plan.density`.
     """
 
     memory_budget_bytes: float
@@ -39,7 +39,7 @@ class Request:
     level: str = "best"
     time_limit_s: float | None = None
     seed: int = 0
-    says_only_matmuls: bool = False
+    density: str = "all"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +54,7 @@ class Drawn:
       folded: `overlap` of the classes.
       recipes: name → choice of all nodes, or None where it is not allowed; empty
         until they are asked for.
+      density: as of `Request`.
     """
 
     model: Model
@@ -62,6 +63,7 @@ class Drawn:
     folding: Folding
     folded: Overlap
     recipes: dict[str, Labels | None] = field(default_factory=dict)
+    density: str = "all"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import jax
 from jax.sharding import Mesh
 
 from rhino_jax.apply.bound import Bound
@@ -16,7 +18,7 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import CompiledCandidate
 from rhino_jax.search.candidates import Candidate
 from rhino_jax.verify.hlo.reading import read_compiled
-from rhino_jax.verify.hlo.records import Reading
+from rhino_jax.verify.hlo.records import Compilation, Reading
 from rhino_jax.verify.places import place_of
 
 
@@ -28,8 +30,9 @@ def judge_of(traced: Traced, what: str, target: Target) -> Judge:
     """Compiles plans of a traced function for the hardware that they were made for.
 
     On the plan's own mesh where its devices are of that kind, else on a compile-only
-    one.
+    one. Plans that make the same program are compiled once.
     """
+    known: dict[str, Compilation] = {}
 
     def judge(plan: Plan) -> Reading:
         is_there = isinstance(plan.mesh, Mesh) and (
@@ -37,8 +40,12 @@ def judge_of(traced: Traced, what: str, target: Target) -> Judge:
         )
         place = place_of(plan, None if is_there else target, what)
         bound = Bound(traced, with_trees(plan, traced, place.mesh), place.mesh)
-        compilation = place.compile(lower(bound).lowered)
-        return read_compiled(compilation, plan.mesh_axes, place.target)
+        lowered = lower(bound).lowered
+        program = f"{plan.mesh_axes}\n{lowered.as_text()}"
+        key = hashlib.sha256(program.encode()).hexdigest()
+        if key not in known:
+            known[key] = place.compile(lowered)
+        return read_compiled(known[key], plan.mesh_axes, place.target)
 
     return judge
 
@@ -68,9 +75,12 @@ def refine(
       plan_within: makes a plan for a smaller budget; None where there is none.
     Returns:
       The plan, with all that were compiled in `refined`; with a note where none
-      fits, and then the one that needs the least.
+      fits, and then the one that needs the least, and on those on which the compiler
+      failed.
+    Raises:
+      jax.errors.JaxRuntimeError: the compiler failed on all.
     """
-    seen = [(c, _judged(c, judge, budget_bytes)) for c in candidates]
+    seen, failures = _compiled(candidates, judge, budget_bytes)
     for _ in range(MAX_TIGHTER):
         if any(found.is_fitting for _, found in seen):
             break
@@ -93,8 +103,30 @@ def refine(
         best.plan,
         memory_budget_bytes=budget_bytes,
         refined=tuple(found for _, found in seen),
-        notes=(*best.plan.notes, *notes),
+        notes=(*best.plan.notes, *notes, *failures),
     )
+
+
+Seen = list[tuple[Candidate, CompiledCandidate]]
+
+
+def _compiled(
+    candidates: Sequence[Candidate], judge: Judge, budget_bytes: int
+) -> tuple[Seen, list[str]]:
+    """The candidates that compile, and notes on those on which the compiler fails."""
+    seen: Seen = []
+    failures: list[str] = []
+    first: jax.errors.JaxRuntimeError | None = None
+    for candidate in candidates:
+        try:
+            seen.append((candidate, _judged(candidate, judge, budget_bytes)))
+        except jax.errors.JaxRuntimeError as error:
+            said = (str(error).splitlines() or [""])[0][:200]
+            failures.append(f"the compiler failed on {candidate.name}: {said}")
+            first = first or error
+    if not seen and first is not None:
+        raise first
+    return seen, failures
 
 
 def _predicted_bytes(candidate: Candidate) -> int:

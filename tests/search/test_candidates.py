@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.program import Program
 from rhino_jax.models import registry
+from rhino_jax.plan.plan import Plan
 from rhino_jax.search.driver import make_candidates, make_plan, make_recipe_plans
 from rhino_jax.search.records import Request
 
@@ -31,19 +34,66 @@ def test_the_best_comes_first_then_a_recipe_and_all_differ(program: Program) -> 
     best = make_plan(program, AXES, TARGET, request())
     assert found[0].name == "best"
     assert found[0].plan.decisions == best.decisions
-    assert 2 <= len(found) <= 5
     recipe, _, density = found[1].name.partition("@")
     assert recipe in best.recipes and density == "matmul"
     assert not found[1].plan.decisions.says_stops
+    own = [c for c in found if not c.name.endswith("@batch")]
+    assert 2 <= len(own) <= 5
     for i, one in enumerate(found):
         assert one.plan.predicted.step_time_s >= best.predicted.step_time_s * 0.9999
         assert one.plan.predicted.peak_bytes <= TARGET.hbm_bytes
         assert all(one.plan.decisions != other.plan.decisions for other in found[:i])
 
 
-def test_one_candidate_is_the_plan_itself(program: Program) -> None:
+@pytest.fixture(scope="module")
+def plenty() -> Program:
+    """Of batch: data parallelism is as good as anything."""
+    workload = registry.get("gpt-tiny", batch=1024)
+    return trace(workload.step, workload.abstract_args(), {}).program
+
+
+def plain_plans(program: Program) -> dict[str, Plan | None]:
+    asked = replace(request(), density="batch")
+    return make_recipe_plans(program, AXES, TARGET, asked)
+
+
+def test_plain_recipes_come_along_whatever_the_count(plenty: Program) -> None:
+    first, *plain = make_candidates(plenty, [AXES], TARGET, request(), 1)
+    assert first.name == "best"
+    predicted = {
+        f"{n}@batch": p.predicted.step_time_s
+        for n, p in plain_plans(plenty).items()
+        if p
+    }
+    assert set(predicted) == {"dp@batch", "zero1@batch", "fsdp@batch"}
+    limit = 1.3 * first.plan.predicted.step_time_s
+    assert {c.name for c in plain} == {n for n, s in predicted.items() if s <= limit}
+    assert "dp@batch" in {c.name for c in plain}
+
+
+def test_plain_recipes_far_above_the_plan_are_left_out_and_said(
+    program: Program,
+) -> None:
     (only,) = make_candidates(program, [AXES], TARGET, request(), 1)
     assert only.name == "best"
+    (note,) = [n for n in only.plan.notes if "not compiled" in n]
+    assert "fsdp@batch (" in note and "times the plan" in note
+
+
+def test_plain_recipes_say_arguments_and_the_batch_only(plenty: Program) -> None:
+    both = (0, 1)
+    outside = {e.value for e in (*plenty.inputs, *plenty.outputs)}
+    for name, plan in plain_plans(plenty).items():
+        assert plan is not None
+        decisions = plan.decisions
+        inner = [s for v, s in decisions.values.items() if v not in outside]
+        assert len(inner) > 100
+        assert all(s[0] == both and not any(s[1:]) for s in inner)
+        assert not decisions.operands and not decisions.says_stops
+        cut = {leaf.path: any(leaf.spec) for leaf in plan.inputs}
+        assert cut["params['blocks']['mlp']['up']"] == (name == "fsdp")
+        # Over all of the mesh, and one dim, as people type it.
+        assert all([d for d in i.spec if d] in ([], [both]) for i in plan.inputs)
 
 
 def test_other_meshes_are_candidates(program: Program) -> None:

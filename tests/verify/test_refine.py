@@ -85,6 +85,19 @@ def test_where_nothing_ever_fits_it_says_so(plan: Plan) -> None:
     assert "no plan of 2 fits once compiled" in kept.notes[-1]
 
 
+def test_where_the_compiler_fails_the_others_are_kept(plan: Plan) -> None:
+    def read(asked: Plan) -> Reading:
+        if asked.program_name == "a":
+            raise jax.errors.JaxRuntimeError("INTERNAL: no tiles\nmore")
+        return judge(b=(2.0, 10))(asked)
+
+    kept = refine([named(plan, "a"), named(plan, "b")], read, 100, never)
+    assert kept.program_name == "b"
+    assert kept.notes[-1] == "the compiler failed on a: INTERNAL: no tiles"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no tiles"):
+        refine([named(plan, "a")], read, 100, never)
+
+
 def test_a_refined_plan_is_saved_and_read_back(plan: Plan, tmp_path) -> None:
     kept = refine([named(plan, "a")], judge(a=(2.0, 10)), 100, never)
     kept.save(tmp_path / "plan.json")
@@ -93,11 +106,12 @@ def test_a_refined_plan_is_saved_and_read_back(plan: Plan, tmp_path) -> None:
 
 def test_refine_compiles_for_the_devices_at_hand() -> None:
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.tanh(x @ w) @ w.T
+        return jnp.tanh(x @ w) @ w[:, :32]
 
-    args = (jnp.ones((64, 64)), jnp.ones((128, 64)))
+    args = (jnp.ones((64, 64)), jnp.ones((4096, 64)))
     kept = rhino.plan(step, *args, mesh={"x": 8}, refine=3, progress=False)
-    assert 2 <= len(kept.refined) <= 3
+    names = {c.name for c in kept.refined}
+    assert "dp@batch" in names and 2 <= len(names) <= 3 + 3
     fitting = [c.compiled_s for c in kept.refined if c.is_fitting]
     assert min(fitting) > 0
     assert jnp.allclose(kept.jit(step)(*args), step(*args), rtol=1e-4)
