@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 
 from rhino_jax.apply.sharded import with_trees
 from rhino_jax.bench.methods import Method
-from rhino_jax.bench.suite import Row
+from rhino_jax.bench.suite import Row, model_of
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced, split_call, trace_call
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
-from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
 from rhino_jax.plan.plan import Plan
 from rhino_jax.search.candidates import Candidate
@@ -49,7 +48,7 @@ class Planned:
 
 def workload_of(row: Row) -> Workload:
     """The row's model, with what it overrides."""
-    return registry.get(row.model, **dict(row.overrides))
+    return model_of(row.model, **dict(row.overrides))
 
 
 def trace_workload(workload: Workload) -> Traced:

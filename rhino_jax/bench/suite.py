@@ -6,7 +6,7 @@
     methods = ["dp", "fsdp@matmul", "fast", "best"]     # of rows that name none
 
     [[rows]]
-    model = "gpt-1.3b"                        # of configs/models
+    model = "gpt-1.3b"                        # of configs/models, or bench/unseen
     overrides = {num_layers = 4, batch = 64}  # optional: keys of the model's file
     regime = "plenty"                         # of batch per device, or "little"
     target = "v5e:4x4"
@@ -27,11 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rhino_jax.bench import unseen
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import Method, parse_method
 from rhino_jax.errors import RhinoError, nearest
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.models import registry
+from rhino_jax.models.workload import Workload
 
 
 KINDS = ("compile", "clock", "plan")
@@ -101,6 +103,22 @@ class Suite:
     kind: str
     timeout_s: float
     rows: tuple[Row, ...]
+
+
+def model_names() -> tuple[str, ...]:
+    """All that rows may name: the zoo, and the models of `rhino_jax.bench.unseen`."""
+    return (*registry.names(), *unseen.names())
+
+
+def model_of(name: str, **overrides: Any) -> Workload:
+    """One of them, with what a row overrides.
+
+    Raises:
+      ModelConfigError: a value cannot be.
+    """
+    if name in unseen.names():
+        return unseen.get(name, **overrides)
+    return registry.get(name, **overrides)
 
 
 def suites_dir() -> Path:
@@ -197,7 +215,7 @@ _ROW_KEYS = (
 def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
     at.check_keys(row, _ROW_KEYS, required=("model", "regime", "target"))
     model, regime, target = row["model"], row["regime"], row["target"]
-    at.check(model in registry.names(), "model", model, "a model", registry.names())
+    at.check(model in model_names(), "model", model, "a model", model_names())
     at.check(regime in REGIMES, "regime", regime, " or ".join(map(repr, REGIMES)))
     overrides = row.get("overrides", {})
     at.check(isinstance(overrides, dict), "overrides", overrides, "a table")
@@ -216,7 +234,7 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
     try:
         count = load_target(target).num_devices
         parsed = tuple(dict.fromkeys(parse_method(m) for m in methods))
-        registry.get(model, **overrides)
+        model_of(model, **overrides)
     except RhinoError as error:
         raise BenchError(
             f"{at.what} is malformed: {error.what}",

@@ -1,0 +1,172 @@
+"""What the models here are put together from. Parameters are dicts of float32 arrays;
+activations are bfloat16 where a model says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rhino_jax.models.config import ModelConfig
+from rhino_jax.models.workload import Workload
+
+
+Params = Any
+
+
+class Keys:
+    """An endless row of PRNG keys."""
+
+    def __init__(self, key: jax.Array) -> None:
+        self._key = key
+
+    def __call__(self) -> jax.Array:
+        self._key, key = jax.random.split(self._key)
+        return key
+
+
+def normal(keys: Keys, *shape: int, fan_in: int | None = None) -> jax.Array:
+    """Weights of variance 1 / fan_in; by default of all dims but the last."""
+    fan_in = fan_in or math.prod(shape[:-1])
+    return jax.random.normal(keys(), shape) / math.sqrt(fan_in)
+
+
+def dense_init(keys: Keys, fan_in: int, fan_out: int) -> Params:
+    return {"w": normal(keys, fan_in, fan_out), "b": jnp.zeros(fan_out)}
+
+
+def dense(p: Params, x: jax.Array) -> jax.Array:
+    """x [..., I] → [..., O]."""
+    return x @ p["w"].astype(x.dtype) + p["b"].astype(x.dtype)
+
+
+def norm_init(width: int) -> Params:
+    return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
+
+
+def layer_norm(p: Params, x: jax.Array) -> jax.Array:
+    """Over the last dim, in float32."""
+    wide = x.astype(jnp.float32)
+    mean = wide.mean(-1, keepdims=True)
+    variance = jnp.square(wide - mean).mean(-1, keepdims=True)
+    wide = (wide - mean) * jax.lax.rsqrt(variance + 1e-6)
+    return (wide * p["scale"] + p["bias"]).astype(x.dtype)
+
+
+def attention_init(keys: Keys, width: int) -> Params:
+    return {
+        "q": dense_init(keys, width, width),
+        "k": dense_init(keys, width, width),
+        "v": dense_init(keys, width, width),
+        "out": dense_init(keys, width, width),
+    }
+
+
+def attention(
+    p: Params,
+    x: jax.Array,
+    context: jax.Array,
+    num_heads: int,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """x [B, S, D] looks at context [B, T, D].
+
+    Args:
+      mask: [S, T], True where a position may look.
+      bias: [heads, S, T], added to the scores.
+    """
+
+    def split(y: jax.Array) -> jax.Array:
+        return y.reshape(*y.shape[:-1], num_heads, -1)
+
+    q, k, v = (
+        split(dense(p["q"], x)),
+        split(dense(p["k"], context)),
+        split(dense(p["v"], context)),
+    )
+    scores = jnp.einsum("bshd,bthd->bhst", q, k).astype(jnp.float32)
+    scores = scores / math.sqrt(q.shape[-1])
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = jnp.where(mask, scores, -1e9)
+    weights = jax.nn.softmax(scores).astype(x.dtype)
+    y = jnp.einsum("bhst,bthd->bshd", weights, v)
+    return dense(p["out"], y.reshape(x.shape))
+
+
+def mlp_init(keys: Keys, width: int, hidden: int) -> Params:
+    return {
+        "up": dense_init(keys, width, hidden),
+        "down": dense_init(keys, hidden, width),
+    }
+
+
+def mlp(p: Params, x: jax.Array) -> jax.Array:
+    return dense(p["down"], jax.nn.gelu(dense(p["up"], x)))
+
+
+def conv(x: jax.Array, w: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
+    """x [B, H, W, I], w [KH, KW, I / groups, O]; same padding."""
+    return jax.lax.conv_general_dilated(
+        x,
+        w.astype(x.dtype),
+        (stride, stride),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+def group_norm(p: Params, x: jax.Array, groups: int = 32) -> jax.Array:
+    """x [B, H, W, C], over space and the channels of each group."""
+    wide = x.astype(jnp.float32).reshape(*x.shape[:-1], groups, -1)
+    mean = wide.mean((1, 2, 4), keepdims=True)
+    variance = wide.var((1, 2, 4), keepdims=True)
+    wide = ((wide - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape)
+    return (wide * p["scale"] + p["bias"]).astype(x.dtype)
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(
+        logits.astype(jnp.float32), labels
+    ).mean()
+
+
+def training(
+    name: str,
+    batch: int,
+    init: Callable[[Keys], Params],
+    loss_fn: Callable[[Params, Any], jax.Array],
+    make_batch: Callable[[jax.Array], Any],
+    optimizer: optax.GradientTransformation | None = None,
+) -> Workload:
+    """The train step of a loss."""
+    tx = optimizer or optax.adamw(1e-3)
+
+    def init_all(key: jax.Array) -> tuple[Any, ...]:
+        params = init(Keys(key))
+        return params, tx.init(params)
+
+    def train_step(params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    return Workload(
+        name=name,
+        config=ModelConfig(batch=batch),
+        init=init_all,
+        make_batch=make_batch,
+        step=train_step,
+        donate_argnums=(0, 1),
+    )
+
+
+def tokens(key: jax.Array, vocab: int, *shape: int) -> jax.Array:
+    return jax.random.randint(key, shape, 0, vocab)
