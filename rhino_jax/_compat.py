@@ -18,6 +18,7 @@ from jax._src import (
     hardware_utils,
     linear_util,
     mesh as mesh_lib,
+    sharding_impls,
     source_info_util,
 )
 from jax._src.interpreters import partial_eval
@@ -137,26 +138,39 @@ def bind_eqn(eqn: Any, args: Sequence[Any], params: Mapping[str, Any]) -> list[A
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
+_JITTED = type(jax.jit(lambda: None))
+
+
 def jit_options(fn: Any) -> dict[str, tuple[Any, ...]]:
     """The static and donated arguments that a `jax.jit` object was made with.
 
-    Empty where `fn` is no such object. Same on both versions.
+    Empty where `fn` is no such object: its type tells, since `functools.wraps` copies
+    its attributes to any wrapper. Same on both versions.
     """
-    info = getattr(fn, "_jit_info", None)
-    keys = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
-    if info is None or not all(hasattr(info, key) for key in keys):
+    if not isinstance(fn, _JITTED):
         return {}
+    info: Any = fn._jit_info  # type: ignore[attr-defined]
+    keys = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
     return {key: tuple(getattr(info, key)) for key in keys}
 
 
 def jit_shardings(fn: Any) -> tuple[Any, ...]:
     """The `in_shardings` and `out_shardings` of a `jax.jit` object, as flat leaves.
 
-    Empty where `fn` is no such object. Same on both versions.
+    Those that say something; empty where `fn` is no such object. Same on both
+    versions.
     """
-    info = getattr(fn, "_jit_info", None)
+    if not isinstance(fn, _JITTED):
+        return ()
+    info: Any = fn._jit_info  # type: ignore[attr-defined]
     leaves = (getattr(info, f"{x}_shardings_leaves", ()) for x in ("in", "out"))
-    return tuple(sharding for side in leaves for sharding in side)
+    unsaid = type(sharding_impls.UNSPECIFIED)  # type: ignore[attr-defined]
+    return tuple(
+        s
+        for side in leaves
+        for s in side
+        if not isinstance(s, unsaid) and s is not None
+    )
 
 
 def context_mesh() -> Any | None:

@@ -15,6 +15,7 @@ from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.parameters import read_parameters
+from rhino_jax.frontend.wrappers import check_no_shardings
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import Plan
 
@@ -44,7 +45,7 @@ def auto_shard(
     placed.
 
     Args:
-      fn: the function; a `jax.jit` object is taken off.
+      fn: the function; a `jax.jit` or `nnx.jit` object is taken off.
       mesh: a `Mesh`, `AbstractMesh`, or mapping of axis name to size. None: the mesh
         in context (`jax.set_mesh`), or else rhino chooses.
       hardware: name, path of a TOML file, or `Target`; None: the devices present.
@@ -107,6 +108,7 @@ def auto_shard(
     if isinstance(fn, ShardedFunction) and given == (None,) * 4:
         parameters = fn.parameters
     else:
+        check_no_shardings(fn, what)
         parameters = read_parameters(
             fn.parameters.fn if isinstance(fn, ShardedFunction) else fn,
             donate_argnums=donate_argnums,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from rhino_jax.apply.donation import Donations
 from rhino_jax.apply.interpret import constrained
 from rhino_jax.errors import MeshError, PlanFileError
 from rhino_jax.frontend.leaves import Static, is_python_scalar
+from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced, array_type
 from rhino_jax.ir.spec import Spec, format_spec, is_even
 from rhino_jax.plan.plan import Leaf, Plan
@@ -27,6 +29,15 @@ _IDENTITY: tuple[Callable[[Any], Any], ...] = (
     operator.attrgetter("aval"),
     operator.attrgetter("sharding"),
 )
+
+
+def _count_of_one_holder() -> int:
+    """What `sys.getrefcount` says of an array in our list and in one other place."""
+    holder = [object()]
+    return next(map(sys.getrefcount, list(holder)))
+
+
+_HELD_ONCE = _count_of_one_holder()
 
 
 class Bound:
@@ -54,6 +65,8 @@ class Bound:
         )
         self._only_arrays = not traced.arguments.statics
         self._out_only_arrays = not traced.result.statics
+        owned = frozenset() if traced.written is None else traced.written.owned
+        self._owned = [i for i in owned if traced.donated[i]]
 
     def _sharding(self, leaf: Leaf) -> NamedSharding:
         check_divides(leaf.path, leaf.spec, leaf.shape, self.mesh)
@@ -104,6 +117,21 @@ class Bound:
                 list(self.traced.consts), self.const_shardings, may_alias=False
             )
 
+    def read(self, args: Any, kwargs: Any) -> Arguments | None:
+        """The arrays of a call, or None if it is another signature."""
+        if self.traced.written is None:
+            leaves, tree = jax.tree.flatten((args, kwargs))
+            return self.match(leaves, tree)
+        lifted = lift(args, kwargs)
+        if lifted is None:
+            return None
+        leaves, tree = jax.tree.flatten((lifted.args, lifted.kwargs))
+        lifted.forget()
+        arguments = self.match(leaves, tree)
+        if arguments is not None:
+            arguments.lifted = lifted
+        return arguments
+
     def match(self, leaves: Sequence[Any], tree: Any) -> Arguments | None:
         """The arrays among the leaves of a call, or None if it is another signature."""
         arguments = self.traced.arguments
@@ -147,6 +175,8 @@ class Bound:
     def place(self, arguments: Arguments) -> list[Any]:
         """The arrays where the plan wants them; the user's own are not touched."""
         arrays, to_move = arguments.arrays, arguments.to_move
+        if arguments.lifted is not None:
+            arrays, to_move = self._copy_what_is_held(arguments)
         if to_move:
             arrays = list(arrays)
             moved = jax.device_put(
@@ -156,24 +186,60 @@ class Bound:
                 arrays[i] = array
         return [*arrays, *self.consts]
 
+    def _copy_what_is_held(self, arguments: Arguments) -> tuple[list[Any], list[int]]:
+        """Copies in place of donated arrays that the user holds elsewhere, too.
+
+        What an object held before is of no use to it, so it is donated unasked; but it
+        may be in a snapshot, or in a moving average that began as a copy.
+
+        Returns:
+          The arrays, and which of them are still to be moved.
+        """
+        counts = list(map(sys.getrefcount, arguments.arrays))
+        held = [i for i in self._owned if counts[i] > _HELD_ONCE]
+        if not held:
+            return arguments.arrays, arguments.to_move
+        arrays = list(arguments.arrays)
+        copies = jax.device_put(
+            [arrays[i] for i in held],
+            [self.in_shardings[i] for i in held],
+            may_alias=False,
+        )
+        for i, array in zip(held, copies, strict=True):
+            arrays[i] = array
+        return arrays, [i for i in arguments.to_move if i not in held]
+
     def run(self, arguments: Arguments, compiled: Any = None) -> Any:
         """Run on arrays; give the result back as the function would."""
         if not self.is_runnable:
             raise not_runnable(self.plan, self.mesh)
-        self._donations.check(arguments.arrays, arguments.to_move)
+        if arguments.lifted is None:
+            self._donations.check(arguments.arrays, arguments.to_move)
         call = self.jitted if compiled is None else compiled
         arrays = self.place(arguments)
+        if arguments.lifted is not None:
+            self._donations.check(arrays)
         if self.fits_context():
             outs = call(*arrays)
         else:
             with jax.set_mesh(self.mesh):
                 outs = call(*arrays)
         self._donations.made(outs)
-        if arguments.to_move:
+        if arguments.to_move and arguments.lifted is None:
             self._delete_donated(arguments, arrays)
         if self.is_emulated and not any(isinstance(x, jax.core.Tracer) for x in outs):
             jax.block_until_ready(outs)
+        if arguments.lifted is not None:
+            return self.finish(arguments.lifted, arrays, outs)
         return self.result(outs)
+
+    def finish(self, lifted: Lifted, arrays: Sequence[Any], outs: Sequence[Any]) -> Any:
+        """Write back to the user's objects, and give the result."""
+        written = self.traced.written
+        assert written is not None
+        count = len(self.traced.result.positions)
+        result = self.traced.result.unflatten(outs[:count])
+        return lifted.finish(written, result, arrays, outs[count:])
 
     def _delete_donated(self, arguments: Arguments, placed: Sequence[Any]) -> None:
         """Free the originals of donated arrays that had to be moved.
@@ -190,12 +256,21 @@ class Bound:
             ):
                 original.delete()
 
-    def run_staged(self, arrays: Sequence[Any]) -> Any:
+    def run_staged(self, arrays: Sequence[Any], lifted: Lifted | None) -> Any:
         """Run inside of an outer trace."""
-        return self.result(self.staged(*arrays, *self.traced.consts))
+        outs = self.staged(*arrays, *self.traced.consts)
+        if lifted is not None:
+            return self.finish(lifted, arrays, outs)
+        return self.result(outs)
 
     def result(self, outs: Sequence[Any]) -> Any:
-        """The function's result of its flat arrays."""
+        """The function's result of its flat arrays; nothing is written back."""
+        written = self.traced.written
+        if written is not None:
+            count = len(self.traced.result.positions)
+            result = self.traced.result.unflatten(outs[:count])
+            arrays = self.traced.arguments.arrays
+            return merge_result(written, result, arrays, outs[count:])
         if self._out_only_arrays:
             return jax.tree.unflatten(self.traced.result.tree, outs)
         return self.traced.result.unflatten(outs)
@@ -267,12 +342,19 @@ def explicit_part(sharding: NamedSharding) -> NamedSharding:
 
 
 class Arguments:
-    """The arrays of one call, and which of them are not where the plan wants them."""
+    """The arrays of one call, and which of them are not where the plan wants them.
 
-    __slots__ = ("arrays", "to_move")
+    Attributes:
+      arrays: in the program's order.
+      to_move: positions of those that are elsewhere.
+      lifted: the objects among the arguments that are written back to, if any.
+    """
+
+    __slots__ = ("arrays", "lifted", "to_move")
 
     def __init__(self, arrays: list[Any], to_move: list[int]) -> None:
         self.arrays, self.to_move = arrays, to_move
+        self.lifted: Lifted | None = None
 
 
 def check_divides(path: str, spec: Spec, shape: Sequence[int], mesh: Any) -> None:

@@ -93,8 +93,7 @@ class ShardedFunction:
             args, kwargs, statics = self._parameters.take_statics(args, kwargs)
             if statics != bound.traced.signature.statics:
                 return None
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        return bound.match(leaves, tree)
+        return bound.read(args, kwargs)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         call = split_call(self._parameters, args, kwargs, self._what)
@@ -110,8 +109,10 @@ class ShardedFunction:
         bound = self._bind(call)
         is_traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
         if is_traced or bound.traced.has_captured_tracers:
-            return bound.run_staged(arrays)
-        arguments = bound.match(call.leaves.values, call.leaves.tree)
+            return bound.run_staged(arrays, call.lifted)
+        # What else holds the arrays must not be taken for the user's.
+        del call, arrays
+        arguments = self._match(bound, args, kwargs)
         assert arguments is not None
         self._last, self._last_context = bound, context_mesh()
         return bound.run(arguments)
@@ -189,7 +190,7 @@ class ShardedFunction:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes, types and shardings of the result."""
         bound = self._bind(split_call(self._parameters, args, kwargs, self._what))
-        shapes = bound.traced.result.arrays
+        shapes = bound.traced.out_shapes
         return bound.result([
             jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
             for x, sharding in zip(shapes, bound.out_shardings, strict=True)
@@ -309,11 +310,13 @@ def sharded_by(parameters: Parameters, plan: Plan, what: str) -> ShardedFunction
 
 def with_trees(plan: Plan, traced: Traced, mesh: Any) -> Plan:
     """The plan with its mesh and the trees of its function."""
+    in_tree, in_leaf_positions = traced.in_tree
+    out_tree, out_leaf_positions = traced.out_tree
     return replace(
         plan,
         mesh=mesh,
-        in_tree=traced.arguments.tree,
-        out_tree=traced.result.tree,
-        in_leaf_positions=traced.arguments.positions,
-        out_leaf_positions=traced.result.positions,
+        in_tree=in_tree,
+        out_tree=out_tree,
+        in_leaf_positions=in_leaf_positions,
+        out_leaf_positions=out_leaf_positions,
     )

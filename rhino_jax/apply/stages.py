@@ -58,9 +58,9 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run; static arguments are left out or None, as they were compiled in."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        arguments: Arguments | None = self.bound.match(leaves, tree)
+        arguments: Arguments | None = self.bound.read(args, kwargs)
         if arguments is None:
+            tree = jax.tree.structure((args, kwargs))
             name = self.bound.traced.name
             raise TraceError(
                 f"`{name}` was compiled for other arguments.",

@@ -4,7 +4,8 @@ An argument that `jax.jit` takes is treated as `jit` treats it: every leaf is an
 array, Python scalars too. An argument that holds leaves which `jit` refuses
 (functions, strings, objects: Equinox modules do) is treated as Equinox's
 `filter_jit` treats it: its Python scalars are static as well. A `bool` in an
-attribute is a switch (`dropout.inference`) and always static.
+attribute is a switch (`dropout.inference`) and always static. What an object that
+changes in place holds is an array, Python scalars too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey, keystr, tree_flatten_with_path
 
 from rhino_jax.errors import TraceError
+from rhino_jax.frontend.objects.held import Key
 
 
 _SCALARS = (bool, int, float, complex)
@@ -136,13 +138,17 @@ def _classify(
     values = tuple(leaf for _, leaf in flat)
     scalar = [is_python_scalar(x) for x in values]
     array = [not s and is_array(x) for s, x in zip(scalar, values, strict=True)]
+    held = [any(isinstance(key, Key) for key in path) for path, _ in flat]
     mixed = {
-        g for g, s, a in zip(groups, scalar, array, strict=True) if not s and not a
+        g
+        for g, s, a, h in zip(groups, scalar, array, held, strict=True)
+        if not s and not a and not h
     }
     positions, statics = [], []
     for i, (path, value) in enumerate(flat):
         is_switch = type(value) is bool and bool(path) and _is_attribute(path[-1])
-        if array[i] or (scalar[i] and groups[i] not in mixed and not is_switch):
+        is_traced = held[i] or (groups[i] not in mixed and not is_switch)
+        if array[i] or (scalar[i] and is_traced):
             positions.append(i)
         else:
             statics.append((i, Static(value)))

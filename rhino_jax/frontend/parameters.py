@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax._compat import jit_options
 from rhino_jax.errors import TraceError, nearest
 from rhino_jax.frontend.leaves import Static
+from rhino_jax.frontend.wrappers import take_off
 from rhino_jax.keywords import brief, whole
 
 
@@ -19,7 +19,7 @@ class Parameters:
     """How the arguments of a function are read.
 
     Attributes:
-      fn: the function, `jax.jit` taken off.
+      fn: the function, `jax.jit` or `nnx.jit` taken off.
       name: its name.
       positional: names of the parameters that may be passed by position.
       variadic: name of the `*args` parameter, if any.
@@ -85,17 +85,15 @@ def read_parameters(
 ) -> Parameters:
     """Resolve numbers and names by the function's signature.
 
-    A `jax.jit` object is taken off, and its own static and donated arguments are
-    added.
+    A `jax.jit` or `nnx.jit` object is taken off, and its own static and donated
+    arguments are added.
 
     Raises:
       TraceError: a name that the function does not have, a number out of range,
         or an argument that is both static and donated.
     """
     check_callable(what, fn)
-    own = jit_options(fn)
-    if own and hasattr(fn, "__wrapped__"):
-        fn = fn.__wrapped__
+    fn, own = take_off(fn)
     name = function_name(fn)
     try:
         parameters = list(inspect.signature(fn).parameters.values())

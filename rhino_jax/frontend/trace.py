@@ -27,6 +27,13 @@ from rhino_jax.frontend.leaves import (
     split_result,
 )
 from rhino_jax.frontend.noops import without_noops
+from rhino_jax.frontend.objects.lift import (
+    Lifted,
+    Written,
+    call_on_objects,
+    lift,
+    shown,
+)
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.state import match_state
 from rhino_jax.frontend.unmerge import unmerge
@@ -40,13 +47,16 @@ class Call:
     Attributes:
       leaves: leaves of (args, kwargs), static arguments replaced by None.
       statics: (position or name, value) of the static arguments.
-      args, kwargs: what `leaves` are the leaves of.
+      args, kwargs: what `leaves` are the leaves of; objects that change in place are
+        taken apart.
+      lifted: these objects, if there are any.
     """
 
     leaves: Leaves
     statics: tuple[tuple[str | int, Static], ...]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    lifted: Lifted | None = None
 
     def signature(self) -> Signature:
         return Signature(
@@ -86,6 +96,10 @@ class Traced:
       arguments: the leaves of the call; arrays as `jax.ShapeDtypeStruct`.
       result: the leaves of the result, likewise.
       donated: whether each argument array is donated.
+      written: what is written back to objects among the arguments, if there are any;
+        its arrays follow those of the result.
+      in_tree, out_tree: structure and positions of the arrays of the arguments and of
+        the result, as a plan shows them.
     """
 
     name: str
@@ -95,11 +109,19 @@ class Traced:
     arguments: Leaves
     result: Leaves
     donated: tuple[bool, ...]
+    written: Written | None
+    in_tree: tuple[Any, tuple[int, ...]]
+    out_tree: tuple[Any, tuple[int, ...]]
 
     @property
     def consts(self) -> tuple[Any, ...]:
         """The captured arrays."""
         return jaxpr_consts(self.closed_jaxpr)
+
+    @property
+    def out_shapes(self) -> list[Any]:
+        """Shape and type of every result, and of what is written back."""
+        return [v.aval for v in open_jaxpr(self.closed_jaxpr).outvars]
 
     @property
     def has_captured_tracers(self) -> bool:
@@ -137,11 +159,14 @@ def split_call(
       TraceError: a static value cannot be hashed.
     """
     left, named, statics = parameters.take_statics(args, kwargs)
+    lifted = lift(left, named, named=True)
+    if lifted is not None:
+        left, named = lifted.args, lifted.kwargs
     leaves = split_arguments(left, named, parameters.names(len(left)))
     paths = [(str(k), s) for k, s in statics]
     paths += [(leaves.paths[p], s) for p, s in leaves.statics]
     check_hashable(what, paths)
-    return Call(leaves, statics, left, named)
+    return Call(leaves, statics, left, named, lifted)
 
 
 def trace(
@@ -187,14 +212,28 @@ def trace_call(
     """Trace a call that was taken apart; see `trace`."""
     arguments = call.leaves
     types = [abstract(x) for x in arguments.arrays]
-    results: list[Leaves] = []
+    names = parameters.names(len(call.args))
+    results: list[tuple[Leaves, Written | None, Any]] = []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        everything, named = _put_statics(args, kwargs, call.statics)
+        return parameters.fn(*everything, **named)
 
     def flat(*arrays: Any) -> list[Any]:
         args, kwargs = arguments.unflatten(arrays)
-        args, kwargs = _put_statics(args, kwargs, call.statics)
-        result = split_result(parameters.fn(*args, **kwargs))
-        results.append(_without(result, [None] * len(result.positions)))
-        return list(result.arrays)
+        after: list[Any] = []
+        written: Written | None = None
+        if call.lifted is None:
+            value = run(*args, **kwargs)
+        else:
+            value, after, written = call_on_objects(
+                run, args, kwargs, arguments, lambda a, k: split_arguments(a, k, names)
+            )
+        result = split_result(value)
+        tree = shown(value, result.positions)
+        nothing = [None] * len(result.positions)
+        results.append((_without(result, nothing), written, tree))
+        return [*result.arrays, *after]
 
     flat.__name__ = flat.__qualname__ = parameters.name
     try:
@@ -211,33 +250,58 @@ def trace_call(
         else jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
         for v in open_jaxpr(closed).outvars
     ]
-    result = _without(results[-1], outs)
+    result, written, out_tree = results[-1]
+    count = len(result.positions)
+    result = _without(result, outs[:count])
     arguments = _without(arguments, types)
-    donated = _donated(parameters, arguments, call)
+    in_avals, out_avals = _avals(types), _avals(outs)
+    asked = _donated(parameters, arguments, call)
     state = match_state(
         arguments,
-        donated,
+        asked,
         _roots(parameters, call),
         result,
-        [(tuple(x.shape), str(x.dtype)) for x in outs],
-        [(tuple(x.shape), str(x.dtype)) for x in types],
+        out_avals[:count],
+        in_avals,
     )
+    out_paths, donated = list(result.array_paths), asked
+    if written is not None:
+        ties = {
+            count + j: i
+            for j, i in written.replaced.items()
+            if out_avals[count + j] == in_avals[i]
+        }
+        donated = written.donated(asked, ties.values())
+        state = {o: i for o, i in state.items() if i not in ties.values()} | ties
+        out_paths += written.paths
     paths = arguments.array_paths
-    out_paths = tuple(
-        f"out: {paths[state[i]]}" if i in state else path
-        for i, path in enumerate(result.array_paths)
-    )
     program = import_jaxpr(
         closed,
         name=parameters.name,
         input_paths=paths,
         donated=donated,
-        output_paths=out_paths,
+        output_paths=tuple(
+            f"out: {paths[state[i]]}" if i in state else path
+            for i, path in enumerate(out_paths)
+        ),
         state_of=tuple(state.get(i) for i in range(len(outs))),
     )
     return Traced(
-        parameters.name, closed, program, call.signature(), arguments, result, donated
+        parameters.name,
+        closed,
+        program,
+        call.signature(),
+        arguments,
+        result,
+        donated,
+        written,
+        shown((tuple(call.args), dict(call.kwargs)), arguments.positions),
+        out_tree,
     )
+
+
+def _avals(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
+    return [(tuple(x.shape), str(x.dtype)) for x in arrays]
 
 
 def _unmerged(jaxpr: Any, name: str) -> Any:

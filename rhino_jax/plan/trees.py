@@ -48,9 +48,13 @@ def in_tree_of(plan: Plan, of_leaf: Callable[[Leaf], Any]) -> Any:
 
 
 def out_tree_of(plan: Plan, of_leaf: Callable[[Leaf], Any]) -> Any:
-    """What `of_leaf` gives for every result leaf, shaped like the result."""
+    """What `of_leaf` gives for every result leaf, shaped like the result.
+
+    What is written back to arguments comes after the result, and is no part of it.
+    """
+    result = plan.outputs[: len(plan.out_leaf_positions)]
     return _unflatten(
-        plan.out_tree, plan.out_leaf_positions, [of_leaf(x) for x in plan.outputs]
+        plan.out_tree, plan.out_leaf_positions, [of_leaf(x) for x in result]
     )
 
 

@@ -1,0 +1,1 @@
+"""Arguments that a function changes in place, as arrays in and arrays out."""

@@ -1,0 +1,72 @@
+"""What an object holds, as a pytree node: one child per variable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A child's place in its object, as a user writes it: `.layers[0].kernel`."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in an object a leaf lies.
+
+    Attributes:
+      path: the keys that lead to it.
+      text: the same as a user writes it.
+      number: of the variable that holds it among all objects outside, if it is there.
+    """
+
+    path: tuple[Any, ...]
+    text: str
+    number: int | None
+
+
+class Held:
+    """An object taken apart.
+
+    Attributes:
+      graphdef: all of it but the arrays; a part of every signature.
+      leaves: what its variables hold.
+      places: where each lies, if that was asked for.
+    """
+
+    __slots__ = ("graphdef", "leaves", "places")
+
+    def __init__(
+        self, graphdef: Any, leaves: Iterable[Any], places: Sequence[Place] = ()
+    ) -> None:
+        self.graphdef = graphdef
+        self.leaves = list(leaves)
+        self.places = tuple(places)
+
+
+def is_held(x: Any) -> bool:
+    return isinstance(x, Held)
+
+
+def _flatten(x: Held) -> tuple[Any, Any]:
+    return x.leaves, x.graphdef
+
+
+def _flatten_with_keys(x: Held) -> tuple[Any, Any]:
+    texts = [p.text for p in x.places] or [f"[{i}]" for i in range(len(x.leaves))]
+    keys = [Key(text) for text in texts]
+    return list(zip(keys, x.leaves, strict=True)), x.graphdef
+
+
+jax.tree_util.register_pytree_with_keys(
+    Held, _flatten_with_keys, lambda graphdef, leaves: Held(graphdef, leaves), _flatten
+)

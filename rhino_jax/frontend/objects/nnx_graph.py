@@ -1,0 +1,163 @@
+"""Flax NNX objects: modules, optimizers, random streams, metrics, variables.
+
+The four steps that `nnx.jit` takes: what the objects hold is split off outside of the
+trace, objects are made of it inside, what these hold in the end is split off, and the
+user's objects are given it. An object that is reached by several paths, or by several
+arguments, is one object throughout.
+
+Only called where the user has imported Flax NNX.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from rhino_jax.frontend.objects.held import Held, Place, is_held
+
+
+def is_imported() -> bool:
+    return "flax.nnx" in sys.modules
+
+
+def is_object(x: Any) -> bool:
+    """Whether it is a module, an optimizer, a variable, or another node of a graph."""
+    from flax.nnx import Variable
+    from flax.nnx.graph import GRAPH_REGISTRY
+
+    return type(x) in GRAPH_REGISTRY or isinstance(x, Variable)
+
+
+def new_references() -> Any:
+    """A map from objects (by identity) to numbers, in the order of their discovery."""
+    from flax.nnx.graph import RefMap
+
+    return RefMap()
+
+
+def new_objects(references: Any = None) -> Any:
+    """The map from numbers to objects."""
+    from flax.nnx.graph import IndexMap
+
+    return IndexMap() if references is None else IndexMap.from_refmap(references)
+
+
+def references_of(objects: Any) -> Any:
+    """The map from objects to numbers again."""
+    from flax.nnx.graph import RefMap
+
+    return RefMap.from_indexmap(objects)
+
+
+def split(tree: Any, references: Any, outer: Any = None, named: bool = False) -> Any:
+    """The tree with every object replaced by what it holds.
+
+    Args:
+      tree: any pytree.
+      references: filled with the objects that are found; what is in it already is not
+        split off again.
+      outer: objects that have a number from outside.
+      named: say where each leaf lies, too.
+    """
+    from flax.nnx import graph
+
+    seen = graph.RefMap(references.items())
+
+    def one(x: Any) -> Any:
+        if not is_object(x):
+            return x
+        places: Sequence[Place] = ()
+        if named:
+            _, flat = graph.flatten(x, ref_index=seen, with_paths=True, graph=True)
+            places = [_place(x, path, leaf, outer) for path, leaf in flat]
+        graphdef, leaves = graph.flatten(
+            x,
+            ref_index=references,
+            ref_outer_index=outer,
+            with_paths=False,
+            graph=True,
+        )
+        return Held(graphdef, leaves, places)
+
+    return jax.tree.map(one, tree, is_leaf=is_object)
+
+
+def merge(tree: Any, objects: Any, outer: Any = None) -> Any:
+    """The tree with objects made of what they hold.
+
+    Args:
+      tree: what `split` gave.
+      objects: from numbers to the objects that are made; filled.
+      outer: from numbers to objects that are there, and are changed in place.
+    """
+    from flax.nnx import graph
+
+    def one(x: Any) -> Any:
+        if not is_held(x):
+            return x
+        return graph.unflatten(
+            x.graphdef, x.leaves, index_ref=objects, outer_index_outer_ref=outer
+        )
+
+    return jax.tree.map(one, tree, is_leaf=is_held)
+
+
+def variables_of(objects: Mapping[int, Any]) -> dict[int, Any]:
+    """What each variable holds, by number."""
+    from flax.nnx import Variable
+
+    return {n: x.get_raw_value() for n, x in objects.items() if isinstance(x, Variable)}
+
+
+def only_objects(tree: Any) -> Any:
+    """The tree with None in place of all else."""
+    return jax.tree.map(lambda x: x if is_object(x) else None, tree, is_leaf=is_object)
+
+
+def is_same_graph(before: Any, after: Any) -> bool:
+    """Whether nothing but the arrays has changed.
+
+    Args:
+      before: an object as it was split off outside.
+      after: the same from inside, with numbers from outside.
+    """
+    return bool(after.with_no_outer_index() == before)
+
+
+def _place(root: Any, path: tuple[Any, ...], leaf: Any, outer: Any) -> Place:
+    number = None if outer is None else outer.get(leaf, None)
+    return Place(path, path_text(root, path), number)
+
+
+def path_text(root: Any, path: Sequence[Any]) -> str:
+    """A path through an object, as a user writes it: `.opt_state[0].mu.kernel`."""
+    from flax import nnx
+
+    text, node, is_state = "", root, False
+    for key in path:
+        is_state = is_state or isinstance(node, nnx.State)
+        is_mapping = isinstance(node, Mapping | nnx.Dict) and not is_state
+        is_name = isinstance(key, str) and key.isidentifier() and not is_mapping
+        text += f".{key}" if is_name else f"[{key!r}]"
+        node = _child(node, key)
+    return text
+
+
+def _child(node: Any, key: Any) -> Any:
+    from flax.nnx import graph
+
+    kind = graph.get_node_impl(node)
+    return None if kind is None else kind.node_dict(node).get(key)
+
+
+def as_state(held: Held, leaves: Sequence[Any]) -> Any:
+    """Leaves as a nested `nnx.State`, as `nnx.split` gives it."""
+    from flax import nnx
+
+    paths = [place.path for place in held.places]
+    if paths == [()]:
+        return leaves[0]
+    return nnx.from_flat_state(dict(zip(paths, leaves, strict=True)), cls=nnx.State)
