@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -71,6 +72,10 @@ def _array_bytes(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) * item_bytes(dtype)
 
 
+_TRANSFORM = re.compile(r"\w+\(")
+"""As in `transpose(jvp(encoder/attn))`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where in the user's code a thing comes from."""
@@ -85,6 +90,18 @@ class Source:
             return self.name_stack or "?"
         name = self.file.rsplit("/", 1)[-1]
         return f"{name}:{self.line} ({self.function})"
+
+    @property
+    def scopes(self) -> str:
+        """The user's scopes, as `encoder/layer_0/attn`: the name stack without the
+        marks of JAX's transforms."""
+        bare = _TRANSFORM.sub("", self.name_stack).replace(")", "")
+        return "/".join(part for part in bare.split("/") if part)
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether reverse differentiation made this op."""
+        return "transpose(" in self.name_stack
 
 
 class RegionKind(enum.Enum):

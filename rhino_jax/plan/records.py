@@ -106,11 +106,19 @@ class Holding:
       what: tree path, or op and source line.
       bytes: bytes on one device.
       source: the user's line.
+      context: the scopes in which it is made, as "in encoder/attn", or what argument
+        it is made of, as "reading params['w']".
     """
 
     what: str
     bytes: int
     source: str = ""
+    context: str = ""
+
+    @property
+    def place(self) -> str:
+        """Line and context, as `model.py:61 (attend), in encoder/attn`."""
+        return ", ".join(part for part in (self.source, self.context) if part)
 
 
 @dataclass(frozen=True, slots=True)

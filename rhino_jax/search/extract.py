@@ -120,27 +120,39 @@ def live_at(
 ) -> tuple[Holding, ...]:
     """What is in memory at a time, largest first."""
     problem = model.problem
-    held: dict[tuple[str, str], float] = defaultdict(float)
+    held: dict[tuple[str, str, str], float] = defaultdict(float)
     for usage in [u for u in problem.node_usages if u.start <= time < u.stop]:
         node = model.graph.nodes[usage.node]
         amount = float(usage.usage[labels[usage.node]])
-        held[name_of(model, node.ports[0]), _source(node)] += amount
+        held[name_of(model, node.ports[0]), *_place(model, node)] += amount
     for pair in [u for u in problem.edge_usages if u.start <= time < u.stop]:
         amount = float(pair.usage[labels[pair.source], labels[pair.target]])
         node = model.graph.nodes[pair.target]
         source = model.graph.nodes[pair.source].ports[0]
         name = f"resharded {name_of(model, source)}"
-        held[name, _source(node)] += amount
+        held[name, *_place(model, node)] += amount
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     return tuple(
-        Holding(what, math.ceil(amount), source)
-        for (what, source), amount in largest[:most]
+        Holding(what, math.ceil(amount), source, context)
+        for (what, source, context), amount in largest[:most]
         if amount > 0
     )
 
 
-def _source(node: Node) -> str:
-    return "" if node.op is None else str(node.op.source)
+def _place(model: Model, node: Node) -> tuple[str, str]:
+    """The user's line, and the scopes around it.
+
+    Where nothing names scopes (NNX does not), the argument that the op reads.
+    """
+    if node.op is None:
+        return "", ""
+    program, source = model.graph.program, node.op.source
+    paths = {i.value: i.path for i in program.inputs}
+    reads = [paths[v] for v in node.op.operands if v in paths]
+    if source.scopes:
+        gradient = "the gradient of " if source.is_backward else ""
+        return str(source), f"in {gradient}{source.scopes}"
+    return str(source), f"reading {reads[0]}" if reads else ""
 
 
 def coverage_shares(program: Program) -> tuple[float, float, float, dict[str, int]]:

@@ -32,7 +32,10 @@ def explain(
     peak = min(problem.peak(labels), solution.smallest_peak)
     axes = ", ".join(f"{a.name}={a.size}" for a in model.mesh.axes)
     held = live_at(model, labels, problem.peak_time(labels), most=3)
-    holdings = "; ".join(f"{h.what} {format_bytes(h.bytes)}" for h in held)
+    holdings = "; ".join(
+        f"{h.what} {format_bytes(h.bytes)}" + (f" ({h.place})" if h.place else "")
+        for h in held
+    )
     budget = f"memory budget {format_bytes(problem.limit)} per device"
     culprits, fixes = _costly_pins(model, pins, program, peak)
     if model.is_narrowed:
