@@ -39,12 +39,13 @@ class LoadedCall:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load_call(target: str, shapes: str | None) -> LoadedCall:
+def load_call(target: str, shapes: str | None, command: str = "plan") -> LoadedCall:
     """The call that the words of a command line describe.
 
     Args:
       target: `module:function`, or the name of a model of the zoo.
       shapes: path of a file of shapes (see `rhino_jax.shapes`), for a function.
+      command: the command that asks, for messages.
     Raises:
       LoadingError: the function cannot be loaded, or shapes are missing.
       ShapesError, ModelConfigError: the file or the model's name is wrong.
@@ -53,10 +54,10 @@ def load_call(target: str, shapes: str | None) -> LoadedCall:
         return _load_model(target, shapes)
     if shapes is None:
         raise LoadingError(
-            f"`plan {target}`: the shapes of its arguments are not given.",
+            f"`{command} {target}`: the shapes of its arguments are not given.",
             where="--shapes",
-            fix=f"python -m rhino_jax plan {target} --shapes shapes.toml; the format:"
-            " rhino_jax/shapes.py.",
+            fix=f"python -m rhino_jax {command} {target} --shapes shapes.toml; the"
+            f" format: python -m rhino_jax {command} --help.",
         )
     read = read_shapes(shapes)
     fn = import_function(target)
@@ -68,7 +69,7 @@ def _load_model(name: str, shapes: str | None) -> LoadedCall:
     workload = registry.get(name)
     if shapes is not None:
         raise LoadingError(
-            f"`plan {name}`: a model of the zoo has its own shapes.",
+            f"`{name}`: a model of the zoo has its own shapes.",
             where="--shapes",
             fix="leave out --shapes, or name a function as module:function.",
         )

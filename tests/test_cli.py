@@ -5,9 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.cli import main
+from rhino_jax.commands.flags import with_flags
+from rhino_jax.commands.words import read_spec
 from tests.plan.samples import sample_plan
 
 
@@ -107,6 +110,99 @@ def test_a_budget_that_cannot_hold_is_exit_code_1(project, capsys) -> None:
     assert "Traceback" not in err
 
 
+def test_the_fix_names_flags(project, capsys) -> None:
+    place = ["--mesh", "data=8", "--hardware", "v5e", "--memory-budget", "1kB"]
+    assert main([*PLAN, *place]) == 1
+    err = capsys.readouterr().err
+    assert "raise --memory-budget to " in err and "memory_budget_bytes" not in err
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("write level='best'.", "write --level best."),
+        ("rhino.plan(fn, mesh={'data': 4, 'model': 2})",
+         "rhino.plan(fn, --mesh data=4,model=2)"),
+        ("or write refine=3.", "or write --refine 3."),
+        ("plan.mesh= and 'pins' and my_pins=3", "plan.mesh= and 'pins' and my_pins=3"),
+        ("raise memory_budget_bytes to 4096 (4 KiB)",
+         "raise --memory-budget to 4096 (4 KiB)"),
+    ],
+)  # fmt: skip
+def test_keywords_are_told_as_flags(said: str, shown: str) -> None:
+    assert with_flags(rhino.RhinoError(said)) == shown
+
+
+def test_version(capsys) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--version"])
+    assert error.value.code == 0
+    out = capsys.readouterr().out
+    assert rhino.__version__ in out and "jax 0." in out and "ortools" in out
+
+
+@pytest.mark.parametrize("command", ["plan", "verify", "audit"])
+def test_help_says_how_shapes_are_written(command: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    out = capsys.readouterr().out
+    assert 'tokens = "int32[64,1024]"' in out and "exit codes: 0 done" in out
+
+
+def test_pins_of_words_and_files(project, capsys) -> None:
+    (project / "pins.toml").write_text('"params[\'w2\']" = "model, None"\n')
+    (project / "pins.json").write_text('{"x": ["data", null]}')
+    pins = ["--pins", "params['w1']=P(None, 'model')", "--pins", "pins.toml"]
+    place = ["--mesh", "data=4,model=2", "--hardware", "v5e", "--save", "plan.json"]
+    assert main([*PLAN, *place, *pins, "--pins", "pins.json"]) == 0
+    leaves = {x.path: x.spec for x in rhino.load_plan("plan.json").inputs}
+    assert leaves["params['w1']"] == ((), (1,))
+    assert leaves["params['w2']"] == ((1,), ())
+    assert leaves["x"] == ((0,), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("None,model", P(None, "model")),
+        ("(data,model), None", P(("data", "model"), None)),
+        ("P('data')", P("data")),
+        ("PartitionSpec(None, ('a', 'b'))", P(None, ("a", "b"))),
+        ("", P()),
+        ("data", P("data")),
+    ],
+)
+def test_specs_in_words(text: str, spec: P) -> None:
+    assert read_spec(text, "here") == spec
+
+
+def test_verify_a_model_and_a_saved_plan(tmp_path: Path, capsys) -> None:
+    saved = str(tmp_path / "plan.json")
+    place = ["--mesh", "x=8", "--hardware", "cpu", "--level", "fast", "--no-progress"]
+    assert main(["plan", "mlp-tiny", *place, "--save", saved]) == 0
+    capsys.readouterr()
+    assert main(["verify", "mlp-tiny", "--plan", saved]) == 0
+    table = capsys.readouterr().out
+    assert "compiled" in table
+    assert main(["verify", "mlp-tiny", *place]) == 0
+    assert main(["verify", "mlp-tiny", "--plan", saved, "--mesh", "x=4"]) == 2
+    assert "leave out --mesh" in capsys.readouterr().err
+    assert main(["verify", "gpt-tiny", "--plan", saved, "--compile-for", "cpu"]) == 2
+    assert "is not for this program" in capsys.readouterr().err
+
+
+def test_audit(project, capsys) -> None:
+    words = ["audit", "cli_train:train_step", "--shapes", "shapes.toml"]
+    words += ["--no-progress", "--level", "fast"]
+    assert main(words) == 2
+    assert "--mesh data=4,model=2" in capsys.readouterr().err
+    words += ["--mesh", "data=8", "--html", "audit.html"]
+    assert main([*words, "--sharded", "x=data", "--sharded", "params*=data"]) == 0
+    out = capsys.readouterr().out
+    assert "all-gather" in out and "train_step" in out
+    assert (project / "audit.html").is_file()
+
+
 def test_show_and_diff_of_saved_plans(tmp_path: Path, capsys) -> None:
     a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
     sample_plan().save(a)
@@ -150,6 +246,12 @@ def test_show_and_diff_of_saved_plans(tmp_path: Path, capsys) -> None:
         ([*PLAN, "--devices", "8", "--mesh", "x=8"], "both given"),
         ([*PLAN, "--devices", "4", "--hardware", "v5e:2x4"], "leave out --devices"),
         ([*PLAN, "--mesh", "x=8", "--save", "no/where/plan.json"], "cannot write"),
+        ([*PLAN, "--mesh", "x=8", "--pins", "x=a b"], "spec cannot be read"),
+        ([*PLAN, "--mesh", "x=8", "--pins", "x=3"], "spec cannot be read"),
+        ([*PLAN, "--mesh", "x=8", "--pins", "none.toml"], "neither PATH=SPEC nor"),
+        ([*PLAN, "--mesh", "x=8", "--pins", "cli_train.py"], "cannot be read"),
+        ([*PLAN, "--mesh", "x=8", "--pins", "params['w3']=x"], "Did you mean"),
+        ([*PLAN, "--mesh", "x=8", "--seed", "-1"], "whole number"),
     ],
 )
 def test_bad_input_is_exit_code_2_without_a_traceback(
@@ -172,6 +274,12 @@ def test_bad_input_is_exit_code_2_without_a_traceback(
         (["plan", "gpt-tiny", "--mesh", "x=2,x=4"], "given twice"),
         (["plan", "gpt-tiny", "--devices", "0"], "not at least 1"),
         (["plan", "gpt-tiny", "--budget-gib", "-1"], "not positive"),
+        (["plan", "gpt-tiny", "--memory-budget", "16G"], "write 16GiB"),
+        (
+            ["plan", "gpt-tiny", "--memory-budget", "1GB", "--budget-gib", "1"],
+            "not allowed with",
+        ),
+        (["plan", "gpt-tiny", "--refine", "0"], "not at least 1"),
         (["plan", "gpt-tiny", "--budget-gib", "much"], "invalid"),
         (["plan", "gpt-tiny", "--level", "good"], "invalid choice"),
     ],

@@ -25,7 +25,6 @@ from rhino_jax.cost.collectives import (
     ALL_TO_ALL,
     collective_s,
 )
-from rhino_jax.hardware.files import detect_target
 from rhino_jax.hardware.mesh import Axis
 
 
@@ -65,21 +64,6 @@ class Measured:
     bytes_per_s: float | None = None
     error: float | None = None
 
-    def to_text(self) -> str:
-        """The figures as lines of a hardware file."""
-        lines = [f"# {self.num_devices} devices of kind {self.kind!r}, all at work"]
-        lines += ["[peak_flops_per_s]"]
-        lines += [f"{name} = {rate:.3g}" for name, rate in self.flops_per_s.items()]
-        lines += ["[memory]", f"hbm_bytes_per_s = {self.hbm_bytes_per_s:.3g}"]
-        if self.error is not None:
-            lines += [
-                f"[[tiers]]  # median error of collectives {self.error:.0%}",
-                f'topology = "{self.topology}"',
-                f"alpha_s = {self.alpha_s:.3g}",
-                f"bytes_per_s = {self.bytes_per_s:.3g}",
-            ]
-        return "\n".join(lines)
-
 
 def measure(devices: Sequence[Any]) -> Measured:
     """Measure these devices; takes about a minute on emulated ones."""
@@ -92,9 +76,13 @@ def measure(devices: Sequence[Any]) -> Measured:
     )
     if len(devices) == 1:
         return measured
-    tiers = detect_target(devices).tiers
-    topology = "switch" if tiers[0].topology == "torus" else tiers[0].topology
-    return _with_links(measured, topology, _collectives(devices))
+    return _with_links(measured, _topology(devices), _collectives(devices))
+
+
+def _topology(devices: Sequence[Any]) -> str:
+    """How links are modelled: every device reaches any other at full rate, but for
+    threads of one process."""
+    return "barrier" if devices[0].platform == "cpu" else "switch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _TELLS_ONLY = (
     "__main__.py",
     "cli.py",
+    "commands/",
     "demo.py",
     "report/",
     *(f"bench/{n}.py" for n in ("command", "figures", "progress", "readme", "table")),

@@ -1,11 +1,14 @@
 """Rates of devices that are here: the fit is exact where the cost model is."""
 
+import dataclasses
 import tomllib
 
 import jax
 import pytest
 
+import rhino_jax as rhino
 from rhino_jax.bench import measure as m
+from rhino_jax.bench.measured_file import hardware_file
 from rhino_jax.cli import main
 from rhino_jax.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, collective_s
 from rhino_jax.hardware.mesh import Axis
@@ -37,9 +40,30 @@ def test_emulated_devices_are_measured(monkeypatch):
     found = m.measure(jax.devices()[:2])
     assert found.num_devices == 2 and found.topology == "barrier"
     assert 1e8 < found.flops_per_s["float32"] < 1e13
-    written = tomllib.loads(found.to_text())
-    assert set(written) == {"peak_flops_per_s", "memory", "tiers"}
+    text = hardware_file(found, jax.devices()[:2], "my")
+    written = tomllib.loads(text)
+    assert {"name", "peak_flops_per_s", "memory", "tiers"} < set(written)
     assert written["tiers"][0]["alpha_s"] == pytest.approx(found.alpha_s, rel=1e-2)
+    assert written["memory"]["hbm_bytes"] > 2**28
+
+
+def test_the_file_that_is_written_loads_and_plans(monkeypatch, tmp_path, capsys):
+    found = dataclasses.replace(
+        NOTHING, kind='say "hi"', topology="switch", alpha_s=1e-6, bytes_per_s=1e9,
+        error=0.1,
+    )  # fmt: skip
+    monkeypatch.setattr(m, "measure", lambda devices: found)
+    path = tmp_path / "my.toml"
+    assert main(["measure", "--write", str(path)]) == 0
+    target = rhino.load_target(path)
+    assert target.name == "my" and target.device.kinds == ('say "hi"',)
+    assert target.device.hbm_bytes_per_s == 1e9
+    assert target.tiers[0].bytes_per_s == 1e9
+    place = ["--mesh", "x=8", "--hardware", str(path), "--no-progress"]
+    assert main(["plan", "mlp-tiny", "--level", "fast", *place]) == 0
+    assert "my" in capsys.readouterr().out
+    assert main(["measure", "--write", str(tmp_path / "no" / "my.toml")]) == 2
+    assert "cannot write" in capsys.readouterr().err
 
 
 def test_other_devices_than_are_there_are_refused(capsys):

@@ -1,0 +1,126 @@
+"""`bench`, `fit` and `measure`: what programs and devices do."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.commands.words import positive, positive_int, writing
+
+
+def add_bench(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="compile recipes and rhino's plans, and compare",
+        description="Compile recipes and rhino's plans for hardware that is not there,"
+        " and compare what the compiler made of them. Stopped and started again, it"
+        " goes on where it was.",
+    )
+    bench.add_argument("suite", nargs="?", help="as quick, or a TOML file")
+    bench.add_argument("--list", action="store_true", help="suites, or its cells")
+    bench.add_argument("--only", metavar="GLOB", default="", help="workloads to run")
+    bench.add_argument("--methods", metavar="fsdp,best", default="")
+    bench.add_argument("--timeout-s", type=positive, help="of one plan's compiling")
+    bench.add_argument("--jobs", type=positive_int, help="rows at a time")
+    bench.add_argument("--out", metavar="FOLDER", default="rhino_bench")
+    bench.add_argument("--fresh", action="store_true", help="forget earlier results")
+    bench.add_argument(
+        "--require-extras",
+        action="store_true",
+        help="fail where what compiles for a target is not installed",
+    )
+    bench.add_argument(
+        "--readme",
+        metavar="FILE",
+        nargs="?",
+        const="README.md",
+        help="write the tables between the suite's marks in this file",
+    )
+    bench.add_argument(
+        "--against",
+        metavar="FILE",
+        help="SUITE.json of an earlier run: how compiled steps have changed",
+    )
+    bench.set_defaults(run=_run_bench)
+
+    fit = commands.add_parser(
+        "fit",
+        help="fit a target's efficiencies to what a benchmark compiled",
+        description="Fit the efficiencies and the overlap of hardware to the compiled"
+        " programs of a benchmark.",
+    )
+    fit.add_argument("results", metavar="rhino_bench/full.json")
+    fit.add_argument(
+        "--write", action="store_true", help="into configs/hardware, with the error"
+    )
+    fit.set_defaults(run=_run_fit)
+
+
+def add_measure(commands: Any) -> None:
+    measure = commands.add_parser(
+        "measure",
+        help="measure the devices that are here",
+        description="Measure the rates of the devices that are here, as a hardware"
+        " file: --hardware my.toml, or hardware='my.toml', plans with it.",
+    )
+    measure.add_argument(
+        "--emulate", type=positive_int, metavar="N", help="N devices on the CPU"
+    )
+    measure.add_argument("--write", metavar="FILE.toml", help="where to write the file")
+    measure.set_defaults(run=_run_measure)
+
+
+def _run_bench(args: argparse.Namespace) -> int:
+    from rhino_jax.bench.command import Command, run_command
+
+    return run_command(
+        Command(
+            suite=args.suite,
+            is_list=args.list,
+            only=args.only,
+            methods=tuple(filter(None, args.methods.split(","))),
+            timeout_s=args.timeout_s,
+            jobs=args.jobs,
+            out=args.out,
+            is_fresh=args.fresh,
+            requires_extras=args.require_extras,
+            readme=args.readme,
+            against=args.against,
+        )
+    )
+
+
+def _run_fit(args: argparse.Namespace) -> None:
+    from rhino_jax.bench.fit import fit_results, to_text, write_fit
+    from rhino_jax.bench.store import read_results
+
+    fits = fit_results(read_results(args.results, "`fit`"))
+    print(to_text(fits) or "No kind of hardware has three programs.")
+    if args.write:
+        for fit in fits:
+            print(f"written to {write_fit(fit)}")
+
+
+def _run_measure(args: argparse.Namespace) -> None:
+    import jax
+
+    from rhino_jax.bench.measure import measure
+    from rhino_jax.bench.measured_file import hardware_file
+    from rhino_jax.demo import emulate
+
+    if args.emulate is not None:
+        emulate(args.emulate, "measure")
+    path = None if args.write is None else Path(args.write)
+    if path is not None:
+        # Before a minute's work.
+        writing(args.write, lambda: path.parent.resolve(strict=True))
+    devices = jax.devices()
+    name = "measured" if path is None else path.stem
+    text = hardware_file(measure(devices), devices, name)
+    if path is None:
+        print(text)
+        return
+    writing(args.write, lambda: path.write_text(text + "\n", encoding="utf-8"))
+    print(f"written to {path}; plan with --hardware {path}", file=sys.stderr)

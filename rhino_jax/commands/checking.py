@@ -1,0 +1,200 @@
+"""`verify` and `audit`: what the compiler makes of a plan, or of a program by hand."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from rhino_jax.commands.planning import (
+    SHAPES_HELP,
+    add_planning,
+    add_showing,
+    add_target,
+    keywords,
+    plan_call,
+    write_page,
+)
+from rhino_jax.commands.words import EXIT_CODES, read_pins
+from rhino_jax.errors import HardwareError, MeshError, RhinoError
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+
+
+def add_verify(commands: Any) -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="compile a plan for its hardware, and see whether it holds",
+        description="Plan a function or a model, or read a saved plan of it, compile"
+        " it for the plan's hardware, which need not be there, and compare.",
+        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_target(verify)
+    verify.add_argument("--plan", metavar="FILE", help="a saved plan of the target")
+    verify.add_argument(
+        "--compile-for", metavar="v5e:4x4", help="else the plan's hardware, or cpu"
+    )
+    add_planning(verify)
+    add_showing(verify)
+    verify.set_defaults(run=_run_verify)
+
+
+def add_audit(commands: Any) -> None:
+    audit = commands.add_parser(
+        "audit",
+        help="what a program that is sharded by hand moves, and could",
+        description="Compile a program as its author sharded it and read it back; then"
+        " plan the same function, and compare.",
+        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_target(audit)
+    audit.add_argument(
+        "--sharded",
+        action="append",
+        default=[],
+        metavar="PATH=SPEC",
+        help="how arguments are sharded, where the program does not say so itself;"
+        " written as --pins",
+    )
+    add_planning(audit)
+    add_showing(audit)
+    audit.set_defaults(run=_run_audit)
+
+
+def _run_verify(args: argparse.Namespace) -> int:
+    from rhino_jax.loading import load_call
+    from rhino_jax.plan.store import load_plan
+    from rhino_jax.report.verification import verification_to_html
+
+    call = load_call(args.target, args.shapes, "verify")
+    if args.plan is None:
+        plan = plan_call(args, call, "verify")
+    else:
+        _refuse_planning(args)
+        plan = load_plan(args.plan)
+    nums = call.options.get("static_argnums")
+    verified = plan.verify(
+        call.fn,
+        *call.args,
+        compile_for=args.compile_for or _compile_for(plan),
+        static_argnums=nums,
+        **call.kwargs,
+    )
+    if args.html:
+        title = f"verification of {plan.program_name}"
+        write_page(args.html, verification_to_html(verified), title)
+    print(verified.table(full=args.full))
+    return 0 if verified.ok else 1
+
+
+def _compile_for(plan: Plan) -> str | None:
+    """The plan's hardware: devices of other kinds may be here, and are not meant."""
+    from rhino_jax.hardware.files import load_target
+
+    try:
+        target = load_target(plan.hardware)
+    except HardwareError:
+        return None
+    return "cpu" if "cpu" in target.device.kinds else plan.hardware
+
+
+def _refuse_planning(args: argparse.Namespace) -> None:
+    """A saved plan is as it is.
+
+    Raises:
+      RhinoError: --plan comes with what would make another plan.
+    """
+    given = [
+        flag
+        for flag, is_given in (
+            ("--mesh", args.mesh),
+            ("--devices", args.devices),
+            ("--hardware", args.hardware),
+            ("--memory-budget", args.memory_budget),
+            ("--pins", args.pins),
+            ("--refine", args.refine),
+        )
+        if is_given
+    ]
+    if given:
+        raise RhinoError(
+            f"`verify`: --plan is given together with {', '.join(given)}.",
+            where=f"--plan {args.plan}",
+            fix=f"leave out {', '.join(given)}: the saved plan has its own;"
+            " --compile-for says what to compile for.",
+        )
+
+
+def _run_audit(args: argparse.Namespace) -> None:
+    import rhino_jax as rhino
+    from rhino_jax.loading import load_call
+    from rhino_jax.report.audit import audit_to_html
+
+    call = load_call(args.target, args.shapes, "audit")
+    asked = keywords(args, "audit")
+    mesh = _mesh_to_compile_for(asked["mesh"], asked["hardware"])
+    arguments, named = _sharded(call, args.sharded, mesh)
+    found = rhino.audit(
+        call.fn, *arguments, **(asked | {"mesh": mesh}), **call.options, **named
+    )
+    if args.html:
+        title = f"audit of {found.program_name}"
+        write_page(args.html, audit_to_html(found), title)
+    print(found.table(full=args.full))
+
+
+def _mesh_to_compile_for(axes: dict[str, int] | None, hardware: str | None) -> Any:
+    """The mesh on which a program is compiled as it is.
+
+    Raises:
+      MeshError: neither axes nor hardware are given.
+    """
+    from rhino_jax.hardware.files import load_target
+    from rhino_jax.verify.emulate import emulated_mesh
+    from rhino_jax.verify.targets import compile_target
+
+    if axes is None and (hardware is None or hardware.startswith("cpu")):
+        raise MeshError(
+            "`audit`: the mesh of the program is not given.",
+            where="--mesh",
+            fix="write --mesh data=4,model=2 with the axes that the program names, and"
+            " --hardware v5e:4x2 to compile for it.",
+        )
+    if hardware is None or "cpu" in load_target(hardware).device.kinds:
+        assert axes is not None
+        return emulated_mesh(axes)
+    return compile_target(hardware, axes)
+
+
+def _sharded(call: Any, words: list[str], mesh: Any) -> tuple[Any, Any]:
+    """The arguments, sharded as --sharded says."""
+    from rhino_jax.apply.constraints import partition_spec
+    from rhino_jax.apply.meshes import axes_of_mesh
+    from rhino_jax.frontend.parameters import read_parameters
+    from rhino_jax.frontend.trace import split_call, trace_call
+    from rhino_jax.plan.pins import resolve_pins
+
+    specs = read_pins(words)
+    if not specs:
+        return call.args, call.kwargs
+    parameters = read_parameters(call.fn, **call.options, what="`audit`")
+    split = split_call(parameters, call.args, call.kwargs, "`audit`")
+    program = trace_call(parameters, split, mesh=mesh, what="`audit`").program
+    pins = resolve_pins(specs, program, axes_of_mesh(mesh)).inputs
+    arrays = [
+        x
+        if i not in pins
+        else jax.ShapeDtypeStruct(
+            x.shape,
+            x.dtype,
+            sharding=NamedSharding(mesh, partition_spec(pins[i], x.shape, mesh)),
+        )
+        for i, x in enumerate(split.leaves.arrays)
+    ]
+    return split.leaves.unflatten(arrays)

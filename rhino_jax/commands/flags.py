@@ -1,0 +1,41 @@
+"""Errors that name keywords of Python, told with the flags of the command line."""
+
+from __future__ import annotations
+
+import re
+
+from rhino_jax.errors import RhinoError
+
+
+_FLAGS = {
+    "memory_budget_bytes": "--memory-budget",
+    "time_limit_s": "--time-limit-s",
+    "compile_for": "--compile-for",
+    "hardware": "--hardware",
+    "refine": "--refine",
+    "level": "--level",
+    "pins": "--pins",
+    "seed": "--seed",
+    "mesh": "--mesh",
+}
+_KEYWORD = re.compile(
+    rf"(?<![\w.'-])({'|'.join(_FLAGS)})"
+    r"(=(?:'([^']*)'|(\{[^}]*\})|([\w.]+))?|\b(?= to \d))"
+)
+_AXIS = re.compile(r"'(\w+)': (\d+)")
+
+
+def with_flags(error: RhinoError) -> str:
+    """The text of an error with flags for keywords: `--mesh a=2`, not
+    `mesh={'a': 2}`."""
+    return _KEYWORD.sub(_flag, str(error))
+
+
+def _flag(match: re.Match[str]) -> str:
+    flag = _FLAGS[match[1]]
+    text, mapping, word = match[3], match[4], match[5]
+    if mapping is not None:
+        axes = ",".join(f"{name}={size}" for name, size in _AXIS.findall(mapping))
+        return f"{flag} {axes}" if axes else f"{flag} …"
+    value = text if text is not None else word
+    return flag if value is None else f"{flag} {value}"

@@ -1,0 +1,201 @@
+"""`plan`, and how planning is asked for, which `verify` and `audit` share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhino_jax.commands.words import (
+    EXIT_CODES,
+    PINS_HELP,
+    gib,
+    mesh_axes,
+    positive,
+    positive_int,
+    read_pins,
+    size_bytes,
+    writing,
+)
+from rhino_jax.errors import MeshError, RhinoError
+
+
+if TYPE_CHECKING:
+    from rhino_jax.loading import LoadedCall
+    from rhino_jax.plan.plan import Plan
+
+
+SHAPES_HELP = """\
+--shapes names a TOML file with the arguments of the function:
+
+    init = "train:init"            # optional: what this function returns comes first
+    donate_argnums = [0]           # optional, as in jax.jit; so is static_argnums
+
+    [[args]]                       # the next positional argument, a dict of arrays
+    tokens = "int32[64,1024]"
+    mask = "bool[64,1024]"
+
+    [kwargs]                       # keyword arguments
+    scale = "float32[]"
+
+An argument that is no dict is written in place: args = ["float32[8,128]"].
+"""
+
+
+def add_plan(commands: Any) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="plan a function or a model of the zoo",
+        description="Plan a function, or a model of the zoo, from shapes alone.",
+        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_target(plan)
+    add_planning(plan)
+    plan.add_argument("--save", metavar="FILE", help="write the plan as JSON")
+    add_showing(plan)
+    plan.set_defaults(run=_run_plan)
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", help="`module:function` (with --shapes), or a model, as gpt-7b"
+    )
+    parser.add_argument(
+        "--shapes", metavar="FILE.toml", help="abstract arguments; see below"
+    )
+
+
+def add_planning(parser: argparse.ArgumentParser) -> None:
+    """What is asked of a plan."""
+    parser.add_argument("--mesh", type=mesh_axes, metavar="data=4,model=2")
+    parser.add_argument(
+        "--devices",
+        type=positive_int,
+        metavar="N",
+        help="let rhino choose a mesh of this many devices",
+    )
+    parser.add_argument("--hardware", help="as v5e, h100:8x8, or a TOML file")
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument(
+        "--memory-budget",
+        type=size_bytes,
+        metavar="16GiB",
+        help="memory of one device",
+    )
+    budget.add_argument(
+        "--budget-gib", type=gib, dest="memory_budget", help=argparse.SUPPRESS
+    )
+    parser.add_argument(
+        "--pins", action="append", default=[], metavar="PATH=SPEC", help=PINS_HELP
+    )
+    parser.add_argument("--level", choices=("fast", "best"), default="best")
+    parser.add_argument("--time-limit-s", type=positive)
+    parser.add_argument("--seed", type=int, default=0, help="of the search")
+    parser.add_argument(
+        "--refine",
+        type=positive_int,
+        default=0,
+        metavar="N",
+        help="compile this many plans and keep the one that the compiler makes fastest",
+    )
+    parser.add_argument("--no-progress", action="store_true")
+
+
+def add_showing(parser: argparse.ArgumentParser) -> None:
+    """How a result is shown."""
+    parser.add_argument("--html", metavar="FILE", help="write it as a page")
+    parser.add_argument("--full", action="store_true", help="leave nothing out")
+
+
+def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
+    """The keywords of `auto_shard` that were given."""
+    mesh, hardware = _place(args, command)
+    return {
+        "mesh": mesh,
+        "hardware": hardware,
+        "memory_budget_bytes": args.memory_budget,
+        "pins": read_pins(args.pins),
+        "level": args.level,
+        "time_limit_s": args.time_limit_s,
+        "seed": args.seed,
+        "refine": args.refine,
+        "progress": not args.no_progress,
+    }
+
+
+def plan_call(args: argparse.Namespace, call: LoadedCall, command: str) -> Plan:
+    """Plan what the command line names."""
+    import rhino_jax as rhino
+    from rhino_jax.loading import tracing_error
+
+    sharded = rhino.auto_shard(call.fn, **keywords(args, command), **call.options)
+    try:
+        return sharded.plan(*call.args, **call.kwargs)
+    except RhinoError:
+        raise
+    except Exception as error:
+        # Tracing marks what the user's function raises; all else is a fault of ours,
+        # and deserves its traceback.
+        if not hasattr(error, "__notes__"):
+            raise
+        raise tracing_error(args.target, error) from error
+
+
+def _run_plan(args: argparse.Namespace) -> None:
+    from rhino_jax.loading import load_call
+
+    plan = plan_call(args, load_call(args.target, args.shapes), "plan")
+    if args.save:
+        writing(args.save, lambda: plan.save(args.save))
+        print(f"saved to {args.save}", file=sys.stderr)
+    tell_plan(plan, args)
+
+
+def tell_plan(plan: Plan, args: argparse.Namespace) -> None:
+    """Write the page, if one is asked for, and print the table."""
+    from rhino_jax.report.html import to_html
+
+    if args.html:
+        write_page(args.html, to_html(plan), f"plan of {plan.program_name}")
+    print(plan.table(full=args.full))
+
+
+def write_page(path: str, body: str, title: str) -> None:
+    from rhino_jax.report.html import page
+
+    text = page(body, title=title)
+    writing(path, lambda: Path(path).write_text(text, encoding="utf-8"))
+    print(f"page written to {path}", file=sys.stderr)
+
+
+def _place(
+    args: argparse.Namespace, command: str
+) -> tuple[dict[str, int] | None, str | None]:
+    """Mesh and hardware from --mesh, --devices and --hardware.
+
+    Raises:
+      MeshError: they contradict each other.
+    """
+    hardware, count = args.hardware, args.devices
+    if count is None:
+        return args.mesh, hardware
+    if args.mesh is not None:
+        raise MeshError(
+            f"`{command}`: --mesh and --devices are both given.",
+            numbers=f"--mesh {args.mesh}, --devices {count}",
+            fix="give --mesh to fix the mesh, or --devices to let rhino choose it.",
+        )
+    name, colon, topology = (hardware or "cpu").rpartition(":")
+    if colon and topology.replace("x", "").isdecimal():
+        there = math.prod(int(n) for n in topology.split("x") if n)
+        if there == count:
+            return None, hardware
+        raise MeshError(
+            f"`{command}`: --hardware {hardware} and --devices do not agree.",
+            numbers=f"{hardware} has {there} devices, --devices {count}",
+            fix=f"leave out --devices, or write --hardware {name}.",
+        )
+    return None, f"{hardware or 'cpu'}:{count}"
