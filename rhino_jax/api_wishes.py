@@ -40,6 +40,7 @@ from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.plan import Plan
 from rhino_jax.report.progress import Progress
+from rhino_jax.uncovered import notes_of_rules, warn_of_uncovered
 
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Wishes:
           before: the function's last plan, for another signature; its mesh and its
             arguments' sharding are kept where that fits.
         """
+        warn_of_uncovered(traced.program)
         like = plan_of_like(self.like, self.what)
         if (base := like or before) is None:
             return self._plan(traced, mesh, None)
@@ -125,6 +127,7 @@ class Wishes:
             lambda: self._searched(traced, mesh, meshes, target, pins),
             belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
         )
+        found = replace(found, notes=(*found.notes, *notes_of_rules(program)))
         if mesh is None:
             mesh = make_mesh(found.mesh_axes, self.what)
         if basis is not None:

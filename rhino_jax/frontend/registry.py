@@ -58,8 +58,15 @@ RuleFn = Callable[[OpContext], OpRule]
 
 _RULES: dict[str, RuleFn] = {}
 
+_BUILT_IN: set[str] = set()
+"""Names that have, or had, a rule of ours."""
+
 _USER_RULES: set[str] = set()
 """Names that `register_rule` has set; kernels are looked up among these only."""
+
+
+_MET: set[str] = set()
+"""Those of them that some op had."""
 
 
 def register(*names: str) -> Callable[[RuleFn], RuleFn]:
@@ -68,6 +75,7 @@ def register(*names: str) -> Callable[[RuleFn], RuleFn]:
     def wrap(fn: RuleFn) -> RuleFn:
         for name in names:
             _RULES[name] = fn
+            _BUILT_IN.add(name)
         return fn
 
     return wrap
@@ -75,6 +83,7 @@ def register(*names: str) -> Callable[[RuleFn], RuleFn]:
 
 def lookup(name: str) -> RuleFn | None:
     """The rule of a primitive, or None where it has none."""
+    _MET.add(name)
     return _RULES.get(name)
 
 
@@ -84,7 +93,15 @@ def lookup_user(name: str) -> RuleFn | None:
     Kernels (Pallas, FFI) are looked up here, so that a kernel called `add` does
     not get the rule of the primitive `add`.
     """
-    return _RULES.get(name) if name in _USER_RULES else None
+    if name not in _USER_RULES:
+        return None
+    _MET.add(name)
+    return _RULES.get(name)
+
+
+def unmet_rules() -> tuple[str, ...]:
+    """Names of user's rules that no op has had so far, and no built-in rule, sorted."""
+    return tuple(sorted(_USER_RULES - _MET - _BUILT_IN))
 
 
 def registered() -> tuple[str, ...]:

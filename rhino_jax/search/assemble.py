@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.coverage import coverage_shares
 from rhino_jax.ir.program import USERS_CONSTRAINT, Program, item_bytes
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
 from rhino_jax.plan.density import only_around_matmuls, only_the_batch
@@ -15,7 +16,6 @@ from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Coverage, Predicted, SearchReport
 from rhino_jax.search.build import Model
 from rhino_jax.search.extract import (
-    coverage_shares,
     decisions_of,
     led_by_batch,
     live_at,

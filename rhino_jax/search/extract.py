@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 
 from rhino_jax.cost.combine import combine_route
-from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, replicated
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import Holding, Predicted
@@ -153,23 +152,3 @@ def _place(model: Model, node: Node) -> tuple[str, str]:
         gradient = "the gradient of " if source.is_backward else ""
         return str(source), f"in {gradient}{source.scopes}"
     return str(source), f"reading {reads[0]}" if reads else ""
-
-
-def coverage_shares(program: Program) -> tuple[float, float, float, dict[str, int]]:
-    """Shares of ops, FLOPs and result bytes that rules cover, and the unknown."""
-    unknown: dict[str, int] = defaultdict(int)
-    ops, flops, size = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
-    for op, count in program.walk():
-        if op.call is not None:
-            continue
-        k = int(op.is_known)
-        ops[k] += 1
-        flops[k] += op.flops * count
-        size[k] += sum(program.values[r].bytes for r in op.results) * count
-        if not op.is_known:
-            unknown[op.name] += 1
-
-    def share(pair: list[float]) -> float:
-        return 1.0 if not sum(pair) else pair[1] / sum(pair)
-
-    return share(ops), share(flops), share(size), dict(unknown)

@@ -1,0 +1,89 @@
+"""Which share of a program rules cover, and what they leave out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from rhino_jax.ir.program import Op, Program, Source
+
+
+KERNELS = frozenset({"pallas_call", "ffi_call", "call_hi_primitive"})
+"""Primitives under whose name many kernels run; each has a name of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """A primitive, or kernel, without a rule.
+
+    Attributes:
+      name: by which a rule is registered.
+      flops, bytes: its share of the program's FLOPs and result bytes, in [0, 1].
+      source: where the largest of its ops is.
+    """
+
+    name: str
+    flops: float
+    bytes: float
+    source: Source
+
+
+def rule_name(op: Op) -> str:
+    """The name by which a user registers a rule for this op."""
+    return op.label if op.name in KERNELS and op.label else op.name
+
+
+def coverage_shares(program: Program) -> tuple[float, float, float, dict[str, int]]:
+    """Shares of ops, FLOPs and result bytes that rules cover, and the unknown."""
+    unknown: dict[str, int] = defaultdict(int)
+    ops, flops, size = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
+    for op, count in program.walk():
+        if op.call is not None:
+            continue
+        k = int(op.is_known)
+        ops[k] += 1
+        flops[k] += op.flops * count
+        size[k] += _result_bytes(program, op) * count
+        if not op.is_known:
+            unknown[op.name] += 1
+
+    def share(pair: list[float]) -> float:
+        return 1.0 if not sum(pair) else pair[1] / sum(pair)
+
+    return share(ops), share(flops), share(size), dict(unknown)
+
+
+def uncovered(program: Program) -> tuple[Uncovered, ...]:
+    """What has no rule, by name, the largest share first."""
+    flops: dict[str, float] = defaultdict(float)
+    size: dict[str, float] = defaultdict(float)
+    largest: dict[str, tuple[float, Source]] = {}
+    all_flops = all_bytes = 0.0
+    for op, count in program.walk():
+        if op.call is not None:
+            continue
+        op_flops, op_bytes = op.flops * count, _result_bytes(program, op) * count
+        all_flops += op_flops
+        all_bytes += op_bytes
+        if op.is_known:
+            continue
+        name = rule_name(op)
+        flops[name] += op_flops
+        size[name] += op_bytes
+        amount = op_flops + op_bytes
+        if name not in largest or amount > largest[name][0]:
+            largest[name] = amount, op.source
+    found = [
+        Uncovered(
+            name,
+            flops[name] / all_flops if all_flops else 0.0,
+            size[name] / all_bytes if all_bytes else 0.0,
+            source,
+        )
+        for name, (_, source) in largest.items()
+    ]
+    return tuple(sorted(found, key=lambda u: -max(u.flops, u.bytes)))
+
+
+def _result_bytes(program: Program, op: Op) -> int:
+    return sum(program.values[r].bytes for r in op.results)
