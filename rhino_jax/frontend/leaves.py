@@ -11,7 +11,7 @@ changes in place holds is an array, Python scalars too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -69,6 +69,22 @@ class Leaves:
     @property
     def array_paths(self) -> tuple[str, ...]:
         return tuple(self.paths[p] for p in self.positions)
+
+    def with_arrays(self, arrays: Sequence[Any]) -> Leaves:
+        """The same leaves with other arrays."""
+        values = list(self.values)
+        for position, array in zip(self.positions, arrays, strict=True):
+            values[position] = array
+        return replace(self, values=tuple(values))
+
+    def without_scalars(self) -> Leaves:
+        """The same leaves, Python scalars not counted as arrays."""
+        gone = [p for p in self.positions if is_python_scalar(self.values[p])]
+        return replace(
+            self,
+            positions=tuple(p for p in self.positions if p not in gone),
+            statics=(*self.statics, *((p, Static(self.values[p])) for p in gone)),
+        )
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
         """The tree again, with other arrays."""

@@ -9,7 +9,7 @@ unambiguous.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rhino_jax.ir.program import Program
@@ -23,14 +23,14 @@ _KEY = re.compile(r"\[(?:'[^']*'|\"[^\"]*\"|[^\]])*\]|\.?\w+")
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A leaf as others see it: its path in keys, and what must be equal."""
+    """A leaf as others see it: its path in keys, and what else must be equal."""
 
     path: tuple[str, ...]
-    shape: tuple[int, ...]
+    kind: Hashable
 
-    @classmethod
-    def of(cls, path: str, shape: Sequence[int]) -> Array:
-        return cls(keys_of(path), tuple(shape))
+    def below(self, depth: int) -> Array:
+        """The same, seen from that many keys further down."""
+        return Array(self.path[depth:], self.kind)
 
 
 def keys_of(path: str) -> tuple[str, ...]:
@@ -47,11 +47,11 @@ def kept_specs(like: Plan, program: Program) -> dict[int, Spec]:
     """Positions of a program's inputs → the spec of the same leaf in `like`."""
     known = arguments_of(like)
     wanted = {
-        i: Array.of(entry.path, program.values[entry.value].shape)
+        i: Array(keys_of(entry.path), program.values[entry.value].shape)
         for i, entry in enumerate(program.inputs)
         if not entry.is_const
     }
-    every = [Array.of(leaf.path, leaf.shape) for leaf in known]
+    every = [Array(keys_of(leaf.path), leaf.shape) for leaf in known]
     specs = [leaf.spec for leaf in known]
     return {i: specs[k] for i, k in same_leaves(wanted, every, specs).items()}
 
@@ -70,25 +70,30 @@ def same_leaves(
     found = {i: exact[array] for i, array in wanted.items() if array in exact}
     for name, members in _by_argument(wanted).items():
         if found.keys().isdisjoint(members):
-            below = {i: Array(a.path[1:], a.shape) for i, a in members.items()}
+            below = {i: a.below(1) for i, a in members.items()}
             places = find_places(list(below.values()), known, name)
-            if places and _agree(places, specs):
+            if places and agree(places, specs):
                 found.update(zip(below, places[0], strict=True))
     return found
 
 
 def find_places(
-    wanted: Sequence[Array], known: Sequence[Array], name: str = ""
+    wanted: Sequence[Array],
+    known: Sequence[Array],
+    name: str = "",
+    *,
+    needs_name: bool = True,
 ) -> list[list[int]]:
     """Where among known leaves a subtree may be: its leaves' numbers at each place.
 
     Of places whose last key is `name` those; else those nearest to the root. A place
-    holds all of the subtree and no more; an array by itself must have the name.
+    holds all of the subtree and no more.
 
     Args:
       wanted: paths from the subtree's root on; a single array has none.
       known: leaves to find them among.
       name: what the subtree is called.
+      needs_name: whether an array by itself must have the name.
     """
     exact = {array: k for k, array in enumerate(known)}
     sizes: dict[tuple[str, ...], int] = {}
@@ -101,25 +106,24 @@ def find_places(
     roots = [
         a.path[: len(a.path) - depth]
         for a in known
-        if a.shape == first.shape and a.path[len(a.path) - depth :] == first.path
+        if a.kind == first.kind and a.path[len(a.path) - depth :] == first.path
     ]
     full = [
         root
         for root in roots
         if sizes[root] == len(wanted)
-        and all(Array((*root, *a.path), a.shape) in exact for a in wanted)
+        and all(Array((*root, *a.path), a.kind) in exact for a in wanted)
     ]
     named = [root for root in full if root and name and _bare(root[-1]) == name]
-    if not named and not depth:
+    if not named and not depth and needs_name:
         return []
     nearest = min(map(len, full), default=0)
-    chosen = named or [root for root in full if len(root) == nearest]
-    return [
-        [exact[Array((*root, *a.path), a.shape)] for a in wanted] for root in chosen
-    ]
+    # An array by itself has no structure that would tell one place from another.
+    chosen = named or [root for root in full if len(root) == nearest or not depth]
+    return [[exact[Array((*root, *a.path), a.kind)] for a in wanted] for root in chosen]
 
 
-def _agree(places: Sequence[Sequence[int]], specs: Sequence[Spec]) -> bool:
+def agree(places: Sequence[Sequence[int]], specs: Sequence[Spec]) -> bool:
     """Whether all places have equal specs."""
     return len({tuple(specs[k] for k in place) for place in places}) == 1
 

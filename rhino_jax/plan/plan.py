@@ -216,6 +216,52 @@ class Plan:
 
         return jit_with_plan(fn, self, **options)
 
+    def init(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`fn(*args, **kwargs)`, made where this plan wants it.
+
+        `fn` runs under `jax.jit` with the plan's shardings: no device holds a sharded
+        array whole, unless what makes it cannot be cut (a QR decomposition). Its result
+        may be one argument, the first of the arguments in order, or a tuple, list or
+        dict of arguments; leaves that are no arrays pass through.
+
+        Args:
+          fn: makes state, as `model.init`; may give several, as (params, opt_state).
+          args, kwargs: its arguments; arrays are traced, all else is not.
+        Raises:
+          RhinoError: an array is no argument of the planned function, or could be
+            several that are not sharded alike.
+          MeshError: there are too few devices.
+        """
+        from rhino_jax.apply.placing import init
+
+        return init(self, fn, args, kwargs)
+
+    def put(self, tree: Any, *, local: bool = False) -> Any:
+        """The same arrays where this plan wants them.
+
+        Args:
+          tree: the tuple of arguments, one argument, a part of one, or a tuple, list or
+            dict of such, of NumPy arrays or of JAX arrays on any devices and mesh.
+          local: each process gives what its own devices hold of every array (or the
+            whole), as of `jax.make_array_from_process_local_data`; else all processes
+            give whole arrays.
+        Raises:
+          RhinoError: as `init`; or a process gives another part than it holds.
+          MeshError: there are too few devices.
+        """
+        from rhino_jax.apply.placing import put
+
+        return put(self, tree, local=local)
+
+    def abstract_args(self) -> Any:
+        """`jax.ShapeDtypeStruct`s with shardings, shaped like the arguments.
+
+        As `in_specs`; what Orbax, for one, restores a checkpoint into.
+        """
+        from rhino_jax.apply.placing import abstract_args
+
+        return abstract_args(self)
+
     def verify(
         self,
         fn: Callable[..., Any],

@@ -1,0 +1,212 @@
+"""Where in a plan's arguments the arrays of a pytree belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from rhino_jax.errors import RhinoError
+from rhino_jax.frontend.leaves import Leaves
+from rhino_jax.frontend.trace import array_type
+from rhino_jax.ir.spec import format_spec
+from rhino_jax.plan.kept import Array, agree, arguments_of, find_places, keys_of
+from rhino_jax.plan.plan import Leaf, Plan
+
+
+Kind = Callable[[tuple[int, ...], str], Any]
+"""What of an array's shape and type must be equal."""
+
+
+def as_planned(shape: tuple[int, ...], dtype: str) -> Any:
+    return shape, dtype
+
+
+def of_equal_rank(shape: tuple[int, ...], dtype: str) -> Any:
+    return len(shape), dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Arrays of a pytree, seen from one of its nodes.
+
+    Attributes:
+      name: the key that leads there, if it has one.
+      numbers: which arrays of the whole pytree they are.
+      arrays: the same, with paths from the node on.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    arrays: tuple[Array, ...]
+
+    def children(self) -> Iterator[Part]:
+        """Parts one key further down, in order."""
+        found: dict[str, list[int]] = {}
+        for i, array in enumerate(self.arrays):
+            found.setdefault(array.path[0], []).append(i)
+        for key, members in found.items():
+            yield Part(
+                key.strip("[].'\""),
+                tuple(self.numbers[i] for i in members),
+                tuple(self.arrays[i].below(1) for i in members),
+            )
+
+
+def leaves_for(
+    plan: Plan, leaves: Leaves, what: str, kind: Kind = as_planned
+) -> list[Leaf]:
+    """The plan's leaf for each array of a pytree.
+
+    The pytree is the tuple of arguments (or of the first of them), one argument, a part
+    of one, or a tuple, list or dict of such; names of a dict's keys decide where
+    structure leaves a choice.
+
+    Args:
+      plan: whose arguments they belong to.
+      leaves: of the pytree, from `split_result`.
+      what: the call, for messages.
+      kind: what must be equal beside the tree paths.
+    Raises:
+      RhinoError: an array belongs nowhere, or to several places that differ.
+    """
+    known = arguments_of(plan)
+    finder = _Finder(
+        what,
+        plan,
+        known,
+        [Array(keys_of(leaf.path), kind(leaf.shape, leaf.dtype)) for leaf in known],
+    )
+    types = [array_type(x) for x in leaves.arrays]
+    # Paths begin with `out`.
+    arrays = tuple(
+        Array(keys_of(path)[1:], kind(shape, _type_name(dtype)))
+        for path, (shape, dtype, _) in zip(leaves.array_paths, types, strict=True)
+    )
+    if not arrays:
+        return []
+    whole = Part("", tuple(range(len(arrays))), arrays)
+    found = finder.find(whole, is_sequence=_is_sequence(leaves.tree))
+    return [known[found[i]] for i in range(len(arrays))]
+
+
+def _type_name(dtype: Any) -> str:
+    """As JAX takes it: float64 of NumPy is float32, unless x64 is enabled."""
+    found = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
+    return str(found)
+
+
+def _is_sequence(tree: Any) -> bool:
+    data = tree.node_data()
+    return data is not None and data[0] in (tuple, list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    what: str
+    plan: Plan
+    known: Sequence[Leaf]
+    arrays: Sequence[Array]
+
+    def find(self, whole: Part, *, is_sequence: bool) -> dict[int, int]:
+        """Numbers of arrays → numbers of known leaves."""
+        if is_sequence:
+            in_order = self._in_order(whole)
+            if in_order is not None:
+                return in_order
+        return self._found(whole, is_root=True)
+
+    def _in_order(self, whole: Part) -> dict[int, int] | None:
+        """As the arguments from the first on."""
+        arguments = self._arguments()
+        found: dict[int, int] = {}
+        for part in whole.children():
+            place = int(part.name)
+            if place >= len(arguments):
+                return None
+            there = {self.arrays[k].below(1): k for k in arguments[place]}
+            if set(there) != set(part.arrays):
+                return None
+            numbered = zip(part.numbers, part.arrays, strict=True)
+            found.update((n, there[a]) for n, a in numbered)
+        return found
+
+    def _arguments(self) -> list[list[int]]:
+        """Numbers of known leaves, by argument; those without arrays are empty."""
+        args, _ = self.plan.in_tree.children()
+        count = len(args.children())
+        ends: list[int] = []
+        for argument in args.children():
+            ends.append((ends[-1] if ends else 0) + argument.num_leaves)
+        found: list[list[int]] = [[] for _ in range(count)]
+        for k, position in enumerate(self.plan.in_leaf_positions):
+            place = next((i for i, end in enumerate(ends) if position < end), None)
+            if place is not None:
+                found[place].append(k)
+        return found
+
+    def _found(self, part: Part, *, is_root: bool = False) -> dict[int, int]:
+        places = find_places(part.arrays, self.arrays, part.name, needs_name=False)
+        if places and not agree(places, [leaf.spec for leaf in self.known]):
+            raise self._ambiguous(part, places)
+        if places:
+            return dict(zip(part.numbers, places[0], strict=True))
+        if not is_root or not all(a.path for a in part.arrays):
+            raise self._nowhere(part)
+        found: dict[int, int] = {}
+        for child in part.children():
+            found.update(self._found(child))
+        return found
+
+    def _ambiguous(self, part: Part, places: Sequence[Sequence[int]]) -> RhinoError:
+        last = part.arrays[0].path
+        roots = [
+            "".join(path[: len(path) - len(last)])
+            for place in places
+            for path in [self.arrays[place[0]].path]
+        ]
+        names = [name for name, _ in self.plan.mesh_axes]
+        firsts = [self.known[place[0]] for place in places]
+        return RhinoError(
+            f"{self.what}: {_called(part)} could be several arguments of"
+            f" `{self.plan.program_name}`, which are not sharded alike.",
+            where=" or ".join(roots),
+            numbers="; ".join(
+                f"{leaf.path} {format_spec(leaf.spec, names)}" for leaf in firsts
+            ),
+            fix=f"say which: give it in a dict, as {{{roots[0]!r}: …}}, or give all"
+            " arguments in order.",
+        )
+
+    def _nowhere(self, part: Part) -> RhinoError:
+        first = part.arrays[0]
+        path = "".join(first.path)
+        ends = [path] if path else [f".{part.name}", f"['{part.name}']", part.name]
+        like = [x for x in self.known if any(map(x.path.endswith, ends))] or self.known
+        shown = ", ".join(f"{x.path} {_array(x.shape, x.dtype)}" for x in like[:3])
+        more = ", …" if len(like) > 3 else ""
+        return RhinoError(
+            f"{self.what}: {_called(part)} is no argument of"
+            f" `{self.plan.program_name}`, and no part of one.",
+            where=path or "the array itself",
+            numbers=f"arrays: {len(part.arrays)}, the first {_kind_text(first)}; the"
+            f" plan has {shown}{more}",
+            fix="give arguments as they were planned, in structure, shapes and types;"
+            " keep what else there is apart.",
+        )
+
+
+def _called(part: Part) -> str:
+    return f"`{part.name}`" if part.name else "this"
+
+
+def _kind_text(array: Array) -> str:
+    kind: Any = array.kind
+    shape, dtype = kind
+    return _array(shape, dtype) if isinstance(shape, tuple) else f"{dtype} rank {shape}"
+
+
+def _array(shape: Sequence[int], dtype: str) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"

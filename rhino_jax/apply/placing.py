@@ -1,0 +1,158 @@
+"""State where a plan wants it: made there, moved there, or read there from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from rhino_jax._compat import is_compile_only
+from rhino_jax.apply.belonging import as_planned, leaves_for, of_equal_rank
+from rhino_jax.apply.bound import not_runnable
+from rhino_jax.apply.meshes import make_mesh
+from rhino_jax.errors import RhinoError
+from rhino_jax.frontend.leaves import Leaves, split_result
+from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.trees import in_tree_of, sharding_of
+
+
+def abstract_args(plan: Plan) -> Any:
+    """See `Plan.abstract_args`."""
+    placed = with_some_mesh(plan, "`plan.abstract_args`")
+    sharding = sharding_of(placed)
+
+    def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
+        dtype = type_of(leaf.dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding(leaf))
+
+    return in_tree_of(placed, abstract)
+
+
+def put(plan: Plan, tree: Any, *, local: bool) -> Any:
+    """See `Plan.put`."""
+    what = "`plan.put`"
+    placed = _runnable(plan, what)
+    leaves = split_result(tree).without_scalars()
+    for path, x in zip(leaves.array_paths, leaves.arrays, strict=True):
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise RhinoError(
+                f"{what}: a shape in place of an array.",
+                where=path,
+                numbers=str(x),
+                fix="give arrays; plan.abstract_args() gives shapes with shardings.",
+            )
+    kind = of_equal_rank if local else as_planned
+    known = leaves_for(placed, leaves, what, kind)
+    to_sharding = sharding_of(placed)
+    shardings = [to_sharding(leaf) for leaf in known]
+    if local:
+        every = zip(leaves.arrays, known, shardings, strict=True)
+        return leaves.unflatten([_from_local(what, *each) for each in every])
+    return leaves.unflatten(jax.device_put(list(leaves.arrays), shardings))
+
+
+def _from_local(what: str, x: Any, leaf: Leaf, sharding: NamedSharding) -> jax.Array:
+    """A global array of what this process has of it."""
+    wanted = local_shape_here(sharding, leaf.shape)
+    shape = tuple(x.shape)
+    if shape not in (wanted, leaf.shape):
+        raise RhinoError(
+            f"{what}: this process has another part of the array than the plan wants.",
+            where=leaf.path,
+            numbers=f"got {shape}; of {leaf.shape}, process {jax.process_index()} of"
+            f" {jax.process_count()} holds {wanted}",
+            fix="feed the rows of this process's devices: see"
+            " jax.make_array_from_process_local_data.",
+        )
+    return jax.make_array_from_process_local_data(sharding, x, leaf.shape)
+
+
+def local_shape_here(sharding: NamedSharding, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what this process's devices hold of an array, taken together."""
+    places = sharding.addressable_devices_indices_map(tuple(shape)).values()
+    return tuple(
+        sum(b - a for a, b in {i[dim].indices(size)[:2] for i in places if i})
+        for dim, size in enumerate(shape)
+    )
+
+
+def init(
+    plan: Plan, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """See `Plan.init`."""
+    what = "`plan.init`"
+    placed = _runnable(plan, what)
+    given, tree = jax.tree.flatten(
+        (
+            [_on_mesh(placed, x) for x in args],
+            {name: _on_mesh(placed, x) for name, x in kwargs.items()},
+        )
+    )
+    # Sizes, configurations and functions are what they are; only arrays are traced.
+    at = [i for i, x in enumerate(given) if hasattr(x, "shape") and hasattr(x, "dtype")]
+    results: list[Leaves] = []
+
+    def flat(arrays: Sequence[Any]) -> list[Any]:
+        everything = list(given)
+        for i, x in zip(at, arrays, strict=True):
+            everything[i] = x
+        traced_args, traced_kwargs = jax.tree.unflatten(tree, everything)
+        results.append(split_result(fn(*traced_args, **traced_kwargs)))
+        return list(results[-1].arrays)
+
+    arrays = [given[i] for i in at]
+    shapes = jax.eval_shape(flat, arrays)
+    known = leaves_for(placed, results[-1].with_arrays(shapes), what)
+    to_sharding = sharding_of(placed)
+    made = jax.jit(flat, out_shardings=[to_sharding(leaf) for leaf in known])(arrays)
+    if placed.mesh.devices.flat[0].platform == "cpu":
+        jax.block_until_ready(made)  # see `Bound.is_emulated`
+    return results[-1].unflatten(made)
+
+
+def _on_mesh(plan: Plan, argument: Any) -> Any:
+    """An argument of the init function where the plan has it (`params` of
+    `optimizer.init`), or else whole on every device."""
+    leaves = split_result(argument).without_scalars()
+    everywhere = set(plan.mesh.devices.flat)
+    if not leaves.arrays or all(
+        getattr(getattr(x, "sharding", None), "device_set", None) == everywhere
+        for x in leaves.arrays
+    ):
+        return argument
+    try:
+        known = leaves_for(plan, leaves, "`plan.init`")
+    except RhinoError:
+        shardings = [NamedSharding(plan.mesh, PartitionSpec())] * len(leaves.arrays)
+    else:
+        shardings = [*map(sharding_of(plan), known)]
+    return leaves.unflatten(jax.device_put(list(leaves.arrays), shardings))
+
+
+def with_some_mesh(plan: Plan, what: str) -> Plan:
+    """The plan on its mesh, or on one of the devices here, as `plan.jit` takes it."""
+    if plan.mesh is not None:
+        return plan
+    return plan.with_mesh(make_mesh(plan.mesh_axes, what))
+
+
+def _runnable(plan: Plan, what: str) -> Plan:
+    """
+    Raises:
+      MeshError: there are too few devices.
+    """
+    placed = with_some_mesh(plan, what)
+    mesh = placed.mesh
+    if isinstance(mesh, AbstractMesh) or is_compile_only(mesh.devices.flat[0]):
+        raise not_runnable(placed, mesh)
+    return placed
+
+
+def type_of(dtype: str) -> Any:
+    """The element type that a plan's leaf names, also of PRNG keys."""
+    if not dtype.startswith("key<"):
+        return jax.numpy.dtype(dtype)
+    impl = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}[dtype[4:-1]]
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
