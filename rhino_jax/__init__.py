@@ -16,6 +16,7 @@ from rhino_jax.errors import (
     MeshError as MeshError,
     PinError as PinError,
     PlanFileError as PlanFileError,
+    ProcessError as ProcessError,
     RhinoError as RhinoError,
     RhinoWarning as RhinoWarning,
     RuleError as RuleError,

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax._src import (
     config,
+    distributed,
     hardware_utils,
     linear_util,
     mesh as mesh_lib,
@@ -226,6 +227,15 @@ def low_jaxpr(jaxpr: Any) -> Any:
     if not getattr(jaxpr, "is_high", False):
         return jaxpr
     return partial_eval.lower_jaxpr2(jaxpr)
+
+
+def coordination_client() -> Any | None:
+    """The client of JAX's coordination service; None without `jax.distributed`.
+
+    Has `key_value_set_bytes`, `blocking_key_value_get_bytes`, `key_value_try_get` and
+    `key_value_delete`. Same on both versions.
+    """
+    return distributed.global_state.client
 
 
 def num_tpu_chips() -> int:

@@ -39,6 +39,7 @@ from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.plan import Plan
+from rhino_jax.processes.agree import made_by_first, processes_of_mesh
 from rhino_jax.report.progress import Progress
 from rhino_jax.uncovered import notes_of_rules, warn_of_uncovered
 
@@ -121,11 +122,21 @@ class Wishes:
                 pins = replace(pins, inputs={**basis.specs, **pins.inputs})
         else:
             meshes, pins = self._meshes(traced, target, pinned)
-        program = traced.program
-        found = kept(
-            cache_key(program, target, self._asked(mesh, meshes, target, pins)),
-            lambda: self._searched(traced, mesh, meshes, target, pins),
-            belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
+        program, asked = traced.program, self._asked(mesh, meshes, target, pins)
+
+        def make() -> Plan:
+            return kept(
+                cache_key(program, target, asked),
+                lambda: self._searched(traced, mesh, meshes, target, pins),
+                belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
+            )
+
+        found = made_by_first(
+            traced,
+            self._processes(mesh, meshes),
+            {"hardware": repr(target), "what is asked for": repr(asked)},
+            make,
+            self.what,
         )
         found = replace(found, notes=(*found.notes, *notes_of_rules(program)))
         if mesh is None:
@@ -133,6 +144,12 @@ class Wishes:
         if basis is not None:
             found = basis.told_in(found, traced.program)
         return with_trees(found, traced, mesh)
+
+    def _processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
+        """Those that must have the same plan; empty: this one plans for itself."""
+        if mesh is None:  # all of them have as many devices
+            mesh = make_mesh(meshes[0], self.what)
+        return processes_of_mesh(mesh)
 
     def _searched(
         self,
@@ -191,7 +208,8 @@ class Wishes:
         program = traced.program
 
         def on_mesh(candidate: Candidate) -> Candidate:
-            if mesh is None:
+            if mesh is None or processes_of_mesh(mesh):
+                # Compiling for devices of several processes would wait for them all.
                 return candidate
             return replace(candidate, plan=replace(candidate.plan, mesh=mesh))
 

@@ -49,6 +49,10 @@ class PlanFileError(RhinoError, ValueError):
     """A plan file that is damaged, or belongs to another program or mesh."""
 
 
+class ProcessError(RhinoError, RuntimeError):
+    """Processes that do not agree on program or plan, or one that is lost."""
+
+
 class RuleError(RhinoError, ValueError):
     """A registered rule that does not fit its op, or is not true of it."""
 

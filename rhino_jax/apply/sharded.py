@@ -35,6 +35,7 @@ from rhino_jax.frontend.trace import (
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.fits import check_fits
 from rhino_jax.plan.plan import Plan
+from rhino_jax.processes.agree import agreed, attending, processes_of_mesh
 
 
 Planner = Callable[[Traced, Any, Plan | None], Plan]
@@ -126,18 +127,21 @@ class ShardedFunction:
         found = self._bounds.get(key)
         if found is not None:
             return found
-        twin = None if mesh is None else auto_twin(mesh)
-        traced = trace_call(self._parameters, call, mesh=twin, what=self._what)
-        axes = () if mesh is None else axes_of_mesh(mesh)
-        print_of = fingerprint(traced.program, axes)
-        check_same_program(traced, print_of, self._programs.get(key), self._what)
-        plan = self._plans.get((print_of, mesh))
-        if plan is None:
-            before = self._last_bound(mesh)
-            plan = self._planner(traced, mesh, before.plan if before else None)
-            if before is not None:
-                self._say_that_it_replans(before, call, plan)
-            self._plans[print_of, mesh] = plan
+        with attending(mesh):
+            twin = None if mesh is None else auto_twin(mesh)
+            traced = trace_call(self._parameters, call, mesh=twin, what=self._what)
+            axes = () if mesh is None else axes_of_mesh(mesh)
+            print_of = fingerprint(traced.program, axes)
+            check_same_program(traced, print_of, self._programs.get(key), self._what)
+            plan = self._plans.get((print_of, mesh))
+            if plan is None:
+                before = self._last_bound(mesh)
+                plan = self._planner(traced, mesh, before.plan if before else None)
+                if before is not None:
+                    self._say_that_it_replans(before, call, plan)
+                self._plans[print_of, mesh] = plan
+            else:
+                agreed(traced, processes_of_mesh(plan.mesh), plan, self._what)
         bound = Bound(traced, plan, plan.mesh)
         self._programs[key] = print_of
         if not traced.has_captured_tracers:
@@ -303,6 +307,7 @@ def sharded_by(parameters: Parameters, plan: Plan, what: str) -> ShardedFunction
         axes = axes_of_mesh(mesh)
         found = fingerprint(traced.program, axes)
         check_fits(plan, found, axes, program=traced.program, what=what)
+        agreed(traced, processes_of_mesh(mesh), plan, what)
         return with_trees(plan, traced, mesh)
 
     return ShardedFunction(parameters, planner, mesh, what, plans=False)

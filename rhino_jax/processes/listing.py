@@ -1,0 +1,203 @@
+"""What is compared between processes, line by line: programs, and plans.
+
+A program counts here with more than a plan depends on: literals and the parameters of
+primitives, since what is compiled must be the same everywhere. Names of functions, and
+the lines that things come from, do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax._compat import is_jaxpr, is_literal, open_jaxpr
+from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.printer import format_type
+from rhino_jax.ir.program import Op, Program, Region
+from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.plan.plan import Plan
+
+
+LONGEST = 300
+"""Characters of a value as it is shown; of a longer one the rest is hashed."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_NAMES = frozenset({"name", "debug", "debug_info", "name_and_src_info", "metadata"})
+"""Parameters that say what things are called, and where they come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that must be the same in all processes.
+
+    Attributes:
+      name: of the thing, as `mul %6`, the same in all processes that agree so far.
+      value: what must be the same.
+      where: the user's line, or tree path; may differ.
+    """
+
+    name: str
+    value: str
+    where: str = ""
+
+
+def digest(lines: Sequence[Line]) -> str:
+    """Hash of what must be the same."""
+    found = hashlib.sha256()
+    for line in lines:
+        found.update(f"{line.name}\0{line.value}\n".encode())
+    return found.hexdigest()
+
+
+def first_difference(
+    one: Sequence[Line], other: Sequence[Line]
+) -> tuple[Line, Line] | None:
+    """The first lines that differ; where one list ends first, an empty line."""
+    end = Line("nothing", "the end")
+    longest = max(len(one), len(other))
+    for i in range(longest):
+        a = one[i] if i < len(one) else end
+        b = other[i] if i < len(other) else end
+        if (a.name, a.value) != (b.name, b.value):
+            return a, b
+    return None
+
+
+def to_bytes(lines: Sequence[Line]) -> bytes:
+    text = json.dumps([[line.name, line.value, line.where] for line in lines])
+    return zlib.compress(text.encode(), 1)
+
+
+def from_bytes(data: bytes) -> list[Line]:
+    return [Line(*entry) for entry in json.loads(zlib.decompress(data))]
+
+
+def of_program(traced: Traced, asked: Mapping[str, str]) -> list[Line]:
+    """All that makes the compiled program, in the order in which it is computed.
+
+    Args:
+      traced: the function.
+      asked: what the planner is asked for, as name → value.
+    """
+    program = traced.program
+    lines = [Line(f"{name}=", value) for name, value in asked.items()]
+    for entry in program.inputs:
+        kind = "captured array" if entry.is_const else "argument"
+        value = _type(program, entry.value) + (" donated" if entry.is_donated else "")
+        # A tree path is a name that the user gave.
+        where = "" if entry.is_const else entry.path
+        lines.append(Line(f"{kind} {where or f'%{entry.value}'}", value, entry.path))
+    lines += _ops(program, traced.closed_jaxpr, program.body)
+    results = open_jaxpr(traced.closed_jaxpr).outvars
+    for result, atom in zip(program.outputs, results, strict=True):
+        value = f"{_atom(program, result.value, atom)}, replaces {result.state_of}"
+        lines.append(Line(f"result {result.path}", value, result.path))
+    return lines
+
+
+def _ops(program: Program, jaxpr: Any, region: Region) -> Iterator[Line]:
+    opened = open_jaxpr(jaxpr)
+    for eqn, op_id in zip(opened.eqns, region.ops, strict=True):
+        op = program.ops[op_id]
+        operands = [
+            _atom(program, value, atom)
+            for value, atom in zip(op.operands, eqn.invars, strict=True)
+        ]
+        results = [_type(program, value) for value in op.results]
+        said = {k: _said(v) for k, v in sorted(eqn.params.items()) if k not in _NAMES}
+        text = [f"{k}={v}" for k, v in said.items() if v not in ("", "None")]
+        value = f"{', '.join(operands)} -> {', '.join(results)} {' '.join(text)}"
+        name = _name(op)
+        yield Line(name, _short(value), str(op.source))
+        if op.call is not None:
+            bodies = closed_region_jaxprs(eqn)
+            for body, inner in zip(bodies, op.call.regions, strict=True):
+                yield from _ops(program, body, inner)
+                kept = ", ".join(
+                    _atom(program, value, atom)
+                    for value, atom in zip(
+                        inner.outputs, open_jaxpr(body).outvars, strict=True
+                    )
+                )
+                yield Line(f"results inside {name}", kept, str(op.source))
+
+
+def _name(op: Op) -> str:
+    return f"{op.name} %{op.results[0]}" if op.results else op.name
+
+
+def _atom(program: Program, value: int, atom: Any) -> str:
+    if is_literal(atom):
+        return f"{_type(program, value)} {_said(atom.val)}"
+    return f"%{value}"
+
+
+def _type(program: Program, value: int) -> str:
+    return format_type(program.values[value])
+
+
+def _said(param: Any) -> str:
+    """A parameter as text that does not differ from process to process; empty for the
+    jaxprs inside, which are listed on their own."""
+    if is_jaxpr(param):
+        return ""
+    if isinstance(param, tuple | list):
+        return f"({','.join(_said(p) for p in param)})"
+    if isinstance(param, set | frozenset):
+        return f"{{{','.join(sorted(_said(p) for p in param))}}}"
+    if isinstance(param, dict):
+        items = sorted((str(k), _said(v)) for k, v in param.items())
+        return f"{{{','.join(f'{k}:{v}' for k, v in items)}}}"
+    if callable(param) and hasattr(param, "__name__"):
+        return ""  # a function, which its jaxpr tells
+    return _ADDRESS.sub("", repr(param))
+
+
+def _short(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    rest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{text[:LONGEST]}… ({rest})"
+
+
+def of_plan(plan: Plan, program: Program) -> list[Line]:
+    """All that a plan says of a program, in order."""
+    names = [name for name, _ in plan.mesh_axes]
+
+    def text(spec: Spec) -> str:
+        return format_spec(spec, names)
+
+    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
+    lines = [Line("mesh", axes), Line("program", plan.fingerprint)]
+    kinds = (("argument", plan.inputs), ("result", plan.outputs))
+    for kind, leaves in kinds:
+        for leaf in leaves:
+            lines.append(Line(f"{kind} {leaf.path}", text(leaf.spec), leaf.path))
+    decisions = plan.decisions
+    said: dict[int, list[str]] = {}
+    for value, spec in decisions.values.items():
+        said.setdefault(value, []).append(text(spec))
+    for value, stops in decisions.stops.items():
+        said.setdefault(value, []).extend(f"over {text(s)}" for s in stops)
+    read: dict[int, list[str]] = {}
+    for (op_id, operand), spec in sorted(decisions.operands.items()):
+        read.setdefault(op_id, []).append(f"reads {operand} as {text(spec)}")
+    for (op_id, region, out), spec in sorted(decisions.region_outputs.items()):
+        read.setdefault(op_id, []).append(f"region {region} gives {out} {text(spec)}")
+    for op in program.ops:
+        texts = [t for value in op.results for t in said.get(value, [])]
+        texts += read.get(op.id, [])
+        lines.append(Line(_name(op), "; ".join(texts), str(op.source)))
+    made_by_ops = {value for op in program.ops for value in op.results}
+    for value, texts in sorted(said.items()):
+        if value not in made_by_ops:
+            lines.append(Line(f"value %{value}", "; ".join(texts)))
+    how = (decisions.gathers_by_axis, decisions.says_stops)
+    lines.append(Line("gathers by axis, says stops", str(how)))
+    return lines

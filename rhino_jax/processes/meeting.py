@@ -1,0 +1,226 @@
+"""One meeting of processes: values put where the others find them, and waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import jax
+
+from rhino_jax import errors
+from rhino_jax.errors import ProcessError, RhinoError
+from rhino_jax.processes.listing import (
+    Line,
+    digest,
+    first_difference,
+    from_bytes,
+    to_bytes,
+)
+from rhino_jax.processes.signs import Watch
+
+
+POLL_MS = 500
+"""How long one question to the service waits for an answer; then signs of life are
+looked for, and errors of others."""
+
+HEARD_S = 5.0
+"""How long the first process waits, before it raises an error, for all others."""
+
+MOST_BYTES = 1 << 20
+"""Of one message; longer ones are sent in parts."""
+
+
+_numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+
+
+class Meeting:
+    """What the processes of one mesh do together, before one program is compiled.
+
+    Every process makes the same sequence of meetings, so that their numbers are names.
+
+    Args:
+      client: of JAX's coordination service.
+      processes: indices of those that meet; the first plans.
+      what: the call, for messages.
+      name: of the function.
+    """
+
+    def __init__(
+        self, client: Any, processes: Sequence[int], what: str, name: str
+    ) -> None:
+        self.client, self.processes = client, tuple(sorted(processes))
+        self.what, self.name, self.me = what, name, jax.process_index()
+        self.first, *self.others = self.processes
+        number = next(_numbers[self.processes])
+        group = "-".join(map(str, self.processes))
+        if len(group) > 64:
+            group = f"{len(self.processes)}-{zlib.crc32(group.encode()):08x}"
+        self._root = f"rhino_jax/plan/{group}"
+        self._prefix = f"{self._root}/{number}"
+        self._before = f"{self._root}/{number - 1}" if number else None
+
+    @property
+    def is_first(self) -> bool:
+        return self.me == self.first
+
+    def put(self, key: str, data: bytes) -> None:
+        """Let the others find something."""
+        parts = [data[i : i + MOST_BYTES] for i in range(0, len(data), MOST_BYTES)]
+        for i, part in enumerate(parts):
+            self._set(f"{self._prefix}/{key}/{i}", part)
+        self._set(f"{self._prefix}/{key}/count", str(len(parts)).encode())
+
+    def wait(self, key: str, process: int, doing: str) -> bytes:
+        """What a process puts there, as soon as it does.
+
+        Raises:
+          ProcessError: that process is lost, or another told of an error.
+        """
+        watch = Watch(self.client, process, self.what, doing)
+        while True:
+            count = self._get(f"{self._prefix}/{key}/count", watch)
+            if count is not None:
+                break
+            self._raise_told()
+            watch.look()
+        keys = [f"{self._prefix}/{key}/{i}" for i in range(int(count))]
+        return b"".join(self._get(k, watch) or b"" for k in keys)
+
+    def compare(self, kind: str, lines: Sequence[Line]) -> None:
+        """Go on only if all processes have the same.
+
+        Args:
+          kind: of what is compared: "program" or "plan".
+          lines: this process's.
+        Raises:
+          ProcessError: some process has something else, and which line differs first;
+            in every process.
+        """
+        mine = digest(lines).encode()
+        if self.is_first:
+            self.put(f"{kind}/lines", to_bytes(lines))
+            self.put(f"{kind}/digest", mine)
+            for process in self.others:
+                self.wait(f"{kind}/same/{process}", process, f"to compare the {kind}")
+            self.put(f"{kind}/all", b"same")
+            return
+        if self.wait(f"{kind}/digest", self.first, "to plan") != mine:
+            theirs = from_bytes(self.wait(f"{kind}/lines", self.first, "to plan"))
+            self.fail(self._difference(kind, theirs, lines))
+        self.put(f"{kind}/same/{self.me}", b"same")
+        self.wait(f"{kind}/all", self.first, f"to compare the {kind} with others")
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise an error in every process."""
+        told = error if isinstance(error, RhinoError) else None
+        text = f"{type(error).__name__}: {error}"
+        said = {
+            "kind": type(error).__name__ if told else "ProcessError",
+            "what": told.what
+            if told
+            else f"{self.what}: process {self.me} failed while it planned.",
+            "where": told.where if told else f"process {self.me}",
+            "numbers": told.numbers if told else text[:1000],
+            "fix": told.fix if told else f"see the output of process {self.me}.",
+        }
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            # Whoever came first has told already.
+            self.client.key_value_set(f"{self._prefix}/error", json.dumps(said))
+        self._hear()
+        raise error
+
+    def _hear(self) -> None:
+        """Let the first process know that the error got here.
+
+        Where it is process 0 and ends at once, JAX ends the others before they can
+        say why.
+        """
+        until = time.monotonic() + HEARD_S
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            self.client.key_value_set(f"{self._prefix}/heard/{self.me}", "yes")
+        if not self.is_first:
+            return
+        for process in self.processes:
+            left_ms = max(1, round(1000 * (until - time.monotonic())))
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                self.client.blocking_key_value_get(
+                    f"{self._prefix}/heard/{process}", left_ms
+                )
+
+    def end(self) -> None:
+        """Clean up, once all have what they need of this meeting."""
+        if not self.is_first:
+            return
+        # All others are past the meeting before; of this they may still read the end.
+        gone = [f"{self._prefix}/{key}/" for key in ("program/lines", "plan/lines")]
+        gone.append(f"{self._prefix}/made/")
+        if self._before is not None:
+            gone.append(f"{self._before}/")
+        for key in gone:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                self.client.key_value_delete(key)
+
+    def _set(self, key: str, data: bytes) -> None:
+        try:
+            self.client.key_value_set_bytes(key, data)
+        except jax.errors.JaxRuntimeError as error:
+            raise self._service_gone(error) from error
+
+    def _get(self, key: str, watch: Watch) -> bytes | None:
+        """A value; None where there is none yet."""
+        try:
+            return bytes(self.client.blocking_key_value_get_bytes(key, POLL_MS))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            watch.look()
+            raise self._service_gone(error) from error
+
+    def _raise_told(self) -> None:
+        """Raise the error that another process told of, if any."""
+        try:
+            said = json.loads(self.client.key_value_try_get(f"{self._prefix}/error"))
+        except jax.errors.JaxRuntimeError:
+            return
+        self._hear()
+        kind = getattr(errors, said["kind"], ProcessError)
+        raise kind(
+            said["what"],
+            where=said["where"],
+            numbers=said["numbers"],
+            fix=said["fix"],
+        )
+
+    def _difference(
+        self, kind: str, theirs: Sequence[Line], mine: Sequence[Line]
+    ) -> ProcessError:
+        found = first_difference(theirs, mine)
+        assert found is not None
+        (a, b), first, me = found, f"process {self.first}", f"process {self.me}"
+        name = a.name if a.name == b.name else f"{a.name} in {first}, {b.name} in {me}"
+        wheres = {f"{a.where} in {first}": a.where, f"{b.where} in {me}": b.where}
+        where = "; ".join(text for text, line in wheres.items() if line)
+        made = "traced another program" if kind == "program" else "has another plan"
+        return ProcessError(
+            f"{self.what}: {me} {made} of `{self.name}` than {first}.",
+            where=f"{name}: {where}" if where else name,
+            numbers=f"{first}: {a.name} {a.value}; {me}: {b.name} {b.value}",
+            fix="run the same code with the same settings in every process; what"
+            " differs (data, seeds, jax.process_index()) must be an argument."
+            if kind == "program"
+            else "give every process the same plan, or let process 0 make one.",
+        )
+
+    def _service_gone(self, error: Exception) -> ProcessError:
+        return ProcessError(
+            f"{self.what}: JAX's coordination service does not answer.",
+            where="process 0, which holds it",
+            numbers=str(error).splitlines()[0][:300],
+            fix="see the output of process 0: it was killed, or ended early.",
+        )

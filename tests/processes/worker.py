@@ -1,0 +1,242 @@
+"""One of several processes of a test: `python -m tests.processes.worker NAME I N PORT`.
+
+Says what it found as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def train_step(params: Any, x: Any, y: Any) -> Any:
+    def loss_of(p: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ p["w1"]) @ p["w2"] - y) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+
+def arrays() -> Any:
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> Any:
+        return rng.normal(size=shape).astype(np.float32)
+
+    params = {"w1": draw(16, 32), "w2": draw(32, 8)}
+    return params, draw(64, 16), draw(64, 8)
+
+
+def shapes() -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays())
+
+
+def said_of(plan: Any) -> str:
+    from rhino_jax.plan.schema import plan_to_dict
+
+    return json.dumps(plan_to_dict(plan), sort_keys=True)
+
+
+def mesh_over_all() -> Any:
+    return jax.make_mesh((jax.device_count() // 2, 2), ("data", "model"))
+
+
+def slowed(seconds: float) -> None:
+    """Let this process's search take so much longer."""
+    from rhino_jax.search import driver
+
+    solve_drawn = driver.solve_drawn
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(seconds)
+        return solve_drawn(*args, **kwargs)
+
+    driver.solve_drawn = slow
+
+
+def plans(i: int) -> Any:
+    """One is busy, and the clock is short: all have one plan."""
+    import rhino_jax as rhino
+
+    if i == 0:
+        slowed(0.5)
+    plan = rhino.plan(train_step, *shapes(), time_limit_s=0.4)
+    given = rhino.plan(train_step, *shapes(), mesh=mesh_over_all(), level="fast")
+    return [said_of(plan), said_of(given)]
+
+
+def trains(i: int) -> Any:
+    import rhino_jax as rhino
+
+    step = rhino.auto_shard(train_step, mesh=mesh_over_all(), donate_argnums=0)
+    params, x, y = arrays()
+    losses = []
+    for _ in range(5):
+        params, loss = step(params, x, y)
+        losses.append(float(loss))
+    return losses
+
+
+def another(i: int) -> Any:
+    """The last process computes something else."""
+    import rhino_jax as rhino
+
+    is_other = i == jax.process_count() - 1
+
+    def step(w: Any, x: Any) -> Any:
+        h = x @ w
+        h = jnp.sin(h) if is_other else jnp.tanh(h)
+        return h.sum()
+
+    sharded = rhino.auto_shard(step, mesh=mesh_over_all())
+    return sharded(jnp.ones((16, 16)), jnp.ones((64, 16)))
+
+
+def killed_while_planning(i: int) -> Any:
+    """The first process of the mesh dies while it plans; it is not process 0, with
+    which JAX's coordination service would die."""
+    import rhino_jax as rhino
+    from rhino_jax.search import driver
+
+    devices = [d for d in jax.devices() if d.process_index > 0]
+    mesh = jax.sharding.Mesh(np.array(devices), ("data",))
+    if i == 0:
+        time.sleep(600)
+    if i == 1:
+        driver.choose_plan = lambda *args, **kwargs: os.kill(os.getpid(), 9)
+    return said_of(rhino.plan(train_step, *shapes(), mesh=mesh))
+
+
+def killed_before_planning(i: int) -> Any:
+    import rhino_jax as rhino
+
+    def step(w: Any) -> Any:
+        if i == 1:
+            os.kill(os.getpid(), 9)
+        return w.sum()
+
+    return said_of(rhino.plan(step, jnp.ones(16), mesh=mesh_over_all()))
+
+
+def raises_while_tracing(i: int) -> Any:
+    import rhino_jax as rhino
+
+    def step(w: Any) -> Any:
+        if i == 1:
+            raise ValueError("only here")
+        return w.sum()
+
+    return said_of(rhino.plan(step, jnp.ones(16), mesh=mesh_over_all()))
+
+
+def impossible(i: int) -> Any:
+    import rhino_jax as rhino
+
+    return said_of(
+        rhino.plan(train_step, *shapes(), mesh=mesh_over_all(), memory_budget_bytes=9)
+    )
+
+
+def asks_for_something_else(i: int) -> Any:
+    import rhino_jax as rhino
+
+    level = "fast" if i else "best"
+    return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all(), level=level))
+
+
+def refines(i: int) -> Any:
+    """Only the first process compiles candidates."""
+    import rhino_jax as rhino
+    from rhino_jax.verify import refine
+
+    if i:
+        refine.refine = None  # type: ignore[assignment]
+    plan = rhino.plan(train_step, *shapes(), mesh=mesh_over_all(), refine=2)
+    return [len(plan.refined), said_of(plan)]
+
+
+def comes_late(i: int) -> Any:
+    """Slow to trace, and slow to plan, for longer than a lost process is given."""
+    import rhino_jax as rhino
+
+    def step(w: Any) -> Any:
+        if i == 1:
+            time.sleep(4)
+        return w.sum()
+
+    if i == 0:
+        slowed(4)
+    plan = rhino.plan(step, jnp.ones(16), mesh=mesh_over_all())
+    return said_of(plan)
+
+
+def plans_alone(i: int) -> Any:
+    import rhino_jax as rhino
+
+    if i == 1:
+        time.sleep(600)
+    return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
+
+
+def first_is_killed(i: int) -> Any:
+    import rhino_jax as rhino
+    from rhino_jax.search import driver
+
+    if i == 0:
+        driver.choose_plan = lambda *args, **kwargs: os.kill(os.getpid(), 9)
+    return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
+
+
+def local_mesh(i: int) -> Any:
+    """A mesh of this process's devices waits for nobody: the other never plans."""
+    import rhino_jax as rhino
+
+    if i == 1:
+        return None
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
+    params, x, y = arrays()
+    _, loss = rhino.auto_shard(train_step, mesh=mesh)(params, x, y)
+    abstract = rhino.plan(train_step, *shapes(), mesh={"a": 64}, hardware="v5e:8x8")
+    return [float(loss), abstract.mesh_axes]
+
+
+def kept_plans_differ(i: int) -> Any:
+    """Each process has a plan of its own, and one of them another."""
+    from jax.sharding import PartitionSpec as P
+
+    import rhino_jax as rhino
+
+    pins = {"params['w1']": P(None, "model") if i else P("model", None)}
+    axes = {"data": jax.device_count() // 2, "model": 2}
+    mesh = jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes))
+    plan = rhino.plan(train_step, *shapes(), mesh=mesh, hardware="cpu", pins=pins)
+    step = plan.with_mesh(mesh_over_all()).jit(train_step)
+    return float(step(*arrays())[1])
+
+
+def run(name: str, i: int, n: int, port: int) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", n, i)
+    scenario: Callable[[int], Any] = globals()[name]
+    jax.devices()
+    started = time.monotonic()
+    try:
+        found: dict[str, Any] = {"result": scenario(i)}
+    except Exception as error:
+        found = {"error": type(error).__name__, "text": str(error)}
+    found["seconds"] = time.monotonic() - started
+    print("FOUND " + json.dumps(found), flush=True)
+    if "error" in found:
+        os._exit(0)  # without waiting for others, which may be lost
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], *map(int, sys.argv[2:]))
