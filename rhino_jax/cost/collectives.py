@@ -11,11 +11,14 @@ on a ring by its bisection (JAX scaling book, "Sharded matrices", all-to-all).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from rhino_jax.hardware.mesh import Axis
+from rhino_jax.hardware.parts import Part, ring_over
 
 
 ALL_REDUCE = "all-reduce"
@@ -39,47 +42,121 @@ def collective_s(kind: str, local_bytes: float, axes: Sequence[Axis]) -> float:
     """Seconds of one collective over the product of `axes`.
 
     Several axes are taken one after the other, slowest links with the smallest
-    pieces. Monotone in `local_bytes` and in every axis size.
+    pieces: `LaidMesh.over` says which a collective really runs over. Linear in
+    `local_bytes`; monotone in them and in every axis size.
 
     Args:
       kind: one of this module's constants.
       local_bytes: bytes on one device, see the module's text.
-      axes: mesh axes that take part.
+      axes: what it runs over.
     Returns:
       Seconds, 0 where there is nothing to do.
     """
     axes = [a for a in axes if a.size > 1]
     if not axes:
         return 0.0
+    taken = _taken(kind, local_bytes, axes)
+    if len(axes) == 1 and axes[0].members:
+        # Strided pieces of one side of a torus are better taken in turn.
+        taken = taken.or_less(_taken(kind, local_bytes, axes[0].members))
+    return taken.latency_s + taken.sending_s
+
+
+class _Taken(NamedTuple):
+    """Seconds of a collective: the latency of its steps, and what its bytes take."""
+
+    latency_s: float
+    sending_s: float
+
+    def then(self, other: _Taken) -> _Taken:
+        """Both, one after the other."""
+        return _Taken(
+            self.latency_s + other.latency_s, self.sending_s + other.sending_s
+        )
+
+    def or_less(self, other: _Taken) -> _Taken:
+        """Whichever way is faster: few steps while pieces are small, and links kept
+        busy while they are large, as compilers cut large messages up."""
+        return _Taken(
+            min(self.latency_s, other.latency_s), min(self.sending_s, other.sending_s)
+        )
+
+
+_NOTHING = _Taken(0.0, 0.0)
+
+
+def _taken(kind: str, local_bytes: float, axes: Sequence[Axis]) -> _Taken:
     if all(a.topology == "barrier" for a in axes):
         # All threads meet once, whatever they then copy.
         meeting_s = max(a.alpha_s for a in axes) * math.prod(a.size for a in axes)
-        copying = [replace(a, alpha_s=0.0, topology="switch") for a in axes]
-        return meeting_s + collective_s(kind, local_bytes, copying)
+        copying = [replace(a, alpha_s=0.0, topology="switch", parts=()) for a in axes]
+        return _Taken(meeting_s, 0.0).then(_taken(kind, local_bytes, copying))
     if kind == PERMUTE:
-        slow = min(axes, key=lambda a: a.bytes_per_s)
-        return slow.alpha_s + local_bytes / slow.bytes_per_s
+        slow = min((x for a in axes for x in _links(a)), key=lambda x: x.bytes_per_s)
+        return _Taken(slow.alpha_s, local_bytes / slow.bytes_per_s)
     if kind == ALL_TO_ALL:
-        return sum(_all_to_all_s(local_bytes, a) for a in axes)
-    piece, total_s = local_bytes, 0.0
+        each = [_all_to_all(local_bytes, a) for a in axes]
+        return functools.reduce(_Taken.then, each)
+    piece, total = local_bytes, _NOTHING
     for axis in sorted(axes, key=lambda a: (-a.bytes_per_s, a.name)):
-        total_s += _ring_s(piece, axis)
+        total = total.then(_gather(piece, axis))
         piece /= axis.size
-    return 2 * total_s if kind == ALL_REDUCE else total_s
+    return total.then(total) if kind == ALL_REDUCE else total
 
 
-def _ring_s(local_bytes: float, axis: Axis) -> float:
+def _links(axis: Axis) -> tuple[Part, ...]:
+    """Those of an axis one by one, every dim of a torus for itself."""
+    if not axis.parts:
+        return (_as_link(axis),)
+    return tuple(
+        ring_over([link]) for part in axis.parts for link in part.dims or (part,)
+    )
+
+
+def _as_link(axis: Axis) -> Part:
+    return Part(
+        size=axis.size,
+        bytes_per_s=axis.bytes_per_s,
+        hops=axis.size - 1,
+        alpha_s=axis.alpha_s,
+        topology=axis.topology,
+        tier=axis.tier,
+    )
+
+
+def _gather(local_bytes: float, axis: Axis) -> _Taken:
     """An all-gather or a reduce-scatter along one axis."""
-    steps = axis.size - 1
-    if axis.topology == "switch":
-        steps = math.ceil(math.log2(axis.size))
-    share = (axis.size - 1) / axis.size
-    return steps * axis.alpha_s + share * local_bytes / axis.bytes_per_s
+    if len(axis.parts) <= 1:
+        return _ring(local_bytes, _as_link(axis))
+    return _rings(local_bytes, axis.parts)
 
 
-def _all_to_all_s(local_bytes: float, axis: Axis) -> float:
-    share = (axis.size - 1) / axis.size
-    if axis.topology != "switch":
-        share = max(share, axis.size / 4)
-    steps = 1 if axis.topology == "switch" else max(axis.size // 2, 1)
-    return steps * axis.alpha_s + share * local_bytes / axis.bytes_per_s
+def _rings(local_bytes: float, parts: Sequence[Part]) -> _Taken:
+    """In one ring over all links, or in several, inner links first."""
+    found = _ring(local_bytes, ring_over(parts))
+    for count in range(1, len(parts)):
+        ring = ring_over(parts[:count])
+        rest = _rings(local_bytes / ring.size, parts[count:])
+        found = found.or_less(_ring(local_bytes, ring).then(rest))
+    return found
+
+
+def _ring(local_bytes: float, link: Part) -> _Taken:
+    steps = link.size - 1
+    if link.topology == "switch":
+        steps = math.ceil(math.log2(link.size))
+    share = (link.size - 1) / link.size
+    return _Taken(steps * link.alpha_s, share * local_bytes / link.bytes_per_s)
+
+
+def _all_to_all(local_bytes: float, axis: Axis) -> _Taken:
+    """Every byte takes its own way: the busiest link sets the pace."""
+    latency_s = sending_s = 0.0
+    for link in _links(axis):
+        share = (link.size - 1) / link.size
+        if link.topology != "switch":
+            share = max(share, link.size / 4)
+        steps = 1 if link.topology == "switch" else max(link.size // 2, 1)
+        latency_s += steps * link.alpha_s
+        sending_s = max(sending_s, share * local_bytes / link.bytes_per_s)
+    return _Taken(latency_s, sending_s)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from rhino_jax.hardware.parts import Part
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One mesh axis laid over hardware.
+    """One mesh axis laid over hardware, or several taken together.
 
     Attributes:
       name: as in `jax.sharding.Mesh.axis_names`.
@@ -21,7 +25,9 @@ class Axis:
         all devices take part (both directions of a ring with wrap-around).
       topology: "ring" (wraps around), "line" (does not), "switch" (any to any), or
         "barrier" (threads of one process, which meet once for any collective).
-      tier: name of the link, as "ici", "nvlink", "network".
+      tier: name of the link, as "ici", "nvlink", "network"; of several the outermost.
+      parts: what lies on which link, innermost first; empty where that is not known.
+      members: of several, each by itself.
     """
 
     name: str
@@ -30,6 +36,13 @@ class Axis:
     bytes_per_s: float
     topology: str = "switch"
     tier: str = ""
+    parts: tuple[Part, ...] = ()
+    members: tuple[Axis, ...] = ()
+
+    @property
+    def links(self) -> tuple[object, ...]:
+        """All that collectives over it depend on."""
+        return self.size, self.alpha_s, self.bytes_per_s, self.topology, self.parts
 
 
 @dataclass(frozen=True)
@@ -41,12 +54,15 @@ class LaidMesh:
       gathers_by_axis, scatters_by_axis: as of `Device`.
       says_stops: whether programs that run on it say every stop on the way from one
         spec to another; as of `Decisions`.
+      joins: positions of several axes, ascending, of more than one device each → the
+        axis that they are together. Empty where links are stated by axis.
     """
 
     axes: tuple[Axis, ...]
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
     says_stops: bool = True
+    joins: Mapping[tuple[int, ...], Axis] = field(default_factory=dict, hash=False)
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -55,6 +71,49 @@ class LaidMesh:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.axes)
+
+    def over(self, axes: Iterable[int]) -> tuple[Axis, ...]:
+        """What a collective over these axes, by position, runs over: one axis that
+        joins the same devices, or the axes one after another where links are stated
+        by axis."""
+        long = tuple(sorted(a for a in axes if self.sizes[a] > 1))
+        joined = self.joins.get(long)
+        return tuple(self.axes[a] for a in long) if joined is None else (joined,)
+
+    @functools.cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """Of every axis the first that it could trade places with: alike by itself,
+        and together with any others."""
+        count = len(self.axes)
+        found = list(range(count))
+        for b in range(count):
+            for a in range(b):
+                if found[a] == a and self._alike(a, b):
+                    found[b] = a
+                    break
+        return tuple(found)
+
+    def _alike(self, a: int, b: int) -> bool:
+        others = [k for k in range(len(self.axes)) if k not in (a, b)]
+        return all(
+            self._links((a, *chosen)) == self._links((b, *chosen))
+            for count in range(len(others) + 1)
+            for chosen in combinations(others, count)
+        )
+
+    def _links(self, axes: Iterable[int]) -> tuple[object, ...]:
+        return tuple(axis.links for axis in self.over(axes))
+
+    @property
+    def signature(self) -> frozenset[object]:
+        """Equal for meshes that differ in the names and the order of their axes."""
+        long = [k for k, n in enumerate(self.sizes) if n > 1]
+        every = (c for n in range(1, len(long) + 1) for c in combinations(long, n))
+        joins = Counter(
+            (frozenset(Counter(self.axes[k].links for k in c).items()), self._links(c))
+            for c in every
+        )
+        return frozenset(joins.items())
 
     @property
     def num_devices(self) -> int:

@@ -1,10 +1,16 @@
-"""The parts of each mesh axis: how much of it lies on which link."""
+"""The parts of mesh axes: how much of an axis, or of several together, lies on which
+link.
+
+Axes that are taken together have the parts of the devices that they join, whatever the
+axes are called: neighbours in the mesh count as one axis of their product, pieces of a
+torus dim that lie end to end are one piece, and those that make up a dim are all of it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from rhino_jax.hardware.target import Target, Tier
@@ -13,7 +19,7 @@ from rhino_jax.hardware.topology import capacities, torus_dims
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The share of a mesh axis that lies on one kind of link.
+    """The share of a mesh axis, or of several, that lies on one kind of link.
 
     Attributes:
       size: how many groups of devices it joins; a fraction where groups are uneven.
@@ -23,6 +29,7 @@ class Part:
       topology: "ring", "line", "switch" or "barrier".
       tier: name of the link.
       is_split: it takes only part of a torus dim.
+      dims: the same by torus dim, where there are several, used at once.
     """
 
     size: float
@@ -32,30 +39,119 @@ class Part:
     topology: str
     tier: str
     is_split: bool = False
+    dims: tuple[Part, ...] = ()
 
 
-def parts_of_mesh(target: Target, sizes: Sequence[int]) -> list[list[Part]]:
-    """For every mesh axis, its parts, innermost first.
+def ring_over(parts: Sequence[Part]) -> Part:
+    """One ring over all devices that these parts, innermost first, join: in it, `hops`
+    are its steps, and `alpha_s` is that of each, on average."""
+    size = math.prod(part.size for part in parts)
+    joined, bytes_per_s, latency_s = 1.0, math.inf, 0.0
+    for part in parts:
+        bytes_per_s = min(bytes_per_s, joined * part.bytes_per_s)
+        joined *= part.size
+        # The ring runs through each of its groups at this level.
+        latency_s += part.alpha_s * part.hops * size / joined
+    topologies = {part.topology for part in parts}
+    return Part(
+        size=size,
+        bytes_per_s=bytes_per_s,
+        hops=size - 1,
+        alpha_s=latency_s / (size - 1),
+        topology=topologies.pop() if len(topologies) == 1 else "line",
+        tier=parts[-1].tier,
+    )
 
-    Args:
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """`size` devices of a torus dim, `stride` apart.
+
+    Attributes:
+      dim: by position; None: what fits no dim, through whatever lies between.
+    """
+
+    dim: int | None
+    stride: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeshParts:
+    """A mesh of given sizes on the tiers of a target.
+
+    Attributes:
       target: hardware with tiers.
       sizes: sizes of the mesh axes, major first.
+      domains: devices in one domain of each tier.
+      torus: of every tier its torus's dims, and the pieces of them that each axis
+        takes; none for switches.
     """
-    num_devices = math.prod(sizes)
-    parts: list[list[Part]] = [[] for _ in sizes]
-    domains = capacities(target, num_devices)
-    within = 1
-    for tier, domain, shares in zip(
-        target.tiers, domains, _shares(sizes, domains), strict=True
-    ):
-        if tier.topology == "torus":
-            found = _on_torus(tier, max(1, round(domain / within)), shares)
-        else:
-            found = _on_switch(tier, shares)
-        for axis, part in sorted(found, key=lambda x: -x[1].bytes_per_s):
-            parts[axis].append(part)
-        within = domain
-    return parts
+
+    target: Target
+    sizes: tuple[int, ...]
+    domains: tuple[int, ...]
+    torus: tuple[tuple[tuple[int, ...], Mapping[int, Sequence[_Piece]]], ...]
+
+    @classmethod
+    def of(cls, target: Target, sizes: Sequence[int]) -> MeshParts:
+        """
+        Args:
+          target: hardware with tiers.
+          sizes: sizes of the mesh axes, major first.
+        """
+        domains = capacities(target, math.prod(sizes))
+        torus: list[tuple[tuple[int, ...], Mapping[int, Sequence[_Piece]]]] = []
+        within = 1
+        for tier, domain, shares in zip(
+            target.tiers, domains, _shares(sizes, domains), strict=True
+        ):
+            if tier.topology == "torus":
+                dims = torus_dims(tier, max(1, round(domain / within)))
+                torus.append((dims, _on_torus(dims, shares)))
+            else:
+                torus.append(((), {}))
+            within = domain
+        return cls(target, tuple(sizes), domains, tuple(torus))
+
+    def together(self, axes: Iterable[int]) -> tuple[Part, ...]:
+        """The parts of the devices that these axes join, innermost first.
+
+        Args:
+          axes: by position, at least one.
+        """
+        chosen = frozenset(axes)
+        sizes, places = _neighbours_as_one(self.sizes, chosen)
+        parts: list[Part] = []
+        for tier, shares, (dims, pieces) in zip(
+            self.target.tiers, _shares(sizes, self.domains), self.torus, strict=True
+        ):
+            if tier.topology == "torus":
+                mine = [p for a in sorted(chosen) for p in pieces.get(a, ())]
+                found = _on_dims(tier, dims, mine)
+                parts += sorted(found, key=lambda part: -part.bytes_per_s)
+            elif (size := math.prod(shares[k] for k in places)) > 1:
+                parts.append(_switched(tier, size))
+        return tuple(parts)
+
+
+def _neighbours_as_one(
+    sizes: Sequence[int], chosen: frozenset[int]
+) -> tuple[list[int], list[int]]:
+    """The sizes of a mesh in which chosen axes side by side are one, and where those
+    are. Axes of one device are between none."""
+    found: list[int] = []
+    places: list[int] = []
+    for axis, size in enumerate(sizes):
+        if size == 1:
+            continue
+        if axis in chosen and places and places[-1] == len(found) - 1:
+            found[-1] *= size
+            continue
+        if axis in chosen:
+            places.append(len(found))
+        found.append(size)
+    return found, places
 
 
 def _shares(sizes: Sequence[int], domains: Sequence[int]) -> list[list[float]]:
@@ -85,19 +181,16 @@ def _inside(size: int, stride: int, domain: int, num_devices: int) -> float:
     return size / max(2, math.ceil(size / most))
 
 
-def _on_switch(tier: Tier, shares: Sequence[float]) -> list[tuple[int, Part]]:
-    return [
-        (axis, Part(n, tier.bytes_per_s, n - 1, tier.alpha_s, tier.topology, tier.name))
-        for axis, n in enumerate(shares)
-        if n > 1
-    ]
+def _switched(tier: Tier, size: float) -> Part:
+    return Part(
+        size, tier.bytes_per_s, size - 1, tier.alpha_s, tier.topology, tier.name
+    )
 
 
 def _on_torus(
-    tier: Tier, num_groups: int, shares: Sequence[float]
-) -> list[tuple[int, Part]]:
-    """The parts of every axis on the dims of a torus: whole dims where they fit."""
-    dims = torus_dims(tier, num_groups)
+    dims: tuple[int, ...], shares: Sequence[float]
+) -> dict[int, list[_Piece]]:
+    """The pieces of a torus that every axis takes: whole dims where they fit."""
     minor_first = [
         (axis, round(n)) for axis, n in reversed(list(enumerate(shares))) if n > 1
     ]
@@ -105,13 +198,12 @@ def _on_torus(
     taken = {d for chosen in whole.values() for d in chosen}
     # Of every dim that is to be split: how much lies within the next piece of it.
     strides = {d: 1 for d in range(len(dims)) if d not in taken}
-    parts = []
-    for axis, size in minor_first:
-        if axis in whole:
-            parts.append((axis, _whole_dims(tier, dims, whole[axis])))
-        else:
-            parts += [(axis, part) for part in _pieces(tier, dims, strides, size)]
-    return parts
+    return {
+        axis: [_Piece(d, 1, dims[d]) for d in whole[axis]]
+        if axis in whole
+        else _pieces(dims, strides, size)
+        for axis, size in minor_first
+    }
 
 
 def _assign(
@@ -140,21 +232,7 @@ def _assign(
     return max([*results, _assign(rest, dims, free)], key=len)
 
 
-def _whole_dims(tier: Tier, dims: tuple[int, ...], chosen: tuple[int, ...]) -> Part:
-    wraps = tier.wraps(dims)
-    return Part(
-        size=math.prod(dims[d] for d in chosen),
-        bytes_per_s=sum(2 if wraps[d] else 1 for d in chosen) * tier.bytes_per_s,
-        hops=sum(dims[d] - 1 for d in chosen),
-        alpha_s=tier.alpha_s,
-        topology="ring" if all(wraps[d] for d in chosen) else "line",
-        tier=tier.name,
-    )
-
-
-def _pieces(
-    tier: Tier, dims: tuple[int, ...], strides: dict[int, int], size: int
-) -> list[Part]:
+def _pieces(dims: tuple[int, ...], strides: dict[int, int], size: int) -> list[_Piece]:
     """Dims and lines along parts of dims, cut off `strides`, that make up `size`."""
     pieces = []
     while size > 1:
@@ -164,24 +242,86 @@ def _pieces(
             default=(1, 0, 0),
         )
         if cut == 1:
-            # What fits no dim is a line through whatever lies between.
-            pieces.append(_line(tier, size, 1))
+            pieces.append(_Piece(None, 1, size))
             break
-        if cut == dims[dim]:
-            pieces.append(_whole_dims(tier, dims, (dim,)))
-        else:
-            pieces.append(_line(tier, cut, strides[dim]))
+        pieces.append(_Piece(dim, strides[dim], cut))
         strides[dim] *= cut
         size //= cut
     return pieces
 
 
-def _line(tier: Tier, size: int, stride: int) -> Part:
-    """A line that joins every `stride`-th device of a torus dim."""
+def _on_dims(
+    tier: Tier, dims: tuple[int, ...], pieces: Sequence[_Piece]
+) -> Iterable[Part]:
+    """The parts that these pieces of a torus make up: all dims at once, then what fits
+    no dim."""
+    wraps = tier.wraps(dims)
+    links: list[Part] = []
+    for dim in range(len(dims)):
+        mine = _end_to_end(p for p in pieces if p.dim == dim)
+        if [p.size for p in mine] == [dims[dim]]:
+            links.append(_whole(tier, dims[dim], wraps[dim]))
+        elif mine:
+            links.append(_along_one_dim([_line(tier, p) for p in mine]))
+    rest = [_line(tier, p) for p in pieces if p.dim is None]
+    return [*_at_once(links), *rest]
+
+
+def _end_to_end(pieces: Iterable[_Piece]) -> list[_Piece]:
+    """Pieces of one dim, of which those that begin where another ends are one."""
+    joined: list[_Piece] = []
+    for piece in sorted(pieces, key=lambda p: p.stride):
+        last = joined[-1] if joined else None
+        if last and last.stride * last.size == piece.stride:
+            joined[-1] = replace(last, size=last.size * piece.size)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _along_one_dim(lines: Sequence[Part]) -> Part:
+    """Lines in one dim of a torus, nearest devices first, as one."""
+    ring = ring_over(lines)
+    return replace(lines[-1], size=ring.size, bytes_per_s=ring.bytes_per_s,
+                   hops=sum(line.hops for line in lines))  # fmt: skip
+
+
+def _at_once(links: Sequence[Part]) -> Iterable[Part]:
+    """Independent dims of a torus as one part: the links of all are used at once."""
+    if len(links) <= 1:
+        return links
+    return [
+        Part(
+            size=math.prod(x.size for x in links),
+            bytes_per_s=sum(x.bytes_per_s for x in links),
+            hops=sum(x.hops for x in links),
+            alpha_s=links[0].alpha_s,
+            topology="ring" if all(x.topology == "ring" for x in links) else "line",
+            tier=links[0].tier,
+            is_split=any(x.is_split for x in links),
+            dims=tuple(links),
+        )
+    ]
+
+
+def _whole(tier: Tier, size: int, wraps: bool) -> Part:
+    """All of a torus dim."""
     return Part(
         size=size,
-        bytes_per_s=tier.bytes_per_s / stride,
-        hops=(size - 1) * stride,
+        bytes_per_s=(2 if wraps else 1) * tier.bytes_per_s,
+        hops=size - 1,
+        alpha_s=tier.alpha_s,
+        topology="ring" if wraps else "line",
+        tier=tier.name,
+    )
+
+
+def _line(tier: Tier, piece: _Piece) -> Part:
+    """A line that joins every `stride`-th device of a torus dim."""
+    return Part(
+        size=piece.size,
+        bytes_per_s=tier.bytes_per_s / piece.stride,
+        hops=(piece.size - 1) * piece.stride,
         alpha_s=tier.alpha_s,
         topology="line",
         tier=tier.name,

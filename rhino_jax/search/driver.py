@@ -266,11 +266,9 @@ def _different(
     meshes: Sequence[Sequence[tuple[str, int]]], target: Target
 ) -> list[Sequence[tuple[str, int]]]:
     """Meshes that differ only in the names of their axes have the same plans."""
-    found: dict[tuple[object, ...], Sequence[tuple[str, int]]] = {}
+    found: dict[frozenset[object], Sequence[tuple[str, int]]] = {}
     for axes in meshes:
-        laid = lay_out(target, axes).axes
-        links = sorted((a.size, a.alpha_s, a.bytes_per_s, a.topology) for a in laid)
-        found.setdefault(tuple(links), axes)
+        found.setdefault(lay_out(target, axes).signature, axes)
     return list(found.values())
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -50,28 +51,32 @@ def groupings(num_axes: int) -> tuple[Groups, ...]:
 
 
 def taken_together(mesh: LaidMesh, groups: Groups) -> LaidMesh:
-    """The mesh whose axes are those of each group, as fast as the slowest of them."""
-    joined = []
-    for group in groups:
-        axes = [mesh.axes[a] for a in group]
-        topologies = {a.topology for a in axes}
-        # A ring over several rings takes the way back through all of them.
-        is_one = len(axes) == 1 or topologies <= {"switch"} or topologies <= {"barrier"}
-        joined.append(
-            Axis(
-                name="+".join(a.name for a in axes),
-                size=math.prod(a.size for a in axes),
-                alpha_s=max(a.alpha_s for a in axes),
-                bytes_per_s=min(a.bytes_per_s for a in axes),
-                topology=axes[-1].topology if is_one else "line",
-                tier=axes[0].tier,
-            )
-        )
-    return LaidMesh(
-        tuple(joined),
-        gathers_by_axis=mesh.gathers_by_axis,
-        scatters_by_axis=mesh.scatters_by_axis,
-        says_stops=mesh.says_stops,
+    """The mesh whose axes are those of each group."""
+    joins = {}
+    for count in range(2, len(groups) + 1):
+        for chosen in combinations(range(len(groups)), count):
+            links = mesh.over(a for k in chosen for a in groups[k])
+            if len(links) == 1:
+                joins[chosen] = links[0]
+    return replace(mesh, axes=tuple(_as_one(mesh, g) for g in groups), joins=joins)
+
+
+def _as_one(mesh: LaidMesh, group: tuple[int, ...]) -> Axis:
+    """The axis of a group; where links are stated by axis, as fast as the slowest."""
+    links = mesh.over(group)
+    if len(links) == 1:
+        return links[0]
+    axes = [mesh.axes[a] for a in group]
+    topologies = {a.topology for a in axes}
+    # A ring over several rings takes the way back through all of them.
+    is_one = topologies <= {"switch"} or topologies <= {"barrier"}
+    return Axis(
+        name="+".join(a.name for a in axes),
+        size=math.prod(a.size for a in axes),
+        alpha_s=max(a.alpha_s for a in axes),
+        bytes_per_s=min(a.bytes_per_s for a in axes),
+        topology=axes[-1].topology if is_one else "line",
+        tier=axes[0].tier,
     )
 
 

@@ -54,14 +54,11 @@ class ReshardTables:
     @classmethod
     def of(cls, builder: OptionBuilder) -> ReshardTables:
         count = len(builder.sizes.table.specs)
-        links = [
-            (a.size, a.alpha_s, a.bytes_per_s, a.topology) for a in builder.mesh.axes
-        ]
         return cls(
             builder,
             np.full((count, count), np.nan),
             np.full((count, count), np.nan),
-            tuple(links.index(link) for link in links),
+            builder.mesh.kinds,
         )
 
     def _meet(self, a: np.ndarray, b: np.ndarray) -> None:
@@ -157,7 +154,7 @@ class ReshardTables:
         """Fixed seconds of a collective, and seconds per byte on one device."""
         found = self._links.get((kind, axes))
         if found is None:
-            every = [self.builder.mesh.axes[a] for a in axes]
+            every = self.builder.mesh.over(axes)
             alpha = collective_s(kind, 0.0, every)
             many = float(1 << 40)
             found = alpha, (collective_s(kind, many, every) - alpha) / many

@@ -86,8 +86,7 @@ class Sends:
         return found
 
     def _seconds(self, step: Step) -> float:
-        axes = [self.mesh.axes[a] for a in step.axes]
-        return collective_s(step.kind, step.local_bytes, axes)
+        return collective_s(step.kind, step.local_bytes, self.mesh.over(step.axes))
 
 
 def _halo_steps(

@@ -169,9 +169,9 @@ class Traffic:
         return found
 
     def _price(self, steps: tuple[Step, ...]) -> tuple[Priced, ...]:
-        axes = self.model.mesh.axes
+        mesh = self.model.mesh
         return tuple(
-            Priced(s, collective_s(s.kind, s.local_bytes, [axes[a] for a in s.axes]))
+            Priced(s, collective_s(s.kind, s.local_bytes, mesh.over(s.axes)))
             for s in steps
         )
 

@@ -90,7 +90,7 @@ def recomputed_objective_s(model: Model, labels: np.ndarray, target: Target) -> 
         for step in own_steps(
             graph.program, node.op, model.options[node.id].strategies[label], mesh
         ):
-            axes = [mesh.axes[a] for a in step.axes]
+            axes = mesh.over(step.axes)
             total += node.count * collective_s(step.kind, step.local_bytes, axes)
     for edge in graph.edges:
         have = model.spec(edge.source, int(labels[edge.source.node]))
@@ -103,6 +103,6 @@ def recomputed_objective_s(model: Model, labels: np.ndarray, target: Target) -> 
         for step in reshard_steps(
             have, want, whole, mesh.sizes, by_axis=mesh.gathers_by_axis
         ):
-            axes = [mesh.axes[a] for a in step.axes]
+            axes = mesh.over(step.axes)
             total += edge.count * collective_s(step.kind, step.local_bytes, axes)
     return total

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.target import Target
 from rhino_jax.models import registry
 from rhino_jax.search import draw
 from rhino_jax.search.near import Seed, _Full, groupings, taken_together
@@ -66,12 +67,21 @@ def test_what_is_near_compiles_to_what_was_promised(
 def test_axes_are_taken_together_in_every_way_that_leaves_two() -> None:
     assert groupings(3) == (((0, 1), (2,)), ((0,), (1, 2)))
     assert groupings(4)[0] == ((0, 1, 2), (3,)) and len(groupings(4)) == 3
-    mesh = lay_out(load_target("v5e:4x4"), (("a", 2), ("b", 2), ("c", 4)))
+    target = load_target("v5e:4x4")
+    mesh = lay_out(target, (("a", 2), ("b", 2), ("c", 4)))
     joined = taken_together(mesh, ((0, 1), (2,)))
     assert joined.sizes == (4, 4) and joined.names == ("a+b", "c")
-    slow = min(a.bytes_per_s for a in mesh.axes[:2])
-    assert joined.axes[0].bytes_per_s == slow
-    assert joined.axes[1].bytes_per_s == mesh.axes[2].bytes_per_s
+    # On the torus they are one side of it.
+    assert joined.axes[0].links == lay_out(target, (("x", 4), ("y", 4))).axes[0].links
+    assert joined.axes[1] == mesh.axes[2]
+    assert joined.over((0, 1)) == mesh.over((0, 1, 2))
+
+
+def test_stated_links_are_as_fast_as_the_slowest_when_taken_together() -> None:
+    target = Target.pure_communication({"a": (1e-6, 3.0), "b": (2e-6, 2.0)})
+    joined = taken_together(lay_out(target, (("a", 2), ("b", 4))), ((0, 1),))
+    (axis,) = joined.axes
+    assert (axis.size, axis.alpha_s, axis.bytes_per_s) == (8, 2e-6, 2.0)
 
 
 def test_a_seed_says_the_same_in_the_whole_meshs_axes() -> None:

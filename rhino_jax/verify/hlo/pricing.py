@@ -41,6 +41,6 @@ def priced(
             found.append(replace(c, seconds=0.0))
             continue
         local_bytes = c.bytes / c.count / share
-        one_s = collective_s(c.kind, local_bytes, [mesh.axes[a] for a in axes])
+        one_s = collective_s(c.kind, local_bytes, mesh.over(axes))
         found.append(replace(c, seconds=one_s * c.count))
     return tuple(found)
