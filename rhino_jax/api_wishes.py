@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +41,7 @@ from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import is_cut_by_clock
 from rhino_jax.processes.agree import made_by_first, processes_of_mesh
 from rhino_jax.report.progress import Progress
 from rhino_jax.uncovered import notes_of_rules, warn_of_uncovered
@@ -129,6 +132,8 @@ class Wishes:
                 cache_key(program, target, asked),
                 lambda: self._searched(traced, mesh, meshes, target, pins),
                 belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
+                # On a machine that is less busy it would be another.
+                is_worth_keeping=lambda p: not is_cut_by_clock(p),
             )
 
         found = made_by_first(
@@ -229,6 +234,7 @@ class Wishes:
             judge_of(traced, self.what, target),
             int(request.memory_budget_bytes),
             within,
+            request.deadline,
         )
 
     def _target(self, mesh: Any | None) -> Target:
@@ -250,6 +256,7 @@ class Wishes:
             output_pins=pins.outputs,
             level=self.level,
             time_limit_s=self.time_limit_s,
+            deadline=time.monotonic() + (self.time_limit_s or math.inf),
             seed=self.seed,
         )
 

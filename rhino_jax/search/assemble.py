@@ -13,7 +13,7 @@ from rhino_jax.ir.spec import Spec, format_spec, local_shape
 from rhino_jax.plan.density import only_around_matmuls, only_the_batch
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, Plan
-from rhino_jax.plan.records import Coverage, Predicted, SearchReport
+from rhino_jax.plan.records import CUT_BY_CLOCK, Coverage, Predicted, SearchReport
 from rhino_jax.search.build import Model
 from rhino_jax.search.extract import (
     decisions_of,
@@ -51,7 +51,12 @@ def assemble(
     notes: list[str] = []
     if found.is_fallback:
         notes.append(
-            "the time limit was over before the search began: this is the best recipe."
+            f"{CUT_BY_CLOCK} was over before the search began: this is the best recipe."
+        )
+    elif found.is_cut or drawn.is_cut:
+        notes.append(
+            f"{CUT_BY_CLOCK} ended the search: with more time, on another machine or"
+            " beside other work, another plan may be found."
         )
     if model.is_narrowed:
         notes.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -78,12 +79,15 @@ def _seeds(study: Study, mesh: LaidMesh, request: Request) -> list[Seed]:
     """Plans of meshes in which axes are taken together: of each the best, and all
     recipes of the first. Pins are not kept there, since they may name one of them."""
     seeds: list[Seed] = []
-    effort = replace(EFFORTS["fast"], seed=request.seed)
+    effort = replace(EFFORTS["fast"], seed=request.seed, deadline=request.deadline)
     for groups in groupings(len(mesh.axes)):
+        if seeds and time.monotonic() > request.deadline:
+            break
         joined = taken_together(mesh, groups)
         drawn = _draw_on(study, joined, {}, request)
         if not seeds:
-            drawn = with_recipes(drawn, RECIPE_EFFORTS["fast"])
+            of_recipes = replace(RECIPE_EFFORTS["fast"], deadline=request.deadline)
+            drawn = with_recipes(drawn, of_recipes)
             known = [x for x in drawn.recipes.values() if x is not None]
             seeds += [Seed(drawn.model, labels, groups) for labels in known]
         else:
@@ -146,7 +150,8 @@ def with_recipes(
         )
         for recipe, labels in zip(recipes, cheapest, strict=True):
             found[recipe.name] = drawn.folding.expand(labels)
-    return replace(drawn, recipes=found)
+    is_cut = time.monotonic() > effort.deadline
+    return replace(drawn, recipes=found, is_cut=is_cut)
 
 
 def first_choices(drawn: Drawn) -> list[Labels]:

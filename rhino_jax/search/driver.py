@@ -14,6 +14,7 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.search.assemble import assemble
 from rhino_jax.search.candidates import Candidate, candidates_of, plain_of
 from rhino_jax.search.draw import draw, first_choices, solve_drawn, with_recipes
@@ -41,6 +42,10 @@ with unrolled layers have 0.4 to 1.0 million."""
 WORTH = 1.25
 """A recipe that is this many times as slow as another is known to be no choice, and
 not searched to the end: its time is then up to an eighth too long (ResNet-50)."""
+
+RECIPES_SHARE = 0.4
+"""Share of the time left that may go into recipes, where time is limited: they start
+the search, which finds more than they do."""
 
 LEAST_GAIN = 0.01
 """Share that another axis must have gained before meshes of one more are tried: of two
@@ -97,9 +102,8 @@ def choose_plan(
     axes are left out where they promise little or take long, which the notes say.
     """
     started = time.monotonic()
-    found, compared, notes = _search(
-        program, meshes, target, request, started, progress
-    )
+    request = _with_deadline(request, started)
+    found, compared, notes = _search(program, meshes, target, request, progress)
     plan = assemble(target, request, found[0], started, compared)
     return replace(plan, notes=(*plan.notes, *notes))
 
@@ -121,12 +125,11 @@ def make_candidates(
         most people type them.
     """
     started = time.monotonic()
-    found, compared, notes = _search(
-        program, meshes, target, request, started, progress
-    )
+    request = _with_deadline(request, started)
+    found, compared, notes = _search(program, meshes, target, request, progress)
     variants = [("best", found[0])]
-    if found[0].solution.labels is not None:
-        model, effort = found[0].drawn.model, RECIPE_EFFORTS[request.level]
+    if found[0].solution.labels is not None and not _is_over(request):
+        model, effort = found[0].drawn.model, _recipe_effort(request)
         axes = [(a.name, a.size) for a in model.mesh.axes]
         said = draw(model.study, axes, replace(request, density="matmul"))
         plain = replace(said, density="batch")
@@ -135,7 +138,8 @@ def make_candidates(
         notes = [*notes, *left_out]
         if count > 1:
             said = with_recipes(said, effort)
-            variants = candidates_of(found, said, EFFORTS["fast"], count)
+            fast = replace(EFFORTS["fast"], deadline=request.deadline)
+            variants = candidates_of(found, said, fast, count)
         variants = [*variants, *recipes]
     return tuple(
         Candidate(
@@ -183,7 +187,6 @@ def _search(
     meshes: Sequence[Sequence[tuple[str, int]]],
     target: Target,
     request: Request,
-    started: float,
     progress: Progress | None,
 ) -> tuple[list[Found], tuple[tuple[tuple[int, ...], float], ...], list[str]]:
     """Search all meshes that are worth it.
@@ -192,32 +195,39 @@ def _search(
       What was found, the best first; where there are several meshes, shapes and
       objectives of those that were searched; notes.
     """
+    begun = time.monotonic()
     study = Study.of(program, target)
+    # To make a plan of what is found takes about as long as this did.
+    studied_s = time.monotonic() - begun
+    request = replace(request, deadline=request.deadline - studied_s)
     effort = EFFORTS[request.level]
     different = _different(meshes, target)
     if len(meshes) == 1:
         drawn = draw(study, different[0], request)
-        drawn = with_recipes(drawn, RECIPE_EFFORTS[request.level], WORTH)
-        return [_solve(drawn, effort, request, started, progress)], (), []
+        drawn = with_recipes(drawn, _recipe_effort(request), WORTH)
+        return [_solve(drawn, effort, request, progress)], (), []
     every: list[Found] = []
     compared: list[tuple[tuple[int, ...], float]] = []
     limits = _MoreAxes()
     for axes in different:
+        if every and _is_over(request):
+            limits.untimely += 1
+            continue
         if not limits.allow(len(axes)):
             continue
         drawn = draw(study, axes, request)
         starts = first_choices(drawn)
-        found = _solve(drawn, COMPARED, request, started, None, starts)
+        found = _solve(drawn, COMPARED, request, None, starts)
         limits.met(len(axes), found)
         compared.append((tuple(n for _, n in axes), found.solution.objective))
         every = sorted([*every, found], key=lambda f: f.solution.objective)[:MOST_KEPT]
         best = every[0].solution.objective
         if progress is not None and math.isfinite(best):
             progress(best, None)
-    drawn = with_recipes(every[0].drawn, RECIPE_EFFORTS[request.level], WORTH)
+    drawn = with_recipes(every[0].drawn, _recipe_effort(request), WORTH)
     known = every[0].solution.labels
     starts = [] if known is None else [known]
-    every[0] = _solve(drawn, effort, request, started, progress, starts)
+    every[0] = _solve(drawn, effort, request, progress, starts)
     return every, tuple(sorted(compared, key=lambda c: c[1])), limits.notes()
 
 
@@ -229,11 +239,13 @@ class _MoreAxes:
       cells: pairs of options of the largest folded problem so far.
       best: number of axes → the best objective of such a mesh.
       left_out: why → how many meshes.
+      untimely: how many meshes, of any number of axes, there was no time for.
     """
 
     cells: int = 0
     best: dict[int, float] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
+    untimely: int = 0
 
     def met(self, num_axes: int, found: Found) -> None:
         edges = found.drawn.folded.problem.edges
@@ -255,7 +267,11 @@ class _MoreAxes:
         return True
 
     def notes(self) -> list[str]:
-        return [
+        untimely = [
+            f"{CUT_BY_CLOCK} was over before mesh shapes were compared:"
+            f" {self.untimely}. Give mesh= to plan on one."
+        ]
+        return untimely * bool(self.untimely) + [
             f"mesh shapes of three or more axes that were not tried, because {why}:"
             f" {count}. Give mesh= to plan on one."
             for why, count in self.left_out.items()
@@ -276,21 +292,37 @@ def _solve(
     drawn: Drawn,
     effort: Effort,
     request: Request,
-    started: float,
     progress: Progress | None,
     starts: Sequence[Labels] = (),
 ) -> Found:
     """Search, from the recipes and other known choices."""
-    deadline = started + (request.time_limit_s or math.inf)
     problem = drawn.model.problem
     known = [*starts, *(x for x in drawn.recipes.values() if x is not None)]
-    if time.monotonic() > deadline:
+    if _is_over(request):
         fitting = [s for s in known if problem.peak(s) <= problem.limit]
         if fitting:
             return Found(drawn, _best_start(drawn, fitting), is_fallback=True)
-    effort = replace(effort, deadline=deadline, seed=request.seed)
+    effort = replace(effort, deadline=request.deadline, seed=request.seed)
     report = progress or (lambda best, bound: None)
-    return Found(drawn, solve_drawn(drawn, known, effort, report))
+    solution = solve_drawn(drawn, known, effort, report)
+    return Found(drawn, solution, is_cut=_is_over(request))
+
+
+def _with_deadline(request: Request, started: float) -> Request:
+    """The request with the time at which it is over."""
+    deadline = started + (request.time_limit_s or math.inf)
+    return replace(request, deadline=min(request.deadline, deadline))
+
+
+def _is_over(request: Request) -> bool:
+    return time.monotonic() > request.deadline
+
+
+def _recipe_effort(request: Request) -> Effort:
+    """Of the recipes, which leave time for the search that starts from them."""
+    left = RECIPES_SHARE * (request.deadline - time.monotonic())
+    deadline = time.monotonic() + max(0.0, left)
+    return replace(RECIPE_EFFORTS[request.level], deadline=deadline)
 
 
 def _best_start(drawn: Drawn, starts: list[Labels]) -> Solution:

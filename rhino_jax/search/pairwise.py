@@ -157,6 +157,8 @@ class _Search:
             self.climb(start)
             if not self.is_worth(self.value):
                 return
+            if self.is_over():
+                break
         if self.effort.fuses_early or not self.effort.max_rounds:
             self.put_together()
         if self.effort.max_rounds:
@@ -173,8 +175,11 @@ class _Search:
         """Whether more than this share of the best choice's cost is unproved, and
         there is time."""
         gap = self.value - self.bound
-        is_over = time.monotonic() > self.effort.deadline
-        return gap > share * (self.value + self.rest) and not is_over
+        return gap > share * (self.value + self.rest) and not self.is_over()
+
+    def is_over(self) -> bool:
+        """Whether the time is."""
+        return time.monotonic() > self.effort.deadline
 
     def is_worth(self, value: float) -> bool:
         """Whether a choice of this cost is worth searching from."""
@@ -190,6 +195,8 @@ class _Search:
             stale = 0 if gained < value - OPTIMAL_GAP / 10 * abs(value) else stale + 1
             if gained < value:
                 labels, value = moved, gained
+            if self.is_over():
+                break
         self.offer(labels)
 
     def offer(self, labels: np.ndarray) -> None:
@@ -220,6 +227,8 @@ class _Search:
         """Let CP-SAT take the better parts of the best choice and of others."""
         limits = replace(self.limits(), deterministic_s=FUSE_DETERMINISTIC_S)
         for _ in range(self.effort.max_fusions):
+            if self.is_over():
+                break
             near = sorted(self.met, key=lambda m: m[0])[:MOST_FUSED]
             others = [labels for value, labels in near if value < NEAR * self.value]
             before = self.value

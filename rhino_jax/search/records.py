@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ class Request:
       output_pins: output slot → spec.
       level: "fast" or "best".
       time_limit_s: wall-clock limit of the search, or None.
+      deadline: `time.monotonic()` at which the search gives what it has; of a request
+        that may call for several searches.
       seed: of CP-SAT.
       density: how much of plans is said, "all", "matmul" or "batch", and priced so;
         see `rhino_jax.plan.density`.
@@ -38,6 +41,7 @@ class Request:
     output_pins: Mapping[int, Spec]
     level: str = "best"
     time_limit_s: float | None = None
+    deadline: float = math.inf
     seed: int = 0
     density: str = "all"
 
@@ -54,6 +58,7 @@ class Drawn:
       folded: `overlap` of the classes.
       recipes: name → choice of all nodes, or None where it is not allowed; empty
         until they are asked for.
+      is_cut: the time was over before these were at their best.
       density: as of `Request`.
     """
 
@@ -63,13 +68,22 @@ class Drawn:
     folding: Folding
     folded: Overlap
     recipes: dict[str, Labels | None] = field(default_factory=dict)
+    is_cut: bool = False
     density: str = "all"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A searched model; `is_fallback` where the time was over before the search."""
+    """A searched model.
+
+    Attributes:
+      drawn: what was searched.
+      solution: what was found.
+      is_fallback: the time was over before the search.
+      is_cut: the time was over before the search was.
+    """
 
     drawn: Drawn
     solution: Solution
     is_fallback: bool = False
+    is_cut: bool = False

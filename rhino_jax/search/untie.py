@@ -7,6 +7,7 @@ prices of memory, of which some fit and some do not, are merged node by node.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from rhino_jax.search.descent import descend
@@ -35,7 +36,8 @@ def untie(
     """
     known = None if found.labels is None else folding.expand(found.labels)
     tied = replace(found, labels=known)
-    if found.priced is None or not effort.max_fusions:
+    is_over = known is not None and time.monotonic() > effort.deadline
+    if found.priced is None or not effort.max_fusions or is_over:
         return tied
     near = [folding.expand(choice) for choice in found.priced.near]
     weighted = whole.weighted(found.priced.prices.weight)

@@ -7,13 +7,14 @@ quicker than one after the other; then each alone.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from rhino_jax.search.makes import Makes
-from rhino_jax.search.pairwise import Found, solve_reduced
+from rhino_jax.search.pairwise import solve_reduced
 from rhino_jax.search.pool import Effort
 from rhino_jax.search.problem import Labels, PairTable, Problem
 from rhino_jax.search.reduction import Core, assembled
@@ -42,14 +43,19 @@ def cheapest_within(
       problem: its memory is ignored.
       left: what the restrictions leave.
       starts: [restrictions, nodes], a known choice of places in each.
-      effort: limits of each.
+      effort: limits of each; what its deadline leaves no time for stays as in `starts`.
       worth: one that costs more than this many times the cheapest so far is not
         searched to the end.
     """
+    if time.monotonic() > effort.deadline:
+        return np.array([left.expand(row, start) for row, start in enumerate(starts)])
     core = _reduced(problem, left)
     met: list[tuple[float, Labels]] = []
-    found: list[Found] = []
+    found: list[Labels] = []
     for row, start in enumerate(starts):
+        if time.monotonic() > effort.deadline:
+            found.append(start)
+            continue
         part = _part(core, left, row)
         known = [start]
         for _, labels in sorted(met, key=lambda m: m[0]):
@@ -59,9 +65,9 @@ def cheapest_within(
                 break
         least = min((value for value, _ in met), default=math.inf)
         best = solve_reduced(part, known, replace(effort, worth_s=worth * least))
-        found.append(best)
+        found.append(best.labels)
         met.append((best.value, left.expand(row, best.labels)))
-    chosen = {i: np.array([f.labels[i] for f in found]) for i in core.costs}
+    chosen = {i: np.array([labels[i] for labels in found]) for i in core.costs}
     places = core.expand(chosen).T
     every = [left.expand(row, labels) for row, labels in enumerate(places)]
     return np.array(_shared(problem, left, every))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,7 +17,7 @@ from rhino_jax.apply.stages import lower
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.records import CompiledCandidate
+from rhino_jax.plan.records import CUT_BY_CLOCK, CompiledCandidate
 from rhino_jax.search.candidates import Candidate
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import Compilation, Reading
@@ -62,6 +64,7 @@ def refine(
     judge: Judge,
     budget_bytes: int,
     plan_within: Callable[[int], Candidate | None],
+    deadline: float = math.inf,
 ) -> Plan:
     """The candidate that the compiler makes fastest within the budget.
 
@@ -73,6 +76,7 @@ def refine(
       judge: compiles and reads a plan.
       budget_bytes: memory per device.
       plan_within: makes a plan for a smaller budget; None where there is none.
+      deadline: `time.monotonic()` from which nothing more is compiled.
     Returns:
       The plan, with all that were compiled in `refined`; with a note where none
       fits, and then the one that needs the least, and on those on which the compiler
@@ -80,9 +84,12 @@ def refine(
     Raises:
       jax.errors.JaxRuntimeError: the compiler failed on all.
     """
-    seen, failures = _compiled(candidates, judge, budget_bytes)
+    seen, failures = _compiled(candidates, judge, budget_bytes, deadline)
+    if not seen:
+        plan = candidates[0].plan
+        return replace(plan, notes=(*plan.notes, *failures))
     for _ in range(MAX_TIGHTER):
-        if any(found.is_fitting for _, found in seen):
+        if any(found.is_fitting for _, found in seen) or time.monotonic() > deadline:
             break
         excess = min(found.peak_bytes / _predicted_bytes(c) for c, found in seen)
         tighter = plan_within(int(budget_bytes / max(excess, 1.0) * MARGIN))
@@ -111,13 +118,22 @@ Seen = list[tuple[Candidate, CompiledCandidate]]
 
 
 def _compiled(
-    candidates: Sequence[Candidate], judge: Judge, budget_bytes: int
+    candidates: Sequence[Candidate],
+    judge: Judge,
+    budget_bytes: int,
+    deadline: float,
 ) -> tuple[Seen, list[str]]:
     """The candidates that compile, and notes on those on which the compiler fails."""
     seen: Seen = []
     failures: list[str] = []
     first: jax.errors.JaxRuntimeError | None = None
-    for candidate in candidates:
+    for i, candidate in enumerate(candidates):
+        if time.monotonic() > deadline:
+            failures.append(
+                f"{CUT_BY_CLOCK} was over when {i} of {len(candidates)} candidates"
+                " were compiled."
+            )
+            break
         try:
             seen.append((candidate, _judged(candidate, judge, budget_bytes)))
         except jax.errors.JaxRuntimeError as error:
