@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from rhino_jax.api import auto_shard as auto_shard, load_plan as load_plan, plan as plan
 from rhino_jax.api_audit import audit as audit
+from rhino_jax.api_together import plan_together as plan_together
 from rhino_jax.apply.sharded import ShardedFunction as ShardedFunction
 from rhino_jax.errors import (
     HardwareError as HardwareError,
@@ -31,6 +32,7 @@ from rhino_jax.frontend.registry import (
 from rhino_jax.hardware.files import load_target as load_target
 from rhino_jax.hardware.target import Target as Target
 from rhino_jax.plan.plan import Plan as Plan
+from rhino_jax.plan.plans import Plans as Plans
 from rhino_jax.verify.audit import Audit as Audit
 from rhino_jax.verify.targets import compile_target as compile_target
 from rhino_jax.verify.verification import Verification as Verification

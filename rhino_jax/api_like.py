@@ -30,13 +30,13 @@ class Kept:
     """What a plan keeps of another.
 
     Attributes:
-      plan: the other.
+      source: what it is kept of, for people.
       mesh: the mesh of both.
       specs: position of an argument array → the spec that it keeps.
       is_asked: the user said `like=`; else it is the function's own last plan.
     """
 
-    plan: Plan
+    source: str
     mesh: Any
     specs: Mapping[int, Spec]
     is_asked: bool
@@ -61,11 +61,12 @@ class Kept:
                 f" {axes_text(plan.mesh_axes)}",
                 fix="leave out mesh= (the mesh of like= is used), or leave out like=.",
             )
-        return cls(plan, mesh, kept_specs(plan, traced.program), is_asked)
+        source = f"like=`{plan.program_name}`" if is_asked else "as before"
+        return cls(source, mesh, kept_specs(plan, traced.program), is_asked)
 
     def and_of(self, other: Plan | None, program: Program) -> Kept:
         """The same, and what else another plan on this mesh has."""
-        if other is None or other.mesh_axes != self.plan.mesh_axes:
+        if other is None or other.mesh_axes != axes_of_mesh(self.mesh):
             return self
         return replace(self, specs={**kept_specs(other, program), **self.specs})
 
@@ -78,10 +79,9 @@ class Kept:
         """The plan with what was kept told in a note, not as the user's pins."""
         kept = {program.inputs[i].path for i in self.specs}
         count = sum(not entry.is_const for entry in program.inputs)
-        source = f"like=`{self.plan.program_name}`" if self.is_asked else "as before"
         note = (
-            f"{source}: the mesh, and the sharding of {len(kept)} of {count} argument"
-            " arrays, are kept."
+            f"{self.source}: the mesh, and the sharding of {len(kept)} of {count}"
+            " argument arrays, are kept."
         )
         pins = {path: spec for path, spec in plan.pins.items() if path not in kept}
         return replace(plan, pins=pins, notes=(*plan.notes, note))
@@ -137,11 +137,11 @@ def like_is_in_the_way(
     except InfeasiblePlanError as without:
         return without
     held = sum(leaf.bytes_per_device for leaf in free.inputs)
-    source = kept.plan.program_name
+    axes = axes_text(axes_of_mesh(kept.mesh))
     return InfeasiblePlanError(
         error.what,
-        where=f"like=`{source}`, which fixes {len(kept.specs)} argument arrays"
-        f" on mesh ({axes_text(kept.plan.mesh_axes)}); {error.where}",
+        where=f"{kept.source}, which fixes {len(kept.specs)} argument arrays"
+        f" on mesh ({axes}); {error.where}",
         numbers=f"{error.numbers}; without like= the peak is"
         f" {format_bytes(free.predicted.peak_bytes)}, arguments"
         f" {format_bytes(held)} of it",

@@ -100,20 +100,20 @@ class Wishes:
         warn_of_uncovered(traced.program)
         like = plan_of_like(self.like, self.what)
         if (base := like or before) is None:
-            return self._plan(traced, mesh, None)
+            return self.plan_with(traced, mesh, None)
         basis = Kept.of(base, traced, mesh, self.what, is_asked=like is not None)
         basis = basis.and_of(before, traced.program)
         try:
-            return self._plan(traced, basis.mesh, basis)
+            return self.plan_with(traced, basis.mesh, basis)
         except InfeasiblePlanError as error:
             if not basis.is_asked:
-                return self._plan(traced, mesh, None)
+                return self.plan_with(traced, mesh, None)
             raise like_is_in_the_way(
-                error, basis, lambda: self._plan(traced, basis.mesh, None)
+                error, basis, lambda: self.plan_with(traced, basis.mesh, None)
             ) from None
 
-    def _plan(self, traced: Traced, mesh: Any | None, basis: Kept | None) -> Plan:
-        target = self._target(mesh)
+    def plan_with(self, traced: Traced, mesh: Any | None, basis: Kept | None) -> Plan:
+        target = self.target_of(mesh)
         arguments = traced.arguments
         pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
         if mesh is not None:
@@ -124,7 +124,7 @@ class Wishes:
                 basis = basis.beside(pins)
                 pins = replace(pins, inputs={**basis.specs, **pins.inputs})
         else:
-            meshes, pins = self._meshes(traced, target, pinned)
+            meshes, pins = self.meshes_of(traced, target, pinned)
         program, asked = traced.program, self._asked(mesh, meshes, target, pins)
 
         def make() -> Plan:
@@ -167,8 +167,8 @@ class Wishes:
         # The solver takes a second to import; who only loads plans need not wait.
         from rhino_jax.search.driver import choose_plan
 
-        request = self._request(target, pins)
-        with self._progress() as report:
+        request = self.request_of(target, pins)
+        with self.shown_progress() as report:
             if self.refine:
                 return self._refined(traced, mesh, meshes, target, request, report)
             return choose_plan(traced.program, meshes, target, request, progress=report)
@@ -185,7 +185,7 @@ class Wishes:
             meshes,
             sorted(pins.inputs.items()),
             sorted(pins.outputs.items()),
-            self._budget_bytes(target),
+            self.budget_bytes(target),
             self.level,
             self.time_limit_s,
             self.seed,
@@ -237,7 +237,7 @@ class Wishes:
             request.deadline,
         )
 
-    def _target(self, mesh: Any | None) -> Target:
+    def target_of(self, mesh: Any | None) -> Target:
         hardware = self.hardware
         if hardware is None:
             hardware = hardware_of_like(self.like)
@@ -247,11 +247,11 @@ class Wishes:
             return detect_target(list(mesh.devices.flat))
         return detect_target(devices_here(self.what))
 
-    def _request(self, target: Target, pins: ResolvedPins) -> Request:
+    def request_of(self, target: Target, pins: ResolvedPins) -> Request:
         from rhino_jax.search.records import Request
 
         return Request(
-            memory_budget_bytes=self._budget_bytes(target),
+            memory_budget_bytes=self.budget_bytes(target),
             pins=pins.inputs,
             output_pins=pins.outputs,
             level=self.level,
@@ -260,11 +260,11 @@ class Wishes:
             seed=self.seed,
         )
 
-    def _budget_bytes(self, target: Target) -> float:
+    def budget_bytes(self, target: Target) -> float:
         budget = self.memory_budget_bytes
         return target.hbm_bytes if budget is None else budget
 
-    def _meshes(
+    def meshes_of(
         self, traced: Traced, target: Target, pinned: Mapping[str, Any]
     ) -> tuple[list[MeshAxes], ResolvedPins]:
         """The meshes to compare: those on which all pins hold."""
@@ -287,7 +287,7 @@ class Wishes:
         return meshes, resolved
 
     @contextlib.contextmanager
-    def _progress(self) -> Iterator[Callable[[float | None, float | None], None]]:
+    def shown_progress(self) -> Iterator[Callable[[float | None, float | None], None]]:
         if callable(self.progress):
             yield self.progress
             return

@@ -96,11 +96,10 @@ def solve_core(
       near: share of the objective at which a choice is as good as the bound.
       seed: random seed.
     """
-    scale = (
-        min(upper, _spread(core, options))
-        if math.isfinite(upper)
-        else _spread(core, options)
-    )
+    scale = _spread(core, options)
+    # Where a choice costs nothing at all, it says nothing of the others' scale.
+    if upper > 0:
+        scale = min(upper, scale)
     unit = max(scale, 1e-30) / 1e9
     m = _Model(core, options, unit)
     _add_nodes(m, hint)

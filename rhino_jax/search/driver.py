@@ -201,7 +201,7 @@ def _search(
     studied_s = time.monotonic() - begun
     request = replace(request, deadline=request.deadline - studied_s)
     effort = EFFORTS[request.level]
-    different = _different(meshes, target)
+    different = distinct_meshes(meshes, target)
     if len(meshes) == 1:
         drawn = draw(study, different[0], request)
         drawn = with_recipes(drawn, _recipe_effort(request), WORTH)
@@ -278,7 +278,7 @@ class _MoreAxes:
         ]
 
 
-def _different(
+def distinct_meshes(
     meshes: Sequence[Sequence[tuple[str, int]]], target: Target
 ) -> list[Sequence[tuple[str, int]]]:
     """Meshes that differ only in the names of their axes have the same plans."""

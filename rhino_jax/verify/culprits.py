@@ -16,16 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax._compat import open_jaxpr, user_frames
-from rhino_jax.frontend.cells import cell_of
 from rhino_jax.frontend.regions import region_jaxprs
-from rhino_jax.ir.program import (
-    USERS_CONSTRAINT,
-    Op,
-    Program,
-    Region,
-    RegionKind,
-    Source,
-)
+from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
 
 
 _QUOTED = re.compile(r"'([^']+)'")
@@ -185,7 +177,7 @@ def _lines(program: Program, region: Region, jaxpr: Any) -> Iterator[tuple[int, 
 def _line(op: Op, eqn: Any) -> str:
     """`layers.py:12 (pin), from gpt.py:70 (mlp)`: users pin through helpers."""
     frames = [
-        str(Source(cell_of(file), line, function.rsplit("<locals>.", 1)[-1]))
+        f"{file.rsplit('/', 1)[-1]}:{line} ({function.rsplit('<locals>.', 1)[-1]})"
         for file, line, function in user_frames(eqn.source_info)
     ]
     own = str(op.source)

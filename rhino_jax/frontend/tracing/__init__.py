@@ -1,1 +1,0 @@
-"""How a user's function is taken, named and run while it is traced."""

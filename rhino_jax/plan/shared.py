@@ -1,0 +1,63 @@
+"""What several programs share, and what of each stays while another runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.kept import Array, keys_of, same_leaves
+
+
+Slot = tuple[int, int]
+"""A member's number, and the position of one of its inputs."""
+
+
+def staying_inputs(program: Program) -> frozenset[int]:
+    """Inputs that the next call needs: all but the arrays of the last argument, unless
+    these are fed back."""
+    roots = [keys_of(e.path)[0] for e in program.inputs if not e.is_const]
+    fed_back = {o.state_of for o in program.outputs}
+    last = roots[-1] if len(set(roots)) > 1 else None
+    return frozenset(
+        i
+        for i, e in enumerate(program.inputs)
+        if e.is_const or keys_of(e.path)[0] != last or i in fed_back
+    )
+
+
+def shared_places(programs: Sequence[Program]) -> list[list[Slot]]:
+    """Inputs that are one array: (program's number, input) of each, two at least."""
+    arrays = [
+        {
+            i: Array(keys_of(e.path), p.values[e.value].shape)
+            for i, e in enumerate(p.inputs)
+            if not e.is_const
+        }
+        for p in programs
+    ]
+    root: dict[Slot, Slot] = {(m, i): (m, i) for m, a in enumerate(arrays) for i in a}
+
+    def find(slot: Slot) -> Slot:
+        while root[slot] != slot:
+            slot = root[slot]
+        return slot
+
+    for q, wanted in enumerate(arrays):
+        for p, known in enumerate(arrays[:q]):
+            slots = list(known)
+            # Specs that differ everywhere: what is ambiguous is not shared.
+            apart: list[Spec] = [((k,),) for k in range(len(slots))]
+            for i, k in same_leaves(wanted, list(known.values()), apart).items():
+                a, b = find((p, slots[k])), find((q, i))
+                root[max(a, b)] = min(a, b)
+    places: dict[Slot, list[Slot]] = {}
+    for slot in root:
+        places.setdefault(find(slot), []).append(slot)
+    return [place for place in places.values() if len(place) > 1]
+
+
+def taken_with(shared: Sequence[Sequence[Slot]], k: int, m: int) -> set[int]:
+    """Inputs of member k that are inputs of member m, too."""
+    both = [place for place in shared if {k, m} <= {member for member, _ in place}]
+    return {slot for place in both for member, slot in place if member == k}
