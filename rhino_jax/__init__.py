@@ -24,6 +24,7 @@ from rhino_jax.errors import (
     TraceError as TraceError,
 )
 from rhino_jax.frontend.check import check_rule as check_rule
+from rhino_jax.frontend.pin import pin as pin
 from rhino_jax.frontend.registry import (
     OpContext as OpContext,
     OpRule as OpRule,

@@ -54,7 +54,8 @@ def auto_shard(
       pins: tree path or glob → PartitionSpec, of arguments and results; or argument
         name → a pytree of them; or all arguments' (`plan.in_specs`). A spec may stand
         for a whole subtree, None pins nothing, and a NamedSharding over the same mesh
-        is a spec too.
+        is a spec too. Values inside of the function by source line ("model.py:61") or
+        scope ("encoder/layer_*"), or with `rhino.pin`.
       level: "best" solves the whole at once and reports the gap, "fast" stops at the
         first good plan.
       time_limit_s: wall-clock limit of the search, in seconds, or as "2min".

@@ -34,9 +34,11 @@ from rhino_jax.frontend.trip_count import PASSES, scalar_number, while_trip_coun
 from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import (
+    PIN,
     Input,
     Op,
     Output,
+    Pin,
     Program,
     Region,
     RegionCall,
@@ -199,6 +201,7 @@ class _Builder:
             call=call,
             source=source,
             label=label_of(name, eqn.params),
+            pin=Pin(**eqn.params) if name == PIN else None,
         )
         return op_id
 

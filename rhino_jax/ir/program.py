@@ -156,6 +156,27 @@ class RegionCall:
     is_remat: bool = False
 
 
+PIN = "rhino_pin"
+"""The identity, with which a user holds a layout fixed."""
+
+AxisNames = tuple[str, ...]
+NamedMesh = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A layout as its user wrote it.
+
+    Attributes:
+      layout: of every dim the names of the mesh axes that cut it, major first; None
+        where that is left open.
+      mesh_axes: (name, size) of the axes of the mesh that it is meant for; None: any.
+    """
+
+    layout: tuple[AxisNames | None, ...]
+    mesh_axes: NamedMesh | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operation.
@@ -174,6 +195,7 @@ class Op:
       call: regions, if any.
       source: the user's line.
       label: a few words on parameters, for people.
+      pin: of an op named `PIN`, the layout that its user holds fixed.
     """
 
     id: int
@@ -187,6 +209,7 @@ class Op:
     call: RegionCall | None = None
     source: Source = field(default_factory=Source)
     label: str = ""
+    pin: Pin | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,17 @@ from collections.abc import Sequence
 
 Spec = tuple[tuple[int, ...], ...]
 
+OpenSpec = tuple[tuple[int, ...] | None, ...]
+"""A spec of which some dims, None, are left open."""
+
+
+def is_within(spec: Spec, open_spec: OpenSpec) -> bool:
+    """Whether a spec is one of those that an open one leaves."""
+    return len(spec) == len(open_spec) and all(
+        wanted is None or have == wanted
+        for have, wanted in zip(spec, open_spec, strict=True)
+    )
+
 
 def replicated(rank: int) -> Spec:
     """The spec that cuts nothing of a value with `rank` dims."""
@@ -68,11 +79,13 @@ def local_shape(
     )
 
 
-def format_spec(spec: Spec, names: Sequence[str]) -> str:
+def format_spec(spec: OpenSpec, names: Sequence[str]) -> str:
     """`P('x', None, ('y', 'z'))`, trailing Nones dropped."""
     parts: list[str] = []
     for dim in spec:
-        if not dim:
+        if dim is None:
+            parts.append("UNCONSTRAINED")
+        elif not dim:
             parts.append("None")
         elif len(dim) == 1:
             parts.append(repr(names[dim[0]]))

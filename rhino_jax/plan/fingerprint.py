@@ -27,6 +27,8 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
     for op in program.ops:
         rule = op.rule
         lines.append(repr((op.name, op.operands, op.results)))
+        if op.pin is not None:
+            lines.append(repr((op.pin.layout, op.pin.mesh_axes)))
         if rule is not None:
             # Ops share rules.
             line = rules.get(id(rule))

@@ -12,9 +12,10 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rhino_jax.errors import PinError, nearest
-from rhino_jax.ir.program import Program, Value
-from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.program import Pin, Program, Value
+from rhino_jax.ir.spec import OpenSpec, Spec
 from rhino_jax.keywords import brief
+from rhino_jax.plan.interior_pins import ValuePin, known_places, values_of_key
 
 
 MeshAxes = Sequence[tuple[str, int]]
@@ -28,10 +29,12 @@ class ResolvedPins:
       inputs: position in `Program.inputs` → spec.
       outputs: position in `Program.outputs` → spec; results that replace an argument
         are pinned there.
+      values: value id → pin of a value inside of the program.
     """
 
     inputs: Mapping[int, Spec] = field(default_factory=dict)
     outputs: Mapping[int, Spec] = field(default_factory=dict)
+    values: Mapping[int, ValuePin] = field(default_factory=dict)
 
 
 def resolve_pins(
@@ -41,10 +44,12 @@ def resolve_pins(
 
     A key is a tree path (`params['w1']`, `out[1]`), or a glob over tree paths in
     which `*` stands for anything and `?` for one character; brackets stand for
-    themselves. A path wins over a glob, a later pin over an earlier one.
+    themselves. A path wins over a glob, a later pin over an earlier one. What matches
+    no path may be a source line or a scope, see `interior_pins`; what `rhino.pin` says
+    in the program is found too.
 
     Args:
-      pins: path or glob → PartitionSpec, or NamedSharding over the same mesh.
+      pins: key → PartitionSpec, or NamedSharding over the same mesh.
       program: its inputs and outputs have the paths.
       mesh_axes: (name, size), major first.
     Raises:
@@ -62,6 +67,7 @@ def resolve_pins(
     ]
     paths = [path for path, *_ in entries]
     said_by: dict[int, str] = {}
+    inside: dict[str, Any] = {}
     globs_first = sorted((pins or {}).items(), key=lambda pin: pin[0] in paths)
     for key, spec in globs_first:
         pattern = _glob(key)
@@ -70,7 +76,7 @@ def resolve_pins(
             e for e in entries if (e[0] == key if is_path else pattern.fullmatch(e[0]))
         ]
         if not matched:
-            raise _matches_nothing(key, paths)
+            inside[key] = spec
         for path, is_output, i, value in matched:
             found = to_spec(key, spec, path, value, mesh_axes)
             state = program.outputs[i].state_of if is_output else None
@@ -92,11 +98,76 @@ def resolve_pins(
                 )
             else:
                 said_by.setdefault(state, key)
-    return ResolvedPins(inputs, outputs)
+    return ResolvedPins(inputs, outputs, _inside(inside, program, mesh_axes, paths))
+
+
+def _inside(
+    pins: Mapping[str, Any],
+    program: Program,
+    mesh_axes: MeshAxes,
+    paths: Sequence[str],
+) -> dict[int, ValuePin]:
+    """Pins of values inside of the program, those that it says itself first.
+
+    Raises:
+      PinError: as `resolve_pins`.
+    """
+    found: dict[int, ValuePin] = {}
+    for op in program.ops:
+        if op.pin is not None:
+            name = f"rhino.pin at {op.source}"
+            value = program.values[op.results[0]]
+            spec = _spec_of_pin(name, op.pin, value, mesh_axes)
+            found[value.id] = ValuePin(spec, name)
+    for key, given in pins.items():
+        values = values_of_key(key, program)
+        if not values:
+            raise _matches_nothing(key, paths, program)
+        for v in values:
+            value = program.values[v]
+            where = f"{key} (%{v}: {value.dtype}{list(value.shape)})"
+            pin = ValuePin(to_open_spec(key, given, where, value, mesh_axes), key)
+            if found.setdefault(v, pin).spec != pin.spec:
+                raise PinError(
+                    f"two pins contradict each other: {found[v].key!r} and {key!r}.",
+                    where=where,
+                    numbers="both pin this value, and differ",
+                    fix="drop one of the two.",
+                )
+    return found
+
+
+def _spec_of_pin(name: str, pin: Pin, value: Value, mesh_axes: MeshAxes) -> OpenSpec:
+    """What a `rhino.pin` in the program says."""
+    if pin.mesh_axes is not None and dict(pin.mesh_axes) != dict(mesh_axes):
+        raise _other_mesh(name, name, pin.mesh_axes, mesh_axes)
+    unconstrained = PartitionSpec.UNCONSTRAINED
+    dims = [unconstrained if d is None else d for d in pin.layout]
+    return to_open_spec(name, PartitionSpec(*dims), name, value, mesh_axes)
 
 
 def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -> Spec:
     """A PartitionSpec as a `Spec` of one value.
+
+    Raises:
+      PinError: see `resolve_pins`; or it leaves a dim open.
+    """
+    found = to_open_spec(key, spec, path, value, mesh_axes)
+    dims = tuple(dim for dim in found if dim is not None)
+    if len(dims) < len(found):
+        raise PinError(
+            f"pin {key!r} leaves a dim of an argument or result open.",
+            where=path,
+            numbers=brief(spec),
+            fix="name its axes, or None for a whole dim; rhino.pin may leave it open.",
+        )
+    return dims
+
+
+def to_open_spec(
+    key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes
+) -> OpenSpec:
+    """A PartitionSpec as a spec of one value, UNCONSTRAINED dims as None.
 
     Raises:
       PinError: see `resolve_pins`.
@@ -112,8 +183,11 @@ def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -
             numbers=f"{spec} has {len(entries)} dims, the shape is {value.shape}",
             fix=f"give at most {value.rank} dims.",
         )
-    dims: list[tuple[int, ...]] = []
+    dims: list[tuple[int, ...] | None] = []
     for entry in entries:
+        if entry is PartitionSpec.UNCONSTRAINED:
+            dims.append(None)
+            continue
         names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
         for name in names:
             if not isinstance(name, str) or name not in position:
@@ -123,11 +197,11 @@ def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -
                     f" {name!r}.{known}",
                     where=path,
                     numbers=f"the mesh has {shown or 'no axes'}",
-                    fix="use the mesh's axis names.",
+                    fix="use the mesh's axis names, or give mesh={'data': 4}.",
                 )
         dims.append(tuple(position[name] for name in names))
     dims += [()] * (value.rank - len(dims))
-    used = [axis for dim in dims for axis in dim]
+    used = [axis for dim in dims for axis in dim or ()]
     if len(used) != len(set(used)):
         raise PinError(
             f"pin {key!r} names an axis twice.",
@@ -136,13 +210,14 @@ def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -
             fix="cut one dim by each axis, or several axes on one dim.",
         )
     for i, (dim, size) in enumerate(zip(dims, value.shape, strict=True)):
-        shards = math.prod(sizes[mesh_axes[a][0]] for a in dim)
+        cut_by = [mesh_axes[a][0] for a in dim or ()]
+        shards = math.prod(sizes[name] for name in cut_by)
         if size % shards:
             raise PinError(
                 f"pin {key!r} does not divide dim {i} of the array.",
                 where=path,
                 numbers=f"{size} over {shards} devices"
-                f" ({', '.join(mesh_axes[a][0] for a in dim)}); shape {value.shape},"
+                f" ({', '.join(cut_by)}); shape {value.shape},"
                 f" mesh {shown}",
                 fix=_dividing(i, value, mesh_axes),
             )
@@ -158,12 +233,7 @@ def _entries(key: str, spec: Any, path: str, mesh_axes: MeshAxes) -> tuple[Any, 
     if isinstance(spec, NamedSharding):
         axes = tuple((str(n), int(s)) for n, s in spec.mesh.shape.items())
         if dict(axes) != dict(mesh_axes):
-            raise PinError(
-                f"pin {key!r} is a sharding over another mesh than the plan's.",
-                where=path,
-                numbers=f"its mesh {dict(axes)}, the plan's {dict(mesh_axes)}",
-                fix="plan with mesh=sharding.mesh, or pin a PartitionSpec.",
-            )
+            raise _other_mesh(key, path, axes, mesh_axes)
         if spec.memory_kind == "pinned_host":
             raise PinError(
                 f"pin {key!r} is in another memory than the device's.",
@@ -182,6 +252,15 @@ def _entries(key: str, spec: Any, path: str, mesh_axes: MeshAxes) -> tuple[Any, 
             fix="write jax.sharding.PartitionSpec('axis', None, …).",
         )
     return tuple(spec)
+
+
+def _other_mesh(key: str, path: str, axes: MeshAxes, mesh_axes: MeshAxes) -> PinError:
+    return PinError(
+        f"pin {key!r} is a sharding over another mesh than the plan's.",
+        where=path,
+        numbers=f"its mesh {dict(axes)}, the plan's {dict(mesh_axes)}",
+        fix="plan with mesh=sharding.mesh, or pin a PartitionSpec.",
+    )
 
 
 def _dividing(dim: int, value: Value, mesh_axes: MeshAxes) -> str:
@@ -204,14 +283,17 @@ def _glob(key: str) -> re.Pattern[str]:
     return re.compile(fnmatch.translate(key.replace("[", "[[]")))
 
 
-def _matches_nothing(key: str, paths: Sequence[str]) -> PinError:
+def _matches_nothing(key: str, paths: Sequence[str], program: Program) -> PinError:
     below = sum(p.startswith((key + "[", key + ".")) for p in paths)
     fix = f"to pin all {below} arrays below it, write {key + '*'!r}." if below else ""
     shown = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
+    places = known_places(program)
     return PinError(
-        f"pin {key!r} matches no argument and no result."
-        + ("" if below else nearest(key, paths)),
+        f"pin {key!r} matches no argument and no result, no source line and no scope."
+        + ("" if below else nearest(key, [*paths, *places])),
         where=repr(key),
-        numbers=f"{len(paths)} paths: {shown}",
-        fix=fix or "use one of these paths, or a glob as \"params['blocks']*\".",
+        numbers=f"{len(paths)} paths: {shown}; {len(places)} lines and scopes",
+        fix=fix
+        or "use one of these paths, a glob as \"params['blocks']*\", a line as"
+        " 'model.py:61', a scope as 'encoder/layer_*', or rhino.pin in the function.",
     )

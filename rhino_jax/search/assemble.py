@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.coverage import coverage_shares
 from rhino_jax.ir.program import USERS_CONSTRAINT, Program, item_bytes
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
+from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.density import only_around_matmuls, only_the_batch
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, Plan
@@ -39,7 +41,7 @@ def assemble(
     model, folding = drawn.model, drawn.folding
     program = model.graph.program
     if solution.labels is None:
-        raise explain(model, solution, request.pins, program)
+        raise explain(model, solution, request, program)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     labels = solution.labels
     decisions = decisions_of(model, labels)
@@ -47,6 +49,7 @@ def assemble(
         decisions = only_around_matmuls(program, decisions)
     elif drawn.density == "batch":
         decisions = only_the_batch(program, decisions, led_by_batch(model))
+    decisions = _with_pins(decisions, decisions_of(model, labels), request)
     names = model.mesh.names
     notes: list[str] = []
     if found.is_fallback:
@@ -84,7 +87,8 @@ def assemble(
     if said:
         notes.append(
             f"sharding constraints that the program says itself: {said}; the plan takes"
-            " their place. Pin with pins= what must stay."
+            " their place. Write rhino.pin(x, spec) in its stead where a layout must"
+            " stay."
         )
     status = "optimal" if solution.gap <= OPTIMAL_GAP else "feasible"
     return Plan(
@@ -122,13 +126,31 @@ def assemble(
         recipes=recipes,
         memory_budget_bytes=int(request.memory_budget_bytes),
         at_peak=live_at(model, labels, overlap.problem.peak_time(choice)),
-        pins={
-            program.inputs[slot].path: format_spec(spec, names)
-            for slot, spec in request.pins.items()
-        },
+        pins=_pins_text(program, request, names),
         meshes=meshes,
         notes=tuple(notes),
     )
+
+
+def _with_pins(decisions: Decisions, every: Decisions, request: Request) -> Decisions:
+    """What is pinned is said, however little else is."""
+    said = {v: every.values[v] for v in request.value_pins if v in every.values}
+    return replace(decisions, values={**decisions.values, **said})
+
+
+def _pins_text(
+    program: Program, request: Request, names: Sequence[str]
+) -> dict[str, str]:
+    """Tree path, source line or scope → spec."""
+    shown = {
+        program.inputs[slot].path: format_spec(spec, names)
+        for slot, spec in request.pins.items()
+    }
+    for slot, spec in request.output_pins.items():
+        shown[program.outputs[slot].path] = format_spec(spec, names)
+    for pin in request.value_pins.values():
+        shown[pin.key] = format_spec(pin.spec, names)
+    return shown
 
 
 def _leaf(

@@ -12,7 +12,7 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.search.classes import Classes
 from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.search.numbering import for_each, number_objects, number_rows
-from rhino_jax.search.options import OptionBuilder, Options
+from rhino_jax.search.options import NodePin, OptionBuilder, Options
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.search.resharding import ReshardTables
 from rhino_jax.search.sizes import Sizes, SpecTable
@@ -79,7 +79,7 @@ class Model:
 def build_model(
     study: Study,
     mesh: LaidMesh,
-    pinned: dict[int, Spec],
+    pinned: dict[int, NodePin],
     memory_budget_bytes: float,
     narrow: Narrow | None = None,
 ) -> Model:
@@ -88,7 +88,7 @@ def build_model(
     Args:
       study: the program.
       mesh: mesh axes laid over the target's links.
-      pinned: node id → spec, for pinned inputs and outputs.
+      pinned: node id → what is pinned of it.
       memory_budget_bytes: per device.
       narrow: leaves options out, or none; see `near`.
     """

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
-from rhino_jax.ir.spec import Spec
 from rhino_jax.search.build import build_model
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.folding import find_folding, marks_of
-from rhino_jax.search.graph import Node, NodeKind
+from rhino_jax.search.graph import Graph, Node, NodeKind
 from rhino_jax.search.least_peak import least_possible, smallest_peak
 from rhino_jax.search.near import (
     MOST_CELLS,
@@ -23,7 +22,7 @@ from rhino_jax.search.near import (
     near,
     taken_together,
 )
-from rhino_jax.search.options import OptionBuilder, Options
+from rhino_jax.search.options import NodePin, OptionBuilder, Options
 from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort, Report
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.recipe_book import RecipeBook
@@ -42,24 +41,34 @@ def draw(
     request: Request,
 ) -> Drawn:
     """Enumerate and price the options on one mesh; recipes are left for later."""
-    pinned = {
-        n.id: spec
-        for n in study.graph.nodes
+    pinned = pinned_nodes(study.graph, request)
+    laid = lay_out(study.target, mesh_axes)
+    mesh = replace(laid, says_stops=request.density == "all")
+    return replace(_draw_on(study, mesh, pinned, request), density=request.density)
+
+
+def pinned_nodes(graph: Graph, request: Request) -> dict[int, NodePin]:
+    """Node → what is pinned of it."""
+    pinned: dict[int, NodePin] = {
+        n.id: ((0, spec),)
+        for n in graph.nodes
         for kind, pins in (
             (NodeKind.INPUT, request.pins),
             (NodeKind.OUTPUT, request.output_pins),
         )
         if n.kind is kind and (spec := pins.get(n.slot)) is not None
     }
-    laid = lay_out(study.target, mesh_axes)
-    mesh = replace(laid, says_stops=request.density == "all")
-    return replace(_draw_on(study, mesh, pinned, request), density=request.density)
+    for value, pin in request.value_pins.items():
+        port = graph.held.get(value)
+        if port is not None:
+            pinned[port.node] = (*pinned.get(port.node, ()), (port.result, pin.spec))
+    return pinned
 
 
 def _draw_on(
     study: Study,
     mesh: LaidMesh,
-    pinned: dict[int, Spec],
+    pinned: dict[int, NodePin],
     request: Request,
 ) -> Drawn:
     def narrow(builder: OptionBuilder, options: list[Options]) -> list[Options]:

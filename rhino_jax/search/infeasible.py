@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
 
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.ir.spec import format_spec
 from rhino_jax.search.build import Model, build_model
 from rhino_jax.search.extract import live_at
 from rhino_jax.search.graph import NodeKind
 from rhino_jax.search.least_peak import smallest_peak
+from rhino_jax.search.records import Request
 from rhino_jax.search.solve import Solution
 from rhino_jax.units import format_bytes
 
@@ -23,7 +24,7 @@ MOST_PINS = 8
 def explain(
     model: Model,
     solution: Solution,
-    pins: Mapping[int, Spec],
+    request: Request,
     program: Program,
 ) -> InfeasiblePlanError:
     """The error to raise where no choice fits the budget."""
@@ -37,7 +38,7 @@ def explain(
         for h in held
     )
     budget = f"memory budget {format_bytes(problem.limit)} per device"
-    culprits, fixes = _costly_pins(model, pins, program, peak)
+    culprits, fixes = _costly_pins(model, request, peak)
     if model.is_narrowed:
         fixes.append(
             "give a mesh of at most two axes (on this one, only options near to plans"
@@ -60,24 +61,18 @@ def explain(
 
 
 def _costly_pins(
-    model: Model,
-    pins: Mapping[int, Spec],
-    program: Program,
-    peak: float,
+    model: Model, request: Request, peak: float
 ) -> tuple[list[str], list[str]]:
     """Pins without which the smallest peak is lower, the costliest first."""
     if model.is_narrowed:
         return [], []  # all options are too many to be tried once for every pin
-    budget = model.problem.limit
-    slots = {n.slot: n.id for n in model.graph.nodes if n.kind is NodeKind.INPUT}
+    budget, pinned = model.problem.limit, model.builder.pinned
     found: list[tuple[float, str]] = []
-    for slot, spec in list(pins.items())[:MOST_PINS]:
-        others = {slots[s]: p for s, p in pins.items() if s != slot and s in slots}
+    for name, nodes in list(_nodes_of_pins(model, request).items())[:MOST_PINS]:
+        others = {n: pin for n, pin in pinned.items() if n not in nodes}
         problem = build_model(model.study, model.mesh, others, budget).problem
         without = problem.peak(smallest_peak(problem))
         if without < 0.999 * peak:
-            path = program.inputs[slot].path
-            name = f"pin {path} = {format_spec(spec, model.mesh.names)}"
             found.append((without, name))
     found.sort()
     fixes = [
@@ -85,3 +80,18 @@ def _costly_pins(
         for without, name in found[:1]
     ]
     return [name for _, name in found], fixes
+
+
+def _nodes_of_pins(model: Model, request: Request) -> dict[str, set[int]]:
+    """What each pin is called → the nodes that it pins."""
+    graph, names = model.graph, model.mesh.names
+    found: dict[str, set[int]] = defaultdict(set)
+    for node in graph.nodes:
+        if node.kind is NodeKind.INPUT and node.slot in request.pins:
+            path = graph.program.inputs[node.slot].path
+            spec = format_spec(request.pins[node.slot], names)
+            found[f"pin {path} = {spec}"].add(node.id)
+    for value, pin in request.value_pins.items():
+        if (port := graph.held.get(value)) is not None:
+            found[f"pin {pin.key} = {format_spec(pin.spec, names)}"].add(port.node)
+    return found

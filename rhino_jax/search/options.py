@@ -13,10 +13,18 @@ import numpy as np
 
 from rhino_jax.cost.compute import op_s
 from rhino_jax.cost.systolic import array_paddings
+from rhino_jax.errors import PinError
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import Rule
-from rhino_jax.ir.spec import Spec, shards_per_dim, share_of
+from rhino_jax.ir.spec import (
+    OpenSpec,
+    Spec,
+    format_spec,
+    is_within,
+    shards_per_dim,
+    share_of,
+)
 from rhino_jax.search.alike import Alike, copied_bytes, work_of
 from rhino_jax.search.graph import Graph, Node, NodeKind
 from rhino_jax.search.liveness import Liveness
@@ -25,6 +33,10 @@ from rhino_jax.search.padding import may_pad
 from rhino_jax.search.sends import Sends
 from rhino_jax.search.sizes import PortSpecs, Sizes
 from rhino_jax.search.strategies import Strategy, all_specs, strategies
+
+
+NodePin = tuple[tuple[int, OpenSpec], ...]
+"""(result, the specs that it may have) of a node."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +93,7 @@ class OptionBuilder:
     Attributes:
       graph, liveness, alike: what is planned.
       mesh, target: where it runs.
-      pinned: node id → the only spec allowed (inputs and outputs).
+      pinned: node id → the only specs that its results may have.
       sizes: of values, under lists of specs.
     """
 
@@ -90,7 +102,7 @@ class OptionBuilder:
     alike: Alike
     mesh: LaidMesh
     target: Target
-    pinned: dict[int, Spec]
+    pinned: dict[int, NodePin]
     sizes: Sizes
     _drafts: dict[object, _Draft] = field(default_factory=dict)
     # Drafts keep what the numbers are of.
@@ -110,9 +122,65 @@ class OptionBuilder:
 
     def of_node(self, node: Node) -> Options:
         """Of one node, priced by themselves."""
-        if node.kind is NodeKind.OP:
-            return self._op_options(node)
-        return self._border_options(node)
+        if node.kind is not NodeKind.OP:
+            return self._border_options(node)
+        pin = self.pinned.get(node.id)
+        options = self._op_options(node)
+        return options if pin is None else self._pinned(node, options, pin)
+
+    def _pinned(self, node: Node, options: Options, pin: NodePin) -> Options:
+        """The options of an op that make its results as they are pinned.
+
+        Raises:
+          PinError: there are none.
+        """
+        op = node.op
+        assert op is not None
+        if op.pin is not None and all(d is not None for d in pin[0][1]):
+            # Orders of axes that are not among the options are said as well.
+            spec = tuple(d for d in pin[0][1] if d is not None)
+            cut = tuple(
+                d for d, n in zip(spec, self._shape(node), strict=True) if n > 1
+            )
+            one = (Strategy(cut, (spec,), (spec,), (spec,)),)
+            return self._finish(node, self._draft_of(node, one))
+        allowed = [
+            k
+            for k, s in enumerate(options.strategies)
+            if all(is_within(s.results[result], spec) for result, spec in pin)
+        ]
+        if allowed:
+            return self.restricted(options, np.array(allowed))
+        names = self.mesh.names
+        raise PinError(
+            f"a pin asks of `{op.name}` what it cannot make.",
+            where=f"{op.source}",
+            numbers=f"shape {list(self._shape(node))}, pinned "
+            + ", ".join(format_spec(spec, names) for _, spec in pin),
+            fix="hold a copy of it instead: rhino.pin(x, spec) in the function; or pin"
+            " what reads it.",
+        )
+
+    def _below_stack(self, node: Node, pin: OpenSpec) -> OpenSpec:
+        """What a pin of a loop's stack asks of the slices.
+
+        Raises:
+          PinError: it cuts the dim over which the loop runs.
+        """
+        if node.kind is not NodeKind.STACK:
+            return pin
+        if pin[0]:
+            raise PinError(
+                "a pin cuts the dim over which a loop runs.",
+                where=str(node.op.source) if node.op else "",
+                numbers=f"dim 0, pinned {format_spec(pin, self.mesh.names)}",
+                fix="leave it whole: rhino.pin(x, PartitionSpec(None, …)); what is made"
+                " of the stack may be pinned otherwise.",
+            )
+        return pin[1:]
+
+    def _shape(self, node: Node) -> tuple[int, ...]:
+        return self.graph.program.values[node.value].shape
 
     def _border_options(self, node: Node) -> Options:
         value = self.graph.program.values[node.value]
@@ -125,8 +193,9 @@ class OptionBuilder:
             dims = enumerate(shape)
             padded = frozenset(d for d, n in dims if n in self.sizes.padded_dims)
         every = all_specs(shape, self.mesh.sizes, padded)
-        pin = self.pinned.get(node.id)
-        specs = list(every) if pin is None else [pin]
+        specs = list(every)
+        for _, pin in self.pinned.get(node.id, ()):
+            specs = _only(specs, self._below_stack(node, pin))
         return self._border(node.kind, specs, copied)
 
     def _border(self, kind: NodeKind, specs: list[Spec], copied: int) -> Options:
@@ -168,6 +237,12 @@ class OptionBuilder:
         shapes = tuple(self.graph.program.values[r].shape for r in op.results)
         padded = may_pad(op, self.sizes.padded_dims)
         found = strategies(rule, shapes, mesh.sizes, padded)
+        return self._draft_of(node, found)
+
+    def _draft_of(self, node: Node, found: tuple[Strategy, ...]) -> _Draft:
+        op, mesh = node.op, self.mesh
+        assert op is not None and op.rule is not None
+        rule = op.rule
         if op.flops and not op.is_fusible and is_pure_communication(self.target):
             found = _sharing_work(found, len(mesh.sizes))
         ports = self._ports.get(id(found))
@@ -232,6 +307,14 @@ class OptionBuilder:
             tuple(port(p) for p in options.ins),
             tuple(port(p) for p in options.outs),
         )
+
+
+def _only(specs: list[Spec], pin: OpenSpec) -> list[Spec]:
+    """Those that a pin leaves; what it says itself, where it says all."""
+    dims = tuple(d for d in pin if d is not None)
+    if len(dims) == len(pin):
+        return [dims]
+    return [s for s in specs if is_within(s, pin)]
 
 
 def is_pure_communication(target: Target) -> bool:

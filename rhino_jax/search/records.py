@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.interior_pins import ValuePin
 from rhino_jax.search.build import Model
 from rhino_jax.search.folding import Folding
 from rhino_jax.search.overlap import Overlap
@@ -27,6 +28,7 @@ class Request:
       memory_budget_bytes: per device.
       pins: input slot → spec.
       output_pins: output slot → spec.
+      value_pins: value id → pin of a value inside of the program.
       level: "fast" or "best".
       time_limit_s: wall-clock limit of the search, or None.
       deadline: `time.monotonic()` at which the search gives what it has; of a request
@@ -44,6 +46,7 @@ class Request:
     deadline: float = math.inf
     seed: int = 0
     density: str = "all"
+    value_pins: Mapping[int, ValuePin] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

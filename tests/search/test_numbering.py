@@ -91,7 +91,8 @@ def test_values_that_are_pinned_alike_share_their_options() -> None:
     target = load_target("v5e:4x2")
     study = Study.of(program, target)
     pins = {0: ((0,), ()), 1: ((0,), ()), 2: ((), (0,))}
-    model = build_model(study, lay_out(target, (("x", 8),)), pins, target.hbm_bytes)
+    held = {n: ((0, spec),) for n, spec in pins.items()}
+    model = build_model(study, lay_out(target, (("x", 8),)), held, target.hbm_bytes)
     a, b, c, d = model.options[:4]
     assert a is b and a.strategies[0].results == (pins[0],)
     assert c.strategies[0].results == (pins[2],)

@@ -1,0 +1,140 @@
+"""`rhino.pin`: a layout that the user holds fixed, said inside of a function.
+
+A primitive of its own, so that it survives `jit`, `scan`, `remat`, `grad` and `vmap`,
+and stands in the program with its line. Where rhino does not plan, it does nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rhino_jax._compat import hide_frames, new_primitive
+from rhino_jax.errors import PinError
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.rules.elementwise import passing
+from rhino_jax.ir.program import PIN, AxisNames, NamedMesh
+from rhino_jax.keywords import brief
+
+
+def pin(x: Any, spec: Any) -> Any:
+    """`x`, whose layout is held fixed in every plan.
+
+    The identity: it differentiates, batches and compiles anywhere, and does nothing
+    where rhino does not plan. The cotangent of `x` is held in the same layout. Under
+    `vmap`, the new dim is left to the planner. Checked against the mesh, and kept or
+    refused, when the function is planned.
+
+    Args:
+      x: an array, or a pytree of arrays.
+      spec: a PartitionSpec, of dims in order; dims that it does not name are whole, and
+        `PartitionSpec.UNCONSTRAINED` leaves a dim to the planner. A NamedSharding is
+        its spec, on that mesh only. Or a pytree of them, shaped as `x` or a prefix of
+        it, in which None pins nothing.
+    Raises:
+      PinError: this is no spec, or it has more dims than the array; when planning: it
+        names an unknown axis, or does not divide.
+    Example:
+      >>> h = rhino.pin(jnp.tanh(x @ w), jax.sharding.PartitionSpec("data", None))
+    """
+    if _is_one(spec):
+        return jax.tree.map(lambda leaf: _pin(leaf, spec), x)
+    try:
+        return jax.tree.map(
+            lambda one, below: jax.tree.map(lambda leaf: _pin(leaf, one), below),
+            spec,
+            x,
+            is_leaf=_is_one,
+        )
+    except (ValueError, TypeError) as error:
+        raise PinError(
+            "`rhino.pin`: the specs do not have the shape of what is pinned.",
+            where="spec",
+            numbers=brief(str(error).splitlines()[0]),
+            fix="give one PartitionSpec, or a pytree of them shaped as x.",
+        ) from None
+
+
+def _is_one(spec: Any) -> bool:
+    return spec is None or isinstance(spec, PartitionSpec | NamedSharding)
+
+
+def _pin(x: Any, spec: Any) -> Any:
+    if spec is None:
+        return x
+    mesh: NamedMesh | None = None
+    if isinstance(spec, NamedSharding):
+        mesh = tuple((str(n), int(s)) for n, s in spec.mesh.shape.items())
+        spec = spec.spec
+    if not isinstance(spec, PartitionSpec):
+        raise PinError(
+            "`rhino.pin`: this is not a PartitionSpec.",
+            where="spec",
+            numbers=f"got {brief(spec)} ({type(spec).__name__})",
+            fix="write rhino.pin(x, jax.sharding.PartitionSpec('axis', None)).",
+        )
+    x = jnp.asarray(x)
+    if len(spec) > x.ndim:
+        raise PinError(
+            "`rhino.pin`: the spec has more dims than the array.",
+            where=str(spec),
+            numbers=f"{len(spec)} dims, the shape is {x.shape}",
+            fix=f"give at most {x.ndim} dims.",
+        )
+    dims = [_axes(entry, spec) for entry in spec]
+    dims += [()] * (x.ndim - len(dims))
+    return _pin_p.bind(x, layout=tuple(dims), mesh_axes=mesh)
+
+
+def _axes(entry: Any, spec: PartitionSpec) -> AxisNames | None:
+    """The axes of one dim; None where it is left open."""
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return None
+    names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+    if not all(isinstance(name, str) for name in names):
+        raise PinError(
+            "`rhino.pin`: mesh axes are named by strings.",
+            where=str(spec),
+            numbers=f"got {brief(entry)}",
+            fix="write PartitionSpec('data', None).",
+        )
+    return tuple(names)
+
+
+hide_frames(__file__)
+_pin_p = new_primitive(PIN)
+_pin_p.def_impl(lambda x, *, layout, mesh_axes: x)
+_pin_p.def_abstract_eval(lambda x, *, layout, mesh_axes: x)
+mlir.register_lowering(_pin_p, lambda ctx, x, *, layout, mesh_axes: [x])
+ad.deflinear2(
+    _pin_p,
+    lambda ct, x, *, layout, mesh_axes: [
+        _pin_cotangent(ct, layout=layout, mesh_axes=mesh_axes)
+    ],
+)
+
+
+def _pin_cotangent(ct: Any, **params: Any) -> Any:
+    if isinstance(ct, ad.Zero):
+        return ct
+    return _pin_p.bind(ct, **params)
+
+
+def _batched(args: Any, at: Any, *, layout: Any, mesh_axes: Any) -> tuple[Any, Any]:
+    (x,), (place,) = args, at
+    return _pin_p.bind(
+        x, layout=(*layout[:place], None, *layout[place:]), mesh_axes=mesh_axes
+    ), place
+
+
+batching.primitive_batchers[_pin_p] = _batched
+
+
+@register(PIN)
+def pinned(ctx: OpContext) -> OpRule:
+    """The identity: what it is cut by, the pin says."""
+    return passing(ctx)
