@@ -14,7 +14,9 @@ from typing import Any
 
 import jax
 from jax._src import (
+    api_util,
     config,
+    core as jax_core,
     distributed,
     hardware_utils,
     linear_util,
@@ -147,6 +149,30 @@ def bind_eqn(eqn: Any, args: Sequence[Any], params: Mapping[str, Any]) -> list[A
     else:
         out = eqn.primitive.bind(*args, **bound)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def name_as(
+    flat: Callable[..., Any], fn: Callable[..., Any], name: str, paths: Sequence[str]
+) -> None:
+    """Let errors that are raised while `flat` is traced name another function.
+
+    They then say what they say of `jax.jit(fn)`: its name, file and line, and the
+    argument on which a value depends. Same on both versions.
+
+    Args:
+      flat: a function of arrays.
+      fn: the user's function.
+      name: its name.
+      paths: tree paths of the arrays.
+    """
+    flat.__name__ = flat.__qualname__ = name
+    info = jax_core.DebugInfo(
+        "jit",
+        api_util.fun_sourceinfo(fn),
+        tuple(paths),
+        jax_core.initial_result_paths,
+    )
+    api_util.save_wrapped_fun_debug_info(flat, info)
 
 
 _JITTED = type(jax.jit(lambda: None))

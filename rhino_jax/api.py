@@ -15,7 +15,7 @@ from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.parameters import read_parameters
-from rhino_jax.frontend.wrappers import check_no_shardings
+from rhino_jax.frontend.tracing.wrappers import check_no_shardings
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import Plan
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rhino_jax.errors import TraceError, nearest
 from rhino_jax.frontend.leaves import Static
-from rhino_jax.frontend.wrappers import take_off
+from rhino_jax.frontend.tracing.wrappers import take_off
 from rhino_jax.keywords import brief, whole
 
 

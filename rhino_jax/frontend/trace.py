@@ -6,18 +6,14 @@ as it is, with a note that says which call traced it.
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
-from jax.tree_util import tree_flatten_with_path
 
-from rhino_jax._compat import jaxpr_consts, low_jaxpr, open_jaxpr
-from rhino_jax.errors import RhinoWarning, TraceError
+from rhino_jax._compat import jaxpr_consts, open_jaxpr
+from rhino_jax.errors import TraceError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.leaves import (
     Leaves,
@@ -26,7 +22,6 @@ from rhino_jax.frontend.leaves import (
     split_arguments,
     split_result,
 )
-from rhino_jax.frontend.noops import without_noops
 from rhino_jax.frontend.objects.lift import (
     Lifted,
     Written,
@@ -35,8 +30,8 @@ from rhino_jax.frontend.objects.lift import (
     shown,
 )
 from rhino_jax.frontend.parameters import Parameters, read_parameters
-from rhino_jax.frontend.state import match_state
-from rhino_jax.frontend.unmerge import unmerge
+from rhino_jax.frontend.tracing.in_context import trace_flat
+from rhino_jax.frontend.tracing.ties import tie
 from rhino_jax.ir.program import Program
 
 
@@ -235,12 +230,16 @@ def trace_call(
         results.append((_without(result, nothing), written, tree))
         return [*result.arrays, *after]
 
-    flat.__name__ = flat.__qualname__ = parameters.name
     try:
-        with _only_mesh(mesh):
-            placed = [_within(x, mesh) for x in types]
-            jaxpr = without_noops(low_jaxpr(jax.make_jaxpr(flat)(*placed)))
-            closed = _unmerged(jaxpr, parameters.name)
+        closed = trace_flat(
+            flat,
+            types,
+            fn=parameters.fn,
+            name=parameters.name,
+            paths=arguments.array_paths,
+            mesh=mesh,
+            what=what,
+        )
     except Exception as error:
         error.add_note(f"raised while {what} traced `{parameters.name}`")
         raise
@@ -254,37 +253,14 @@ def trace_call(
     count = len(result.positions)
     result = _without(result, outs[:count])
     arguments = _without(arguments, types)
-    in_avals, out_avals = _avals(types), _avals(outs)
-    asked = _donated(parameters, arguments, call)
-    state = match_state(
-        arguments,
-        asked,
-        _roots(parameters, call),
-        result,
-        out_avals[:count],
-        in_avals,
-    )
-    out_paths, donated = list(result.array_paths), asked
-    if written is not None:
-        ties = {
-            count + j: i
-            for j, i in written.replaced.items()
-            if out_avals[count + j] == in_avals[i]
-        }
-        donated = written.donated(asked, ties.values())
-        state = {o: i for o, i in state.items() if i not in ties.values()} | ties
-        out_paths += written.paths
-    paths = arguments.array_paths
+    ends = tie(parameters, call.args, call.kwargs, arguments, result, written, outs)
     program = import_jaxpr(
         closed,
         name=parameters.name,
-        input_paths=paths,
-        donated=donated,
-        output_paths=tuple(
-            f"out: {paths[state[i]]}" if i in state else path
-            for i, path in enumerate(out_paths)
-        ),
-        state_of=tuple(state.get(i) for i in range(len(outs))),
+        input_paths=arguments.array_paths,
+        donated=ends.donated,
+        output_paths=ends.paths,
+        state_of=ends.state_of,
     )
     return Traced(
         parameters.name,
@@ -293,31 +269,11 @@ def trace_call(
         call.signature(),
         arguments,
         result,
-        donated,
+        ends.donated,
         written,
         shown((tuple(call.args), dict(call.kwargs)), arguments.positions),
         out_tree,
     )
-
-
-def _avals(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
-    return [(tuple(x.shape), str(x.dtype)) for x in arrays]
-
-
-def _unmerged(jaxpr: Any, name: str) -> Any:
-    """The program with merged dims apart; as the user wrote it where that fails: it is
-    only there to be planned better."""
-    try:
-        return unmerge(jaxpr)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        warnings.warn(
-            f"`{name}`: its merged dims are planned as they are, since keeping them"
-            f" apart failed ({text[:200]}). Please report this.",
-            RhinoWarning,
-            stacklevel=2,
-        )
-        return jaxpr
 
 
 def check_same_program(
@@ -338,33 +294,6 @@ def check_same_program(
         fix="take out what changes from call to call (a global counter, a list that"
         " grows, random shapes), or pass it as an argument.",
     )
-
-
-@contextlib.contextmanager
-def _only_mesh(mesh: Any) -> Iterator[None]:
-    """Trace with this mesh in context, and with no other."""
-    inner = AbstractMesh((), ()) if mesh is None else _abstract_mesh(mesh)
-    with jax.sharding.use_abstract_mesh(inner):
-        yield
-
-
-def _within(x: jax.ShapeDtypeStruct, mesh: Any) -> jax.ShapeDtypeStruct:
-    """An argument on the mesh in context, laid out in no way.
-
-    Where a value comes from outside and its cotangent from inside, JAX's rules of
-    derivatives reshard, convert and add up differently: the function would be another
-    program with a mesh than without, and a plan made for one refused by the other.
-    """
-    if mesh is None:
-        return x
-    sharding = NamedSharding(_abstract_mesh(mesh), P(*[None] * len(x.shape)))
-    return jax.ShapeDtypeStruct(
-        x.shape, x.dtype, weak_type=x.weak_type, sharding=sharding
-    )
-
-
-def _abstract_mesh(mesh: Any) -> Any:
-    return getattr(mesh, "abstract_mesh", mesh)
 
 
 def _put_statics(
@@ -392,20 +321,3 @@ def _without(leaves: Leaves, arrays: Sequence[Any]) -> Leaves:
         leaves.statics,
         leaves.groups,
     )
-
-
-def _roots(parameters: Parameters, call: Call) -> list[tuple[str, Any]]:
-    """(name, argument) of every argument, in the order of the leaves."""
-    names = parameters.names(len(call.args))
-    roots = list(zip(names, call.args, strict=True))
-    return roots + [(key, call.kwargs[key]) for key in sorted(call.kwargs)]
-
-
-def _donated(parameters: Parameters, arguments: Leaves, call: Call) -> tuple[bool, ...]:
-    if not parameters.donated:
-        return (False,) * len(arguments.positions)
-    keys: list[str | int] = [
-        path[1].key if path[0].idx == 1 else path[1].idx
-        for path, _ in tree_flatten_with_path((call.args, dict(call.kwargs)))[0]
-    ]
-    return tuple(parameters.is_donated(keys[p]) for p in arguments.positions)

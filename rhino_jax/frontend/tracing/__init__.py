@@ -1,0 +1,1 @@
+"""How a user's function is taken, named and run while it is traced."""

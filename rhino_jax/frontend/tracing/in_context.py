@@ -1,0 +1,123 @@
+"""A flat function's jaxpr: traced within a mesh, named as the user's function is."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
+
+from rhino_jax._compat import low_jaxpr, name_as
+from rhino_jax.errors import RhinoWarning
+from rhino_jax.frontend.noops import without_noops
+from rhino_jax.frontend.unmerge import unmerge
+
+
+_OF_A_MESH = ("mesh", "axis", "sharding")
+"""One of these words is in what JAX says of an annotation that a mesh does not fit."""
+
+
+def trace_flat(
+    flat: Callable[..., Any],
+    types: Sequence[jax.ShapeDtypeStruct],
+    *,
+    fn: Callable[..., Any],
+    name: str,
+    paths: Sequence[str],
+    mesh: Any,
+    what: str,
+) -> Any:
+    """Trace `flat` on these types; no-ops are dropped and merged dims kept apart.
+
+    Annotations in the function may name axes of the mesh, so the mesh is in context.
+    They may as well be written for another mesh and be without effect where there is
+    none (`flax.linen.logical_axis_rules`): then the function is traced without one.
+
+    Args:
+      flat: the function of arrays.
+      types: of its arguments.
+      fn, name, paths: the user's function, its name, and its arguments' tree paths, as
+        errors show them.
+      mesh: mesh with Auto axes, or None.
+      what: the call that asks, for messages.
+    """
+    name_as(flat, fn, name, paths)
+    jaxpr = _trace_within(mesh, flat, types, name, what)
+    return _unmerged(without_noops(low_jaxpr(jaxpr)), name)
+
+
+def _trace_within(
+    mesh: Any,
+    flat: Callable[..., Any],
+    types: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    what: str,
+) -> Any:
+    try:
+        return _trace(flat, types, mesh)
+    except Exception as error:
+        text = str(error)
+        if mesh is None or not any(word in text.lower() for word in _OF_A_MESH):
+            raise
+        try:
+            jaxpr = _trace(flat, types, None)
+        except Exception:
+            raise error from None
+    warnings.warn(
+        f"{what}: `{name}` was traced without the mesh, since its annotations do not"
+        f" fit it: {text.splitlines()[0]} They are without effect.",
+        RhinoWarning,
+        stacklevel=2,
+    )
+    return jaxpr
+
+
+def _trace(flat: Any, types: Sequence[jax.ShapeDtypeStruct], mesh: Any) -> Any:
+    with _only_mesh(mesh):
+        return jax.make_jaxpr(flat)(*[_within(x, mesh) for x in types])
+
+
+@contextlib.contextmanager
+def _only_mesh(mesh: Any) -> Iterator[None]:
+    """Trace with this mesh in context, and with no other."""
+    inner = AbstractMesh((), ()) if mesh is None else _abstract_mesh(mesh)
+    with jax.sharding.use_abstract_mesh(inner):
+        yield
+
+
+def _within(x: jax.ShapeDtypeStruct, mesh: Any) -> jax.ShapeDtypeStruct:
+    """An argument on the mesh in context, laid out in no way.
+
+    Where a value comes from outside and its cotangent from inside, JAX's rules of
+    derivatives reshard, convert and add up differently: the function would be another
+    program with a mesh than without, and a plan made for one refused by the other.
+    """
+    if mesh is None:
+        return x
+    sharding = NamedSharding(_abstract_mesh(mesh), P(*[None] * len(x.shape)))
+    return jax.ShapeDtypeStruct(
+        x.shape, x.dtype, weak_type=x.weak_type, sharding=sharding
+    )
+
+
+def _abstract_mesh(mesh: Any) -> Any:
+    return getattr(mesh, "abstract_mesh", mesh)
+
+
+def _unmerged(jaxpr: Any, name: str) -> Any:
+    """The program with merged dims apart; as the user wrote it where that fails: it is
+    only there to be planned better."""
+    try:
+        return unmerge(jaxpr)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(
+            f"`{name}`: its merged dims are planned as they are, since keeping them"
+            f" apart failed ({text[:200]}). Please report this.",
+            RhinoWarning,
+            stacklevel=2,
+        )
+        return jaxpr

@@ -1,0 +1,105 @@
+"""What becomes of a program's inputs and outputs: which are donated, and which of the
+results take the place of which arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.tree_util import tree_flatten_with_path
+
+from rhino_jax.frontend.leaves import Leaves
+from rhino_jax.frontend.objects.lift import Written
+from rhino_jax.frontend.parameters import Parameters
+from rhino_jax.frontend.state import match_state
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Attributes:
+    donated: whether each argument array is.
+    paths: of all results; one that takes an argument's place is called after it.
+    state_of: position of the argument array that each result takes the place of.
+    """
+
+    donated: tuple[bool, ...]
+    paths: tuple[str, ...]
+    state_of: tuple[int | None, ...]
+
+
+def tie(
+    parameters: Parameters,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    arguments: Leaves,
+    result: Leaves,
+    written: Written | None,
+    outs: Sequence[Any],
+) -> Ends:
+    """Tie results to arguments.
+
+    Args:
+      parameters: of the function.
+      args, kwargs: the call, objects in it taken apart.
+      arguments, result: the leaves of the call and of its result.
+      written: what is written back after the result, if there are objects.
+      outs: shape and type of every result, and of what is written back.
+    """
+    count, in_paths = len(result.positions), arguments.array_paths
+    in_avals, out_avals = _avals(arguments.arrays), _avals(outs)
+    donated = _asked(parameters, args, kwargs, arguments)
+    state = match_state(
+        arguments,
+        donated,
+        _roots(parameters, args, kwargs),
+        result,
+        out_avals[:count],
+        in_avals,
+    )
+    paths = [*result.array_paths]
+    if written is not None:
+        ties = {
+            count + j: i
+            for j, i in written.replaced.items()
+            if out_avals[count + j] == in_avals[i]
+        }
+        donated = written.donated(donated, ties.values())
+        state = {o: i for o, i in state.items() if i not in ties.values()} | ties
+        paths += written.paths
+    return Ends(
+        donated,
+        tuple(
+            f"out: {in_paths[state[o]]}" if o in state else path
+            for o, path in enumerate(paths)
+        ),
+        tuple(state.get(o) for o in range(len(outs))),
+    )
+
+
+def _avals(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
+    return [(tuple(x.shape), str(x.dtype)) for x in arrays]
+
+
+def _roots(
+    parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """(name, argument) of every argument, in the order of the leaves."""
+    roots = list(zip(parameters.names(len(args)), args, strict=True))
+    return roots + [(key, kwargs[key]) for key in sorted(kwargs)]
+
+
+def _asked(
+    parameters: Parameters,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    arguments: Leaves,
+) -> tuple[bool, ...]:
+    """Which argument arrays the user donates."""
+    if not parameters.donated:
+        return (False,) * len(arguments.positions)
+    keys: list[str | int] = [
+        path[1].key if path[0].idx == 1 else path[1].idx
+        for path, _ in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
+    ]
+    return tuple(parameters.is_donated(keys[p]) for p in arguments.positions)
