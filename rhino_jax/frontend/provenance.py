@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rhino_jax._compat import user_frames
+from rhino_jax.frontend.cells import cell_of
 from rhino_jax.ir.program import Source
 
 
@@ -55,7 +56,7 @@ def source_of(source_info: Any, outer: Source = NOWHERE) -> Source:
 
 def _source(frame: tuple[str, int, str], stack: str) -> Source:
     file, line, function = frame
-    return Source(file, line, function.rsplit("<locals>.", 1)[-1], stack)
+    return Source(cell_of(file), line, function.rsplit("<locals>.", 1)[-1], stack)
 
 
 def label_of(name: str, params: Mapping[str, Any]) -> str:

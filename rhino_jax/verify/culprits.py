@@ -16,8 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax._compat import open_jaxpr, user_frames
+from rhino_jax.frontend.cells import cell_of
 from rhino_jax.frontend.regions import region_jaxprs
-from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
+from rhino_jax.ir.program import (
+    USERS_CONSTRAINT,
+    Op,
+    Program,
+    Region,
+    RegionKind,
+    Source,
+)
 
 
 _QUOTED = re.compile(r"'([^']+)'")
@@ -177,7 +185,7 @@ def _lines(program: Program, region: Region, jaxpr: Any) -> Iterator[tuple[int, 
 def _line(op: Op, eqn: Any) -> str:
     """`layers.py:12 (pin), from gpt.py:70 (mlp)`: users pin through helpers."""
     frames = [
-        f"{file.rsplit('/', 1)[-1]}:{line} ({function.rsplit('<locals>.', 1)[-1]})"
+        str(Source(cell_of(file), line, function.rsplit("<locals>.", 1)[-1]))
         for file, line, function in user_frames(eqn.source_info)
     ]
     own = str(op.source)

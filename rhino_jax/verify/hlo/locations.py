@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rhino_jax.frontend.cells import cell_of
 from rhino_jax.frontend.provenance import is_library_file
 
 
@@ -28,7 +29,7 @@ def source_of(metadata: str, frames: Mapping[int, str]) -> str:
     file, line = _FILE.search(metadata), _LINE.search(metadata)
     if file is None:
         return ""
-    return file.group(1).rsplit("/", 1)[-1] + (f":{line.group(1)}" if line else "")
+    return _short(file.group(1)) + (f":{line.group(1)}" if line else "")
 
 
 _TABLE_ROW = re.compile(r"^(\d+) (.*)$")
@@ -82,7 +83,11 @@ def _place(row: str, tables: Mapping[str, Mapping[int, str]]) -> tuple[str, str]
     file = tables.get("FileNames", {}).get(_field(row, "file_name_id"), "")
     name = tables.get("FunctionNames", {}).get(_field(row, "function_name_id"), "")
     file, name = file.strip('"'), name.strip('"').rsplit(".", 1)[-1]
-    return file, f"{file.rsplit('/', 1)[-1]}:{_field(row, 'line')} ({name})"
+    return file, f"{_short(file)}:{_field(row, 'line')} ({name})"
+
+
+def _short(file: str) -> str:
+    return cell_of(file).rsplit("/", 1)[-1]
 
 
 def _field(row: str, name: str) -> int:
