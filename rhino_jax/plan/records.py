@@ -54,7 +54,7 @@ class Collective:
       seconds: predicted time of all its trips.
       op: the op that asks for it, as `dot_general %123`.
       source: the user's line.
-      reason: in words, as "partial sum over batch" or "gather params['w']".
+      reason: in words, as "gradient of params['w']: sum over the batch".
     """
 
     kind: str

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rhino_jax.plan.diff import Traffic, traffic_of
 from rhino_jax.plan.records import Collective
+from rhino_jax.report.folding import fold
 from rhino_jax.report.section import Section, Table
 from rhino_jax.units import format_bytes, format_count, format_seconds
 
@@ -59,13 +60,9 @@ def _sources(plan: Plan, *, full: bool) -> Section:
     shown = entries if full else entries[:TOP_COLLECTIVES]
     rows = []
     for (kind, axes, source, *_), total, members in shown:
-        why = members[0].reason or members[0].op
-        others = len({c.reason or c.op for c in members}) - 1
-        if others:
-            why += f" (+{others})"
         # The function's name is in the full table; here the reason needs the room.
         line = source if full else source.partition(" (")[0]
-        rows.append((kind, axes, *_numbers(total), line, why))
+        rows.append((kind, axes, *_numbers(total), line, _why(members)))
     rest = entries[len(shown) :]
     lines: tuple[str, ...] = ()
     if rest:
@@ -78,9 +75,18 @@ def _sources(plan: Plan, *, full: bool) -> Section:
             tuple(rows),
             "<<>>><<",
             (6, 5, 1),
+            below=6,
         ),
         lines=lines,
     )
+
+
+def _why(members: Sequence[Collective]) -> str:
+    """What most are for, repeated layers as one, and how many others there are."""
+    folds = fold((why, ()) for why in dict.fromkeys(c.reason or c.op for c in members))
+    first = max(folds, key=lambda f: len(f.members))
+    rest = len(folds) - 1
+    return f"{first.label}; and {rest} more" if rest else first.label
 
 
 def _numbers(total: Traffic) -> tuple[str, str, str]:

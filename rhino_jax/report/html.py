@@ -158,7 +158,7 @@ def _bar(share: float) -> str:
 _CODE = re.compile(
     r"`([^`]+)`"  # as quoted in notes
     r"|(\bP\((?:[^()]|\([^()]*\))*\))"  # a spec
-    r"|([\w.*]+(?:\[[^\]\s]*\][\w.*]*)+)"  # a tree path, or the type of an array
+    r"|([\w.*]+(?:\[[^\]\s]*\][\w.*]*)+(?::\d+)?)"  # a path, a type, a cell
 )
 _WORDS, _JOINTS = re.compile(r"(\s+)"), re.compile(r"(?<=.{8}[_./:])(?=.)")
 _WHOLE = re.compile(r"\b[a-z]+(?:-[a-z]+)+\b")

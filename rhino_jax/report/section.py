@@ -16,6 +16,7 @@ class Table:
       shrink: columns that give way when a line is too long, the widest first.
       shares: for a drawn bar beside each row, its length in [0, 1]; empty for none.
       marked: positions of rows to set off.
+      below: column of sentences, which in plain text stand below their rows.
     """
 
     header: tuple[str, ...]
@@ -24,6 +25,7 @@ class Table:
     shrink: tuple[int, ...] = (0,)
     shares: tuple[float, ...] = ()
     marked: frozenset[int] = frozenset()
+    below: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,10 @@ def _wrap(text: str, first: str) -> list[str]:
 
 def _table_lines(table: Table) -> list[str]:
     cells = [tuple(_clean(c) for c in row) for row in (table.header, *table.rows)]
+    sentences = [""] * len(cells)
+    if table.below is not None:
+        sentences = [row[table.below] for row in cells]
+        cells = [_without(row, table.below) for row in cells]
     widths = [max(display_width(row[i]) for row in cells) for i in range(len(cells[0]))]
     gaps = 2 * sum(width > 0 for width in widths)
     while sum(widths) + gaps > MAX_WIDTH:
@@ -70,7 +74,18 @@ def _table_lines(table: Table) -> list[str]:
         ]
         margin = "> " if i - 1 in table.marked else "  "
         lines.append(margin + "  ".join(padded).rstrip())
+        if sentences[i] and i:
+            lines += _wrap(sentences[i], _BELOW)
     return lines
+
+
+_BELOW = "      "
+"""Before a sentence that stands below its row."""
+
+
+def _without(row: tuple[str, ...], column: int) -> tuple[str, ...]:
+    """The row with nothing in a column, which then takes no room."""
+    return (*row[:column], "", *row[column + 1 :])
 
 
 def display_width(text: str) -> int:

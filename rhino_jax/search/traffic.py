@@ -11,7 +11,7 @@ import numpy as np
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.reshard import Step, reshard_steps
 from rhino_jax.hardware.mesh import size_of
-from rhino_jax.ir.spec import Spec, format_spec, padding_of
+from rhino_jax.ir.spec import Spec, padding_of
 from rhino_jax.plan.records import Collective
 from rhino_jax.search.build import Model
 from rhino_jax.search.flat import Lookups
@@ -19,6 +19,7 @@ from rhino_jax.search.folding import Folding
 from rhino_jax.search.graph import Edge, Node, NodeKind, Port
 from rhino_jax.search.numbering import groups, number_objects, number_rows
 from rhino_jax.search.problem import Labels
+from rhino_jax.search.reasons import Reasons
 from rhino_jax.search.sends import own_steps
 
 
@@ -65,11 +66,15 @@ class Traffic:
 
     model: Model
     places: list[Place]
+    _reasons: Reasons = field(init=False)
     _flops: tuple[Lookups, np.ndarray] | None = None
     _own: dict[tuple[int, int], tuple[Priced, ...]] = field(default_factory=dict)
     _moves: dict[tuple[Spec, Spec, int], tuple[Priced, ...]] = field(
         default_factory=dict
     )
+
+    def __post_init__(self) -> None:
+        self._reasons = Reasons(self.model)
 
     @classmethod
     def of(cls, model: Model) -> Traffic:
@@ -185,11 +190,13 @@ class Traffic:
         """
         model, step = self.model, priced.step
         if isinstance(at, Node):
-            op, reason = at.op, _why_own(at, step)
+            strategy = model.options[at.id].strategies[source]
+            op, reason = at.op, self._reasons.of_op(at, strategy, step)
         else:
             nodes = model.graph.nodes
             op = nodes[at.target].op or nodes[at.source.node].op
-            reason = _why_edge(model, at, source, target)
+            have, want = model.spec(at.source, source), model.wanted(at, target)
+            reason = self._reasons.of_edge(at, step, have, want)
         per_run = wire_bytes(
             step.kind, step.local_bytes, size_of(model.mesh, step.axes)
         )
@@ -204,21 +211,6 @@ class Traffic:
             source="" if op is None else str(op.source),
             reason=reason,
         )
-
-
-def _why_own(node: Node, step: Step) -> str:
-    op = node.op
-    assert op is not None and op.rule is not None
-    if step.kind == "collective-permute":
-        return "borders of the window"
-    summed = [f.name for f in op.rule.factors if f.reducer is not None]
-    return f"partial result over {', '.join(summed)}"
-
-
-def _why_edge(model: Model, edge: Edge, source: int, target: int) -> str:
-    have, want = model.spec(edge.source, source), model.wanted(edge, target)
-    names, what = model.mesh.names, name_of(model, edge.source)
-    return f"{what}: {format_spec(have, names)} → {format_spec(want, names)}"
 
 
 def name_of(model: Model, port: Port) -> str:

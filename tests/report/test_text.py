@@ -122,9 +122,27 @@ def collective(i: int, line: int) -> Collective:
 
 def test_collectives_of_one_line_are_summed() -> None:
     plan = sample_plan(collectives=tuple(collective(0, 7) for _ in range(5)))
-    (row,) = lines_of(plan.table(), "where")[2:]
+    row, why = lines_of(plan.table(), "where")[2:]
+    assert why == "      dot %0"
     assert row.split()[:5] == ["all-reduce", "data", "5", "5.00", "MiB"]
     assert "5.00 ms" in row and "m.py:7" in row
+
+
+def test_reasons_stand_whole_below_their_rows() -> None:
+    reason = "gathers params['encoder']['up']: P(None, ('data', 'model')) → P('data')"
+    sent = dataclasses.replace(collective(0, 7), reason=reason)
+    rows = lines_of(sample_plan(collectives=(sent,)).table(), "where")
+    assert rows[3] == f"      {reason}"
+
+
+def test_reasons_that_differ_in_the_layer_are_one() -> None:
+    sent = [
+        dataclasses.replace(collective(0, 7), reason=f"gradient of h[{i}]['w']: sum")
+        for i in range(12)
+    ]
+    other = dataclasses.replace(collective(0, 7), reason="gathers x: P('a') → P()")
+    rows = lines_of(sample_plan(collectives=(other, *sent)).table(), "where")
+    assert rows[3:] == ["      gradient of h[0..11]['w']: sum; and 1 more"]
 
 
 def test_many_collectives_are_cut_with_what_was_left_out() -> None:
@@ -132,7 +150,7 @@ def test_many_collectives_are_cut_with_what_was_left_out() -> None:
     rows = lines_of(plan.table(), "where")
     left_s = sum(1e-3 / (1 + i) for i in range(12, 20))
     assert rows[-1] == f"  and 8 more: {left_s * 1e6:.0f} µs"
-    assert len(lines_of(plan.table(full=True), "where")) == 22
+    assert len(lines_of(plan.table(full=True), "where")) == 2 + 2 * 20
 
 
 def test_no_collectives_are_said_to_be_none() -> None:

@@ -1,0 +1,201 @@
+"""Why a collective is there, in words that its user knows: the tree paths of arguments,
+their dims, the batch, gradients.
+
+A value is called by the argument that it is, perhaps in another type or shape; by the
+argument whose gradient it becomes; failing both, by the op that makes it, with a line.
+A dim that is summed over is the batch or a dim of an argument.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rhino_jax.cost.collectives import PERMUTE
+from rhino_jax.cost.reshard import Step
+from rhino_jax.ir.program import Op
+from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.search.build import Model
+from rhino_jax.search.classes import Element
+from rhino_jax.search.graph import Edge, Node, NodeKind, Port
+from rhino_jax.search.strategies import Strategy
+
+
+SAME_DATA = frozenset(
+    {
+        "broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "name",
+        "optimization_barrier", "reduce_precision", "reshape", "sharding_constraint",
+        "slice", "squeeze", "transpose",
+    }
+)  # fmt: skip
+"""Ops after which a value still goes by its name."""
+
+_MOVES = {"all-gather": "gathers", "all-to-all": "cuts anew", PERMUTE: "reorders"}
+_SUMS = {
+    "reduce_max": "max", "reduce_min": "min", "reduce_prod": "product",
+    "reduce_and": "and", "reduce_or": "or", "argmax": "argmax", "argmin": "argmin",
+    "gather": "look-up",
+}  # fmt: skip
+_MOST_VISITED = 64
+"""Values looked at on the way to an update; farther away is no gradient's place."""
+
+
+@dataclass(slots=True, eq=False)
+class Reasons:
+    """Says why something is sent under a choice.
+
+    Attributes:
+      model: the search model.
+    """
+
+    model: Model
+    _paths: dict[int, str | None] = field(default_factory=dict)
+    _gradients: dict[int, str | None] = field(default_factory=dict)
+    _dims: dict[Element, list[tuple[bool, str, int]]] | None = None
+
+    def of_op(self, node: Node, strategy: Strategy, step: Step) -> str:
+        """Of what an op sends after its compute, in one step of a strategy."""
+        op = node.op
+        assert op is not None and op.rule is not None
+        cut = [f for f, axes in enumerate(strategy.cut) if set(axes) & set(step.axes)]
+        if step.kind == PERMUTE and all(op.rule.factors[f].halo != (0, 0) for f in cut):
+            return f"borders of the window of {op.name} along {self._over(node, cut)}"
+        summed = [f for f in range(len(op.rule.factors)) if op.rule.partial_results(f)]
+        over = [f for f in cut if f in summed] or [f for f in summed if strategy.cut[f]]
+        how = f"{_SUMS.get(op.name, 'sum')} over {self._over(node, over)}"
+        gradient = self._gradient(node.ports[0])
+        if gradient is not None:
+            return f"{gradient}: {how}"
+        return f"{how}, going backward" if _is_backward(op) else how
+
+    def of_edge(self, edge: Edge, step: Step, have: Spec, want: Spec) -> str:
+        """Of what is sent to read a value in another layout than it is held in."""
+        names = self.model.mesh.names
+        return (
+            f"{_MOVES.get(step.kind, step.kind)} {self.name(edge.source)}:"
+            f" {format_spec(have, names)} → {format_spec(want, names)}"
+        )
+
+    def name(self, port: Port) -> str:
+        """What people call the value that a port holds."""
+        path = self._path(port)
+        if path is not None:
+            return path
+        gradient = self._gradient(port)
+        if gradient is not None:
+            return gradient
+        node = self.model.graph.nodes[port.node]
+        if node.op is None:
+            return f"%{node.value}"
+        kind = "" if node.kind is NodeKind.OP else f" ({node.kind.value})"
+        place = str(node.op.source).partition(" (")[0]
+        return f"the result of {node.op.name}{kind} at {place}"
+
+    def _path(self, port: Port) -> str | None:
+        """Of the argument that a value is, whatever its type and shape now are."""
+        if port.id not in self._paths:
+            self._paths[port.id] = self._find_path(port)
+        return self._paths[port.id]
+
+    def _find_path(self, port: Port) -> str | None:
+        graph = self.model.graph
+        for _ in range(_MOST_VISITED):
+            node = graph.nodes[port.node]
+            if node.kind is NodeKind.INPUT:
+                return graph.program.inputs[node.slot].path
+            before = graph.incoming[node.id]
+            if len(before) != 1 or not _keeps_name(node):
+                return None
+            port = before[0].source
+        return None
+
+    def _gradient(self, port: Port) -> str | None:
+        """Of a value of the backward pass: whose gradient, or which result, it becomes."""
+        if port.id not in self._gradients:
+            self._gradients[port.id] = self._find_gradient(port)
+        return self._gradients[port.id]
+
+    def _find_gradient(self, port: Port) -> str | None:
+        graph, roles = self.model.graph, self.model.study.roles
+        made_by = graph.nodes[port.node].op
+        if made_by is None or not _is_backward(made_by):
+            return None
+        seen, queue = {port.id}, deque([port])
+        while queue and len(seen) < _MOST_VISITED:
+            at = queue.popleft()
+            for edge in graph.readers[at.id]:
+                reader = graph.nodes[edge.target]
+                if reader.kind is NodeKind.INPUT:  # what it is the next state of
+                    if reader.slot in roles.params:
+                        path = graph.program.inputs[reader.slot].path
+                        return f"gradient of {path}"
+                elif reader.kind is NodeKind.OUTPUT:
+                    return graph.program.outputs[reader.slot].path
+                elif self._passes(edge, reader):
+                    queue += [p for p in reader.ports if p.id not in seen]
+                    seen |= {p.id for p in reader.ports}
+        return None
+
+    def _passes(self, edge: Edge, reader: Node) -> bool:
+        """Whether a gradient that an op reads may be what it makes."""
+        if reader.kind is not NodeKind.OP:
+            return True
+        op, values = reader.op, self.model.graph.program.values
+        assert op is not None
+        if op.name in SAME_DATA:
+            return op.name != "broadcast_in_dim"
+        shape = values[edge.value].shape
+        return op.is_fusible and values[op.results[0]].shape == shape
+
+    def _over(self, node: Node, factors: Sequence[int]) -> str:
+        """The dims that factors are, as "the batch and dim 1 of tokens"."""
+        return _and(dict.fromkeys(self._dim(node, f) for f in factors))
+
+    def _dim(self, node: Node, factor: int) -> str:
+        model, op = self.model, node.op
+        assert op is not None and op.rule is not None
+        roles = model.study.roles
+        element = model.classes.factors(node)[factor]
+        if element in roles.batch:
+            return "the batch"
+        near = {self._path(e.source) for e in model.graph.incoming[node.id]}
+        known = self._dims_of_inputs().get(element, [])
+        if known:
+            _, path, dim = max(known, key=lambda k: (k[1] in near, k[0]))
+            return f"dim {dim} of {path}"
+        return f"a dim of {op.rule.factors[factor].size:,}"
+
+    def _dims_of_inputs(self) -> dict[Element, list[tuple[bool, str, int]]]:
+        """By class: (whether a parameter, path, dim) of the arguments that have one."""
+        if self._dims is None:
+            self._dims = {}
+            for element, place in self._every_dim():
+                self._dims.setdefault(element, []).append(place)
+        return self._dims
+
+    def _every_dim(self) -> Iterator[tuple[Element, tuple[bool, str, int]]]:
+        graph, classes = self.model.graph, self.model.classes
+        params = self.model.study.roles.params
+        for node in graph.nodes:
+            if node.kind is NodeKind.INPUT:
+                path = graph.program.inputs[node.slot].path
+                for dim, element in enumerate(classes.results(node, 0)):
+                    if element is not None:
+                        yield element, (node.slot in params, path, dim)
+
+
+def _keeps_name(node: Node) -> bool:
+    """Whether what a node makes still goes by the name of what it reads."""
+    if node.kind is NodeKind.OP:
+        return node.op is not None and node.op.name in SAME_DATA
+    return node.kind in (NodeKind.CONST, NodeKind.SLICE, NodeKind.COPY)
+
+
+def _is_backward(op: Op) -> bool:
+    return "transpose(" in op.source.name_stack
+
+
+def _and(words: Sequence[str] | dict[str, None]) -> str:
+    *first, last = words or ["its dims"]
+    return f"{', '.join(first)} and {last}" if first else last
