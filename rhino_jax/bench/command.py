@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from rhino_jax.bench.changes import changes_text
 from rhino_jax.bench.clock_run import clock_report, clock_task
@@ -17,12 +17,18 @@ from rhino_jax.bench.figures import figures_of
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.plan_run import plan_report, plan_task
 from rhino_jax.bench.progress import title_of
-from rhino_jax.bench.readme import write_section
+from rhino_jax.bench.readme import check_places, write_results
 from rhino_jax.bench.records import Result
 from rhino_jax.bench.row_run import RowResult, Task, run_rows
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store, read_results, write_json
 from rhino_jax.bench.suite import Row, Suite, load_suite, suite_names
+from rhino_jax.bench.summary import (
+    clocked_summary,
+    compiled_summary,
+    planned_summary,
+    to_list,
+)
 from rhino_jax.bench.table import to_markdown
 from rhino_jax.bench.versions import versions
 from rhino_jax.errors import HardwareError
@@ -44,7 +50,7 @@ class Command:
       out: folder of the results.
       is_fresh: forget earlier results.
       requires_extras: a target that cannot be compiled for is an error.
-      readme: file whose section is written, or None.
+      readme: README of a checkout, in which the results are written; or None.
       against: results of an earlier run to compare with, or None.
     """
 
@@ -105,6 +111,8 @@ def run_command(command: Command) -> int:
         for row in suite.rows:
             print(f"{title_of(row)}: {', '.join(m.name for m in row.methods)}")
         return 0
+    if command.readme is not None:
+        check_places(command.readme, suite.name)
     try:
         return _run(suite, command)
     except KeyboardInterrupt:
@@ -112,11 +120,18 @@ def run_command(command: Command) -> int:
         raise
 
 
-_BY_ROW: dict[str, tuple[Callable[[], Task[Any]], Callable[..., str]]] = {
-    "clock": (clock_task, clock_report),
-    "plan": (plan_task, plan_report),
+class _ByRow(NamedTuple):
+    """A kind of suites whose rows are measured as a whole: how, and what is said."""
+
+    task: Callable[[], Task[Any]]
+    report: Callable[..., str]
+    summary: Callable[..., tuple[str, ...]]
+
+
+_BY_ROW = {
+    "clock": _ByRow(clock_task, clock_report, clocked_summary),
+    "plan": _ByRow(plan_task, plan_report, planned_summary),
 }
-"""Kinds of suites whose rows are measured as a whole: how, and what is said of them."""
 
 
 def _row_values(result: RowResult[Any]) -> dict[str, Any]:
@@ -132,9 +147,10 @@ def _run(suite: Suite, command: Command) -> int:
     missing: dict[str, str] = {}
     values: dict[str, Any]
     if suite.kind in _BY_ROW:
-        task, report = _BY_ROW[suite.kind]
-        rows = run_rows(suite, store, say, task())
-        text = report(suite, rows, _words(command))
+        kind = _BY_ROW[suite.kind]
+        rows = run_rows(suite, store, say, kind.task())
+        text = kind.report(suite, rows, _words(command))
+        summary = kind.summary(suite.name, rows)
         values = {"results": [_row_values(r) for r in rows]}
         failed = sum(r.found is None for r in rows)
     else:
@@ -143,6 +159,7 @@ def _run(suite: Suite, command: Command) -> int:
         results = run_suite(suite, store, say, missing, jobs=jobs)
         figures = figures_of(results)
         text = to_markdown(suite.name, results, figures, _words(command))
+        summary = compiled_summary(suite.name, results, figures)
         if command.against is not None:
             text += "\n" + changes_text(results, earlier, command.against) + "\n"
         values = {
@@ -153,10 +170,11 @@ def _run(suite: Suite, command: Command) -> int:
     head = {"suite": suite.name, "versions": versions()}
     write_json(store.folder / f"{suite.name}.json", head | values)
     (store.folder / f"{suite.name}.md").write_text(text, encoding="utf-8")
-    if command.readme is not None:
-        write_section(command.readme, suite.name, text)
     print(text)
     say(f"written to {store.folder}")
+    if command.readme is not None:
+        where = write_results(command.readme, suite.name, text, to_list(summary))
+        say(f"written to {where}")
     for target, error in missing.items():
         say(f"!!! NOT RUN: {target}: {error}")
     return 1 if failed else 0

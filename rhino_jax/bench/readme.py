@@ -1,4 +1,5 @@
-"""The section of a README that the benchmark writes."""
+"""What the benchmark writes into a checkout: `rhino_jax/bench/RESULTS.md`, with every
+table, and in the README a few lines of each suite. Neither is part of a wheel."""
 
 from __future__ import annotations
 
@@ -7,28 +8,72 @@ from pathlib import Path
 from rhino_jax.bench.errors import BenchError
 
 
+RESULTS = "rhino_jax/bench/RESULTS.md"
+"""From the folder of the README."""
+
+
 def marks_of(suite: str) -> tuple[str, str]:
     """The lines between which a suite's section lies."""
     return f"<!-- bench:{suite} -->", f"<!-- /bench:{suite} -->"
 
 
-def write_section(path: str | Path, suite: str, text: str) -> None:
-    """Replace what lies between a suite's marks.
+def write_results(readme: str | Path, suite: str, text: str, summary: str) -> str:
+    """Write a suite's results, and what the README says of them.
+
+    Args:
+      readme: whose folder is a checkout's.
+      suite: its name.
+      text: for the suite's section of `RESULTS`, which is added where there is none.
+      summary: for the README, where it has a place for the suite.
+    Returns:
+      What was written, in words.
+    Raises:
+      BenchError: a file cannot be read or written, or its marks are odd.
+    """
+    written = _written(Path(readme), suite, text, summary)
+    for file, new in written.items():
+        try:
+            file.write_text(new, encoding="utf-8")
+        except OSError as error:
+            raise _cannot(file, suite, error) from None
+    return " and ".join(map(str, written))
+
+
+def check_places(readme: str | Path, suite: str) -> None:
+    """See that `write_results` will find what it needs, before hours of work.
 
     Raises:
-      BenchError: the file cannot be read or written, or has no such marks.
+      BenchError: as there.
     """
+    _written(Path(readme), suite, "", "")
+
+
+def _written(readme: Path, suite: str, text: str, summary: str) -> dict[Path, str]:
+    """The files, and what will stand in them."""
+    results = readme.parent / RESULTS
     start, end = marks_of(suite)
-    file = Path(path)
+    old, document = _read(results, suite), _read(readme, suite)
+    if start not in old and end not in old:
+        old = f"{old.rstrip()}\n\n## `{suite}`\n\n{start}\n{end}\n"
+    found = {results: with_section(old, suite, text, str(results))}
+    if start in document or end in document:
+        found[readme] = with_section(document, suite, summary, str(readme))
+    return found
+
+
+def _read(file: Path, suite: str) -> str:
     try:
-        old = file.read_text(encoding="utf-8")
-        file.write_text(with_section(old, suite, text, str(path)), encoding="utf-8")
-    except OSError as error:
-        raise BenchError(
-            f"`bench {suite} --readme`: {error.strerror}.",
-            where=str(path),
-            fix=f"give a file that holds the lines {start} and {end}.",
-        ) from None
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _cannot(file, suite, error) from None
+
+
+def _cannot(file: Path, suite: str, error: Exception) -> BenchError:
+    return BenchError(
+        f"`bench {suite} --readme`: {getattr(error, 'strerror', None) or error}.",
+        where=str(file),
+        fix=f"give the README of a checkout: {RESULTS} beside it is written too.",
+    )
 
 
 def with_section(old: str, suite: str, text: str, file: str) -> str:

@@ -36,7 +36,8 @@ def add_bench(commands: Any) -> None:
         metavar="FILE",
         nargs="?",
         const="README.md",
-        help="write the tables between the suite's marks in this file",
+        help="of a checkout: its rhino_jax/bench/RESULTS.md is written, and a few lines"
+        " here, both between the suite's marks",
     )
     bench.add_argument(
         "--against",

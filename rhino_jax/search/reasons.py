@@ -111,7 +111,7 @@ class Reasons:
         return None
 
     def _gradient(self, port: Port) -> str | None:
-        """Of a value of the backward pass: whose gradient, or which result, it becomes."""
+        """Of a value of the backward pass: whose gradient, or which result, it is."""
         if port.id not in self._gradients:
             self._gradients[port.id] = self._find_gradient(port)
         return self._gradients[port.id]

@@ -66,6 +66,9 @@ def test_from_end_to_end_and_on(
     suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "READ.md").write_text("<!-- bench:mine -->\n<!-- /bench:mine -->\n")
+    tables = tmp_path / "rhino_jax" / "bench" / "RESULTS.md"
+    tables.parent.mkdir(parents=True)
+    tables.write_text("# Results\n")
     words = ["bench", "mine.toml"]
     assert main([*words, "--methods", "fsdp@matmul,best"]) == 0
     first = capsys.readouterr()
@@ -82,8 +85,9 @@ def test_from_end_to_end_and_on(
         assert cell["versions"]["jax"]
     assert recipe["predicted"]["wire_bytes"] > 0
     assert found["figures"]["fidelity"]["programs"] >= 1
+    assert "| mlp-tiny | little | cpu:4 |" in tables.read_text()
     text = (tmp_path / "READ.md").read_text()
-    assert "| mlp-tiny | little | cpu:4 |" in text
+    assert "`mine`, rows: 1, on cpu:4" in text and "| mlp-tiny" not in text
     assert main([*words, "--against", "rhino_bench/mine.json"]) == 0
     assert "- `best`, 1 rows: geometric mean 1.000" in capsys.readouterr().out
 

@@ -6,7 +6,13 @@ import pytest
 
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.figures import figures_of
-from rhino_jax.bench.readme import with_section, write_section
+from rhino_jax.bench.readme import (
+    RESULTS as RESULTS_FILE,
+    check_places,
+    with_section,
+    write_results,
+)
+from rhino_jax.bench.summary import compiled_summary, to_list
 from rhino_jax.bench.table import cells_table, rows_table, to_markdown
 from tests.bench.samples import measure, result
 
@@ -92,13 +98,43 @@ def test_the_report_has_figures_versions_and_command() -> None:
     assert text.index("| workload") < text.index("<details>")
 
 
-def test_a_section_is_replaced_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "README.md"
+@pytest.fixture
+def readme(tmp_path: Path) -> Path:
+    """The README of a checkout."""
+    path, results = tmp_path / "README.md", tmp_path / RESULTS_FILE
+    results.parent.mkdir(parents=True)
+    results.write_text("# Results\n")
     path.write_text("a\n<!-- bench:x -->\nold\n<!-- /bench:x -->\nb\n")
-    write_section(path, "x", "new\n")
-    write_section(path, "x", "newer\n")
-    expected = "a\n<!-- bench:x -->\n\nnewer\n\n<!-- /bench:x -->\nb\n"
-    assert path.read_text() == expected
+    return path
+
+
+def test_sections_are_replaced_and_nothing_else(readme: Path) -> None:
+    write_results(readme, "x", "new\n", "- new")
+    write_results(readme, "x", "newer\n", "- newer")
+    assert readme.read_text() == (
+        "a\n<!-- bench:x -->\n\n- newer\n\n<!-- /bench:x -->\nb\n"
+    )
+    assert (readme.parent / RESULTS_FILE).read_text() == (
+        "# Results\n\n## `x`\n\n<!-- bench:x -->\n\nnewer\n\n<!-- /bench:x -->\n"
+    )
+
+
+def test_a_readme_says_only_the_suites_that_it_has_a_place_for(readme: Path) -> None:
+    old = readme.read_text()
+    said = write_results(readme, "y", "table", "- line")
+    assert readme.read_text() == old and str(readme) not in said
+    assert "table" in (readme.parent / RESULTS_FILE).read_text()
+
+
+def test_odd_marks_are_found_before_anything_is_written(readme: Path) -> None:
+    readme.write_text("<!-- bench:x -->")
+    for call in (
+        lambda: check_places(readme, "x"),
+        lambda: write_results(readme, "x", "t", "s"),
+    ):
+        with pytest.raises(BenchError, match="no place"):
+            call()
+    assert (readme.parent / RESULTS_FILE).read_text() == "# Results\n"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +153,17 @@ def test_a_file_without_a_place_is_left_alone(old: str) -> None:
     assert caught.value.fix and caught.value.numbers
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="--readme"):
-        write_section(tmp_path / "none.md", "x", "new")
+def test_what_is_no_checkout(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("")
+    with pytest.raises(BenchError, match="--readme") as caught:
+        write_results(tmp_path / "README.md", "x", "new", "- new")
+    assert "RESULTS.md" in caught.value.where
+
+
+def test_the_summary_says_how_plans_compare_and_how_true_they_are() -> None:
+    lines = compiled_summary("quick", RESULTS, figures_of(RESULTS))
+    text = to_list(lines)
+    assert "`best` 0.81 to 0.81 (geometric mean 0.81)" in lines[0]
+    assert "over 3 programs, median error: step time" in lines[1]
+    assert max(map(len, text.splitlines())) <= 120
+    assert all(line.startswith(("- ", "  ")) for line in text.splitlines())

@@ -1,0 +1,120 @@
+"""A suite's results in a few lines, as the README says them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rhino_jax.bench.clock import Clocked
+from rhino_jax.bench.figures import Figures, geometric_mean
+from rhino_jax.bench.plan_run import Timed
+from rhino_jax.bench.records import Result
+from rhino_jax.bench.row_run import RowResult
+from rhino_jax.units import format_bytes, format_seconds, format_share
+
+
+WIDTH = 120
+
+
+def compiled_summary(
+    suite: str, results: Sequence[Result], figures: Figures
+) -> tuple[str, ...]:
+    """Plans over recipes as compiled, and how true predictions are."""
+    ratios: dict[str, list[float]] = {}
+    for q in figures.quality:
+        if q.ratio is not None:
+            ratios.setdefault(q.method, []).append(q.ratio)
+    targets = ", ".join(dict.fromkeys(r.target for r in results))
+    num_rows = len({r.row for r in results})
+    said = ", ".join(f"`{name}` {_span(found)}" for name, found in ratios.items())
+    first = f"`{suite}`, rows: {num_rows}, on {targets}: compiled step over the best"
+    first += f" recipe's: {said or 'no recipe fits'}."
+    nowhere, only = figures.only_recipes_fit, figures.only_rhino_fits
+    first += (
+        f" Fits where no recipe does: {_rows(only)}; the reverse: {_rows(nowhere)}."
+    )
+    fidelity = figures.fidelity
+    medians = ", ".join(
+        f"{name} {format_share(errors.median)}"
+        for name, errors in (
+            ("step time", fidelity.step),
+            ("bytes on the wire", fidelity.wire),
+            ("peak memory", fidelity.peak),
+        )
+        if errors.median is not None
+    )
+    if not medians:
+        return (first,)
+    return (
+        first,
+        f"`{suite}`, predicted against compiled over {fidelity.programs} programs,"
+        f" median error: {medians}.",
+    )
+
+
+def planned_summary(suite: str, results: Sequence[RowResult[Timed]]) -> tuple[str, ...]:
+    """Seconds, gaps and memory of planning."""
+    found = [r.found for r in results if r.found is not None]
+    if not found:
+        return ()
+    methods = dict.fromkeys(name for timed in found for name in timed.plan_s)
+    parts = []
+    for name in methods:
+        seconds = sorted(t.plan_s[name] for t in found if name in t.plan_s)
+        gaps = [t.gap[name] for t in found if name in t.gap]
+        parts.append(
+            f"`{name}` {format_seconds(seconds[0])} to {format_seconds(seconds[-1])},"
+            f" gap at most {format_share(max(gaps))}"
+        )
+    ops = max(t.num_ops for t in found)
+    held = format_bytes(max(t.peak_bytes for t in found))
+    return (
+        f"`{suite}`, {len(found)} programs of up to {ops:,} ops, planned in:"
+        f" {'; '.join(parts)}. At most {held} of memory.",
+    )
+
+
+def clocked_summary(
+    suite: str, results: Sequence[RowResult[Clocked]]
+) -> tuple[str, ...]:
+    """Steps that ran, over the fastest recipe's, and what a call costs more."""
+    found = [r.found for r in results if r.found is not None]
+    if not found:
+        return ()
+    ratios: dict[str, list[float]] = {}
+    for clocked in found:
+        for name, ratio in clocked.ratio.items():
+            ratios.setdefault(name, []).append(ratio)
+    said = ", ".join(f"`{name}` {_span(values)}" for name, values in ratios.items())
+    overheads = sorted(c.overhead_s for c in found)
+    return (
+        f"`{suite}`, {len(found)} models that really run, on emulated devices: step"
+        f" over the fastest recipe's: {said}. A decorated call costs"
+        f" {format_seconds(overheads[0])} to {format_seconds(overheads[-1])} more than"
+        " one of `jax.jit`.",
+    )
+
+
+def to_list(lines: Sequence[str]) -> str:
+    """A Markdown list, no line longer than `WIDTH`."""
+    return "\n".join(
+        textwrap.fill(
+            f"- {line}",
+            WIDTH,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines
+    )
+
+
+def _span(ratios: Sequence[float]) -> str:
+    mean = geometric_mean(ratios)
+    return f"{min(ratios):.2f} to {max(ratios):.2f} (geometric mean {mean:.2f})"
+
+
+def _rows(found: Sequence[str]) -> str:
+    """How many rows stand in names as `row: method`."""
+    count = len({name.rpartition(":")[0] for name in found})
+    return f"{count} {'row' if count == 1 else 'rows'}" if count else "none"
