@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from rhino_jax._compat import context_mesh, is_compile_only
 from rhino_jax.apply.constraints import auto_twin, partition_spec
 from rhino_jax.apply.donation import Donations
+from rhino_jax.apply.feedback import Feedback
 from rhino_jax.apply.interpret import constrained
 from rhino_jax.errors import MeshError, PlanFileError
 from rhino_jax.frontend.leaves import Static, is_python_scalar
@@ -64,6 +65,7 @@ class Bound:
             traced.name, traced.arguments.array_paths, traced.donated
         )
         self._only_arrays = not traced.arguments.statics
+        self.feedback = Feedback(traced)
         self._out_only_arrays = not traced.result.statics
         owned = frozenset() if traced.written is None else traced.written.owned
         self._owned = [i for i in owned if traced.donated[i]]
@@ -225,6 +227,7 @@ class Bound:
             with jax.set_mesh(self.mesh):
                 outs = call(*arrays)
         self._donations.made(outs)
+        self.feedback.gave(outs)
         if arguments.to_move and arguments.lifted is None:
             self._delete_donated(arguments, arrays)
         if self.is_emulated and not any(isinstance(x, jax.core.Tracer) for x in outs):

@@ -18,6 +18,7 @@ import jax
 from rhino_jax._compat import context_mesh
 from rhino_jax.apply.bound import Arguments, Bound
 from rhino_jax.apply.constraints import auto_twin
+from rhino_jax.apply.feedback import tied, without
 from rhino_jax.apply.meshes import axes_of_mesh, make_mesh, read_mesh
 from rhino_jax.apply.stages import Lowered, lower
 from rhino_jax.errors import RhinoWarning, TraceError
@@ -67,6 +68,7 @@ class ShardedFunction:
         self._bounds: dict[tuple[Signature, Any], Bound] = {}
         self._plans: dict[tuple[str, Any], Plan] = {}
         self._programs: dict[tuple[Signature, Any], str] = {}
+        self._plans_itself = plans
         self._has_warned = not plans
         self.hardware: Any = None
         functools.update_wrapper(self, parameters.fn)
@@ -83,6 +85,11 @@ class ShardedFunction:
         if last is not None and (self._mesh is not None or self._is_same_context()):
             arguments = self._match(last, args, kwargs)
             if arguments is not None:
+                if arguments.to_move and self._plans_itself:
+                    tied_up = self._tie_what_came_back(last, arguments)
+                    if tied_up is not last:
+                        last, arguments = tied_up, self._match(tied_up, args, kwargs)
+                        assert arguments is not None
                 return last.run(arguments)
         return self._call(args, kwargs)
 
@@ -147,6 +154,32 @@ class ShardedFunction:
         if not traced.has_captured_tracers:
             self._bounds[key] = bound
         return bound
+
+    def _tie_what_came_back(self, bound: Bound, arguments: Arguments) -> Bound:
+        """The same, planned again where a result of the last call is an argument now
+        and would have to move."""
+        ties = bound.feedback.came_back(arguments.arrays, arguments.to_move)
+        if not ties:
+            return bound
+        paths = bound.traced.arguments.array_paths
+        out_paths = [o.path for o in bound.traced.program.outputs]
+        said = "; ".join(f"`{out_paths[o]}` as `{paths[i]}`" for o, i in ties.items())
+        warnings.warn(
+            f"{self._what}: results of `{self.__name__}` come back as arguments, laid"
+            f" out otherwise: {said}. It is planned again, once, so that they have one"
+            " sharding; donate such arguments, and it is known from the start.",
+            RhinoWarning,
+            stacklevel=3,
+        )
+        key = next(k for k, b in self._bounds.items() if b is bound)
+        mesh = key[1]
+        traced = tied(bound.traced, ties)
+        with attending(mesh):
+            before = without(bound.plan, set(ties.values()))
+            plan = self._planner(traced, bound.mesh, before)
+        self._plans[self._programs[key], mesh] = plan
+        self._last = self._bounds[key] = Bound(traced, plan, bound.mesh)
+        return self._last
 
     def _last_bound(self, mesh: Any) -> Bound | None:
         """What was planned last for this mesh."""

@@ -1,0 +1,78 @@
+"""Results that come back as arguments: a tie that nothing but the calls shows.
+
+`y = f(x, w); y = f(y, w)` replaces `x` by the result, though nothing is donated and no
+name says so (see `rhino_jax.frontend.state`). The first call that has to move such an
+array tells; the function is then planned again with the two tied.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rhino_jax.frontend.state import with_ties
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.plan.kept import arguments_of
+from rhino_jax.plan.plan import Plan
+
+
+class Feedback:
+    """What the last call gave, as far as it could come back."""
+
+    def __init__(self, traced: Traced) -> None:
+        program = traced.program
+        tied = {o.state_of for o in program.outputs}
+        free = {
+            _type_of(program, e.value)
+            for i, e in enumerate(program.inputs)
+            if not e.is_const and i not in tied
+        } - {None}
+        self._candidates = [
+            k
+            for k, o in enumerate(program.outputs)
+            if o.state_of is None and _type_of(program, o.value) in free
+        ]
+        self._tied = tied
+        self._given: list[tuple[int, weakref.ref[Any]]] = []
+
+    def gave(self, outs: Sequence[Any]) -> None:
+        """Remember the results of a call; they may die meanwhile."""
+        if self._candidates:
+            self._given = [(k, weakref.ref(outs[k])) for k in self._candidates]
+
+    def came_back(
+        self, arrays: Sequence[Any], to_move: Sequence[int]
+    ) -> dict[int, int]:
+        """Results of the last call → which of the arguments that must move they are."""
+        found: dict[int, int] = {}
+        for i in to_move:
+            if i in self._tied:
+                continue
+            for k, given in self._given:
+                if k not in found and given() is arrays[i]:
+                    found[k] = i
+        return found
+
+
+def _type_of(program: Any, value: int) -> tuple[tuple[int, ...], str] | None:
+    """Shape and type; None of a scalar, which no device has a part of."""
+    found = program.values[value]
+    return (found.shape, found.dtype) if found.rank else None
+
+
+def tied(traced: Traced, ties: dict[int, int]) -> Traced:
+    """The same trace, in which more results replace arguments."""
+    return replace(traced, program=with_ties(traced.program, ties))
+
+
+def without(plan: Plan, arguments: set[int]) -> Plan:
+    """The plan as if it had no such arguments: their layout is not kept."""
+    known = arguments_of(plan)
+    left = [i for i in range(len(known)) if i not in arguments]
+    return replace(
+        plan,
+        inputs=(*(known[i] for i in left), *plan.inputs[len(known) :]),
+        in_leaf_positions=tuple(plan.in_leaf_positions[i] for i in left),
+    )
