@@ -35,6 +35,7 @@ from rhino_jax.hardware.target import Target as Target
 from rhino_jax.plan.plan import Plan as Plan
 from rhino_jax.plan.plans import Plans as Plans
 from rhino_jax.verify.audit import Audit as Audit
+from rhino_jax.verify.check import Check as Check
 from rhino_jax.verify.targets import compile_target as compile_target
 from rhino_jax.verify.verification import Verification as Verification
 

@@ -201,14 +201,23 @@ def trace(
     return trace_call(parameters, call, mesh=mesh, what=what)
 
 
-def trace_call(
-    parameters: Parameters, call: Call, *, mesh: Any = None, what: str
-) -> Traced:
-    """Trace a call that was taken apart; see `trace`."""
-    arguments = call.leaves
-    types = [abstract(x) for x in arguments.arrays]
-    names = parameters.names(len(call.args))
-    results: list[tuple[Leaves, Written | None, Any]] = []
+FlatResult = tuple[Leaves, Written | None, Any]
+"""The leaves of a result, what is written back to objects, and the result's tree as a
+plan shows it."""
+
+
+def flat_function(
+    parameters: Parameters, call: Call, results: list[FlatResult] | None = None
+) -> Callable[..., list[Any]]:
+    """The user's function of the arrays of a call alone; to be traced.
+
+    Gives the arrays of the result, then those that are written back to objects.
+
+    Args:
+      parameters, call: of the function.
+      results: is given what else is to be known of the result.
+    """
+    arguments, names = call.leaves, parameters.names(len(call.args))
 
     def run(*args: Any, **kwargs: Any) -> Any:
         everything, named = _put_statics(args, kwargs, call.statics)
@@ -225,11 +234,23 @@ def trace_call(
                 run, args, kwargs, arguments, lambda a, k: split_arguments(a, k, names)
             )
         result = split_result(value)
-        tree = shown(value, result.positions)
-        nothing = [None] * len(result.positions)
-        results.append((_without(result, nothing), written, tree))
+        if results is not None:
+            tree = shown(value, result.positions)
+            nothing = [None] * len(result.positions)
+            results.append((_without(result, nothing), written, tree))
         return [*result.arrays, *after]
 
+    return flat
+
+
+def trace_call(
+    parameters: Parameters, call: Call, *, mesh: Any = None, what: str
+) -> Traced:
+    """Trace a call that was taken apart; see `trace`."""
+    arguments = call.leaves
+    types = [abstract(x) for x in arguments.arrays]
+    results: list[FlatResult] = []
+    flat = flat_function(parameters, call, results)
     try:
         closed = trace_flat(
             flat,

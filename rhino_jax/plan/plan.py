@@ -21,6 +21,7 @@ from rhino_jax.plan.records import (
 
 if TYPE_CHECKING:
     from rhino_jax.plan.diff import PlanDiff
+    from rhino_jax.verify.check import Check
     from rhino_jax.verify.verification import Verification
 
 
@@ -298,6 +299,45 @@ class Plan:
             args,
             kwargs,
             compile_for=compile_for,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
+
+    def check(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        tolerance: float | None = None,
+        static_argnums: int | Iterable[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
+        **kwargs: Any,
+    ) -> Check:
+        """Run `fn(*args, **kwargs)` as planned and on one device, and compare results.
+
+        Runs on copies: nothing of the arguments is consumed or changed. One device must
+        hold the whole program.
+
+        Args:
+          fn: the function that was planned, or what `auto_shard` made of it.
+          args, kwargs: its arguments, with arrays.
+          tolerance: the largest relative difference of floats; None: by element type,
+            1e-4 for float32 (`rhino_jax.verify.comparison`).
+          static_argnums, static_argnames: as in `jax.jit`.
+        Returns:
+          The differences by tree path, the largest first, and what could not be
+          compared. Runs on the plan's mesh, or on emulated devices where it has none.
+        Raises:
+          PlanFileError: the plan is of another program.
+          MeshError: the mesh has no devices, and so many cannot be emulated.
+        """
+        from rhino_jax.verify.check import check
+
+        return check(
+            self,
+            fn,
+            args,
+            kwargs,
+            tolerance=tolerance,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
         )

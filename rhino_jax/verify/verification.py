@@ -139,8 +139,12 @@ def verify(
     what = "`plan.verify`"
     if isinstance(fn, Method):
         fn, args = fn.__func__, (fn.__self__, *args)
-    parameters = _parameters(
-        plan, fn, static_argnums=static_argnums, static_argnames=static_argnames
+    parameters = planned_parameters(
+        plan,
+        fn,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        what=what,
     )
     place = place_of(plan, compile_for, what)
     sharded = sharded_by(parameters, plan.with_mesh(place.mesh), what)
@@ -148,8 +152,13 @@ def verify(
     return verification_of(plan, lowered, place.compile(lowered.lowered), place)
 
 
-def _parameters(
-    plan: Plan, fn: Callable[..., Any], *, static_argnums: Any, static_argnames: Any
+def planned_parameters(
+    plan: Plan,
+    fn: Callable[..., Any],
+    *,
+    static_argnums: Any,
+    static_argnames: Any,
+    what: str,
 ) -> Parameters:
     """How arguments are read; donated are those that the plan was made to donate."""
     if isinstance(fn, ShardedFunction):
@@ -159,7 +168,7 @@ def _parameters(
             fn,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
-            what="`plan.verify`",
+            what=what,
         )
     donated: set[str | int] = set(parameters.donated)
     for key in plan.donated_arguments():

@@ -1,0 +1,227 @@
+"""A plan run beside one device: does it give the same numbers?
+
+`Plan.check` runs the program twice, on copies of the arguments: as planned, over real
+or emulated devices, and as `jax.jit` runs it on one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from rhino_jax._compat import is_compile_only
+from rhino_jax.apply.bound import Bound
+from rhino_jax.apply.sharded import Method, sharded_by
+from rhino_jax.errors import MeshError, TraceError
+from rhino_jax.frontend.leaves import is_python_scalar
+from rhino_jax.frontend.trace import Call, flat_function, split_call
+from rhino_jax.plan.plan import Plan
+from rhino_jax.verify.comparison import ComparedLeaf, compare
+from rhino_jax.verify.emulate import emulated_mesh
+from rhino_jax.verify.verification import planned_parameters
+
+
+ASKS_FOR_A_MESH = frozenset({"sharding_constraint", "shard_map", "reshard"})
+"""Ops that a program has only within a mesh."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Check:
+    """The results of a planned program beside those of one device.
+
+    Attributes:
+      program_name: the planned function's name.
+      mesh_axes: (name, size) of every mesh axis, major first.
+      devices: what it ran on, as "8 emulated cpu devices".
+      leaves: every array of the result, the largest differences first.
+      not_compared: (tree path, why) of what could not be compared.
+      seconds: wall time of compiling and running both.
+    """
+
+    program_name: str
+    mesh_axes: tuple[tuple[str, int], ...]
+    devices: str
+    leaves: tuple[ComparedLeaf, ...]
+    not_compared: tuple[tuple[str, str], ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing that was compared differs beyond its tolerance."""
+        return all(leaf.ok for leaf in self.leaves)
+
+    def table(self, *, full: bool = False) -> str:
+        """The whole story as text.
+
+        Args:
+          full: every leaf, not only those that differ most.
+        """
+        from rhino_jax.report.check import check_to_text
+
+        return check_to_text(self, full=full)
+
+    def __repr__(self) -> str:
+        from rhino_jax.report.check import check_line
+
+        return check_line(self)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        from rhino_jax.report.check import check_to_html
+
+        return check_to_html(self)
+
+
+def check(
+    plan: Plan,
+    fn: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    tolerance: float | None = None,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+) -> Check:
+    """Run `fn` as planned, and on one device; see `Plan.check`."""
+    what, started = "`plan.check`", time.monotonic()
+    if isinstance(fn, Method):
+        fn, args = fn.__func__, (fn.__self__, *args)
+    parameters = planned_parameters(
+        plan,
+        fn,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        what=what,
+    )
+    mesh, devices = _mesh_of(plan, what)
+    bound = sharded_by(parameters, plan.with_mesh(mesh), what).lower(*args, **kwargs)
+    call = split_call(parameters, args, kwargs, what)
+    _check_arrays(call, what)
+    arrays = [_whole(x) for x in call.leaves.arrays]
+    single = _on_one_device(bound.bound, flat_function(parameters, call), arrays)
+    planned = _as_planned(bound.bound, arrays)
+    traced = bound.bound.traced
+    paths = [*traced.result.array_paths]
+    if traced.written is not None:
+        paths += traced.written.paths
+    leaves = [
+        compare(path, a, b, tolerance)
+        for path, a, b in zip(paths, planned, single, strict=True)
+    ]
+    return Check(
+        program_name=plan.program_name,
+        mesh_axes=plan.mesh_axes,
+        devices=devices,
+        leaves=tuple(sorted(leaves, key=_badness, reverse=True)),
+        not_compared=(
+            *((traced.result.paths[p], "no array") for p, _ in traced.result.statics),
+            *(
+                (leaf.path, f"{1 - leaf.share:.0%} of it is in other processes")
+                for leaf in leaves
+                if leaf.share < 1
+            ),
+        ),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _badness(leaf: ComparedLeaf) -> tuple[bool, float]:
+    return not leaf.ok, leaf.relative / (leaf.tolerance or 1.0)
+
+
+def _mesh_of(plan: Plan, what: str) -> tuple[Mesh, str]:
+    """Devices to run on: the plan's, or else as many emulated ones.
+
+    Raises:
+      MeshError: so many cannot be emulated here.
+    """
+    mesh = plan.mesh
+    if isinstance(mesh, Mesh) and not is_compile_only(mesh.devices.flat[0]):
+        return mesh, f"{mesh.size} {mesh.devices.flat[0].device_kind} devices"
+    try:
+        mesh = emulated_mesh(plan.mesh_axes)
+    except MeshError as error:
+        raise MeshError(
+            f"{what}: the plan's mesh has no devices to run on, and so many cannot be"
+            " emulated.",
+            where="plan.mesh",
+            numbers=error.numbers,
+            fix="give it devices, as plan.with_mesh(mesh).check(fn, ...), or plan for a"
+            " smaller mesh; plan.verify compiles for hardware that is not there.",
+        ) from None
+    return mesh, f"{mesh.size} emulated cpu devices"
+
+
+def _check_arrays(call: Call, what: str) -> None:
+    for path, x in zip(call.leaves.array_paths, call.leaves.arrays, strict=True):
+        if isinstance(x, jax.ShapeDtypeStruct | jax.core.Tracer):
+            raise TraceError(
+                f"{what}: a {type(x).__name__} was given in place of an array.",
+                where=path,
+                numbers=str(x),
+                fix="call it with arrays, outside of jit: it runs the program."
+                " plan.verify takes shapes.",
+            )
+
+
+def _whole(x: Any) -> Any:
+    """An argument that this process holds whole."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(x, tiled=True)
+    return x
+
+
+def _copy(x: Any, where: Any) -> Any:
+    """A copy there: the program may take its memory. Python scalars stay what they are,
+    for their type is weak."""
+    if is_python_scalar(x):
+        return x
+    is_key = jnp.issubdtype(getattr(x, "dtype", float), jax.dtypes.prng_key)
+    if isinstance(x, jax.Array) and not is_key:
+        x = np.asarray(x)  # across backends, where emulated devices have their own
+    return jax.device_put(x, where, may_alias=False)
+
+
+def _on_one_device(bound: Bound, flat: Any, arrays: Sequence[Any]) -> list[Any]:
+    """What `jax.jit` makes of the user's function."""
+    me = jax.process_index()
+    device = next(d for d in bound.mesh.devices.flat if d.process_index == me)
+    with _context(bound, device), jax.default_device(device):
+        outs = jax.jit(flat)(*(_copy(x, device) for x in arrays))
+    return list(jax.block_until_ready(outs))
+
+
+@contextlib.contextmanager
+def _context(bound: Bound, device: Any) -> Iterator[None]:
+    """A mesh of one device for programs that name axes, else none."""
+    if not any(op.name in ASKS_FOR_A_MESH for op in bound.traced.program.ops):
+        yield
+        return
+    names = bound.mesh.axis_names
+    one = np.array([device]).reshape((1,) * len(names))
+    with jax.set_mesh(Mesh(one, names, axis_types=(AxisType.Auto,) * len(names))):
+        yield
+
+
+def _as_planned(bound: Bound, arrays: Sequence[Any]) -> list[Any]:
+    places = bound.in_shardings
+    placed = [_copy(x, where) for x, where in zip(arrays, places, strict=True)]
+    consts = [
+        _copy(_whole(x), sharding)
+        for x, sharding in zip(bound.traced.consts, bound.const_shardings, strict=True)
+    ]
+    with jax.set_mesh(bound.mesh):
+        outs = bound.jitted(*placed, *consts)
+    return list(jax.block_until_ready(outs))

@@ -1,0 +1,170 @@
+"""Results of two runs of one program, leaf by leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+TOLERANCES = {
+    "float64": 1e-8,
+    "complex128": 1e-8,
+    "float32": 1e-4,
+    "complex64": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+"""By element type, what sums in another order may change, as `ComparedLeaf.relative`
+measures it. Integers, bools and random keys must be equal."""
+
+COARSE = 0.3
+"""The tolerance of floats of eight bits and fewer."""
+
+LEAST_OF_LEAF = 0.1
+"""Share of a leaf's largest element that stands for those that are smaller still."""
+
+NOISE = 1e-8
+"""What is this small is the rounding of a zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLeaf:
+    """One array of the result, as planned beside on one device.
+
+    Attributes:
+      path: tree path.
+      shape, dtype: of the array.
+      absolute: largest |planned - one device|; NaN where only one of them is one, or
+        the other infinity.
+      relative: largest |planned - one device| over the sum of |one device| and a tenth
+        of the leaf's largest.
+      tolerance: the most that `relative` may be; 0: elements must be equal.
+      worst: index of the element with the largest relative difference.
+      differing: number of elements that differ beyond the tolerance.
+      share: of the elements that were compared: those that this process holds.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    absolute: float
+    relative: float
+    tolerance: float
+    worst: tuple[int, ...]
+    differing: int
+    share: float = 1.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether no element differs beyond the tolerance."""
+        return self.differing == 0
+
+
+def tolerance_of(dtype: Any) -> float:
+    """The tolerance of an element type; see `TOLERANCES`."""
+    kind = np.dtype(dtype)
+    if kind.kind in "biu":
+        return 0.0
+    return TOLERANCES.get(kind.name, COARSE)
+
+
+def compare(
+    path: str, planned: Any, single: Any, tolerance: float | None = None
+) -> ComparedLeaf:
+    """One leaf.
+
+    Args:
+      path: tree path.
+      planned: a JAX array, of which this process may hold some shards only.
+      single: the same on one device.
+      tolerance: of floats; None: by element type.
+    """
+    name = str(planned.dtype)
+    if jnp.issubdtype(planned.dtype, jax.dtypes.prng_key):
+        planned, single = jax.random.key_data(planned), jax.random.key_data(single)
+    whole = np.asarray(single)
+    allowed = tolerance_of(whole.dtype)
+    if tolerance is not None and allowed:
+        allowed = tolerance
+    scale = _scale(whole)
+    worst, differing, absolute, seen = (-1.0, (0,) * whole.ndim), 0, 0.0, 0
+    for index, part in _parts(planned):
+        found = _differences(np.asarray(part), whole[index], scale, allowed)
+        seen += part.size
+        if not part.size:
+            continue
+        differing += int((found.relative > allowed).sum())
+        absolute = float(np.maximum(absolute, np.nan_to_num(found.absolute).max()))
+        if np.isnan(found.absolute).any():
+            absolute = float("nan")
+        at = int(found.relative.argmax())
+        if found.relative.flat[at] > worst[0]:
+            place = np.unravel_index(at, found.relative.shape)
+            first = [s.start or 0 for s in index]
+            where = tuple(int(p) + f for p, f in zip(place, first, strict=True))
+            worst = (float(found.relative.flat[at]), where)
+    return ComparedLeaf(
+        path=path,
+        shape=tuple(whole.shape),
+        dtype=name,
+        absolute=absolute,
+        relative=max(0.0, worst[0]),
+        tolerance=allowed,
+        worst=worst[1],
+        differing=differing,
+        share=seen / whole.size if whole.size else 1.0,
+    )
+
+
+def _parts(planned: Any) -> Sequence[tuple[tuple[slice, ...], Any]]:
+    """What this process holds of an array, every element once."""
+    if planned.is_fully_addressable:
+        return [((slice(None),) * planned.ndim, planned)]
+    seen: dict[str, tuple[tuple[slice, ...], Any]] = {}
+    for shard in planned.addressable_shards:
+        seen.setdefault(repr(shard.index), (shard.index, shard.data))
+    return list(seen.values())
+
+
+def _scale(whole: np.ndarray) -> float:
+    """The largest finite magnitude."""
+    if whole.dtype.kind in "biu" or not whole.size:
+        return 0.0
+    size = np.abs(_wide(whole))
+    return float(np.where(np.isfinite(size), size, 0.0).max(initial=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Differences:
+    absolute: np.ndarray
+    relative: np.ndarray
+
+
+def _differences(
+    planned: np.ndarray, single: np.ndarray, scale: float, allowed: float
+) -> _Differences:
+    if not allowed:
+        differs = planned != single
+        size = np.zeros(planned.shape)
+        if differs.any():
+            size = np.abs(planned.astype(np.float64) - single.astype(np.float64))
+        return _Differences(size, np.where(differs, np.maximum(size, 1.0), 0.0))
+    a, b = _wide(planned), _wide(single)
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(a - b)
+        base = np.abs(b) + LEAST_OF_LEAF * scale
+        relative = np.where(size <= NOISE, 0.0, size / np.where(base > 0, base, 1.0))
+    # NaN beside NaN, and infinity beside the same, are equal.
+    same = (np.isnan(a) & np.isnan(b)) | (a == b)
+    size = np.where(same, 0.0, np.where(np.isfinite(size), size, np.nan))
+    relative = np.where(same, 0.0, np.where(np.isnan(size), np.inf, relative))
+    return _Differences(size, relative)
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)

@@ -1,0 +1,201 @@
+"""`plan.check` runs what was planned beside one device, and tells what differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec as P
+
+import rhino_jax as rhino
+from rhino_jax.apply.bound import Bound
+from rhino_jax.verify.comparison import ComparedLeaf, compare
+
+
+AXES = {"a": 2, "b": 4}
+
+
+def step(state: Any, key: Any, x: Any, factor: int, *, scale: float = 1.0) -> Any:
+    key, sub = jax.random.split(key)
+    kept = jax.random.bernoulli(sub, 0.5, x.shape)
+    h = jnp.where(kept, x, 0) @ state["w"] * scale
+    state = {"w": state["w"] * 0.9 - h.mean(0), "n": state["n"] + factor}
+    h = h.astype(jnp.bfloat16)
+    return state, {"key": key, "h": h, "log": jnp.log(h), "name": "text"}
+
+
+def args() -> Any:
+    rng = np.random.default_rng(0)
+    state = {"w": jnp.asarray(rng.normal(size=(16, 8)), jnp.float32), "n": 3}
+    return state, jax.random.key(1), rng.normal(size=(64, 16)).astype(np.float32), 2
+
+
+def planned(**options: Any) -> rhino.Plan:
+    options = {"mesh": AXES, "hardware": "cpu", **options}
+    return rhino.plan(step, *args(), static_argnums=3, scale=2.0, **options)
+
+
+def checked(plan: rhino.Plan, fn: Any = step, **options: Any) -> Any:
+    return plan.check(fn, *args(), static_argnums=3, scale=2.0, **options)
+
+
+def test_every_result_is_compared_by_path() -> None:
+    found = checked(planned())
+    assert found.ok
+    assert {leaf.path: leaf.dtype for leaf in found.leaves} == {
+        "out[0]['n']": "int32",
+        "out[0]['w']": "float32",
+        "out[1]['h']": "bfloat16",
+        "out[1]['key']": "key<fry>",
+        "out[1]['log']": "bfloat16",
+    }
+    assert found.not_compared == (("out[1]['name']", "no array"),)
+    assert found.devices == "8 cpu devices"
+    assert "5 arrays agree" in str(found) and "out[1]['name']" in str(found)
+    assert "5 arrays, ok" in repr(found)
+    assert "<table" in found._repr_html_()
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "v5e:4x4"])
+def test_devices_that_are_not_there_are_emulated(hardware: str) -> None:
+    """Sixteen, where this process has eight."""
+    found = checked(planned(mesh={"a": 4, "b": 4}, hardware=hardware))
+    assert found.ok
+    assert found.devices == "16 emulated cpu devices"
+
+
+def test_too_many_to_emulate() -> None:
+    plan = replace(
+        planned(), mesh=AbstractMesh((1 << 12,), ("a",)), mesh_axes=(("a", 1 << 12),)
+    )
+    with pytest.raises(rhino.MeshError, match="cannot be\n? ?emulated") as error:
+        checked(plan)
+    assert "4096" in error.value.numbers and error.value.fix
+
+
+def test_arguments_are_neither_consumed_nor_changed() -> None:
+    plan = planned(donate_argnums=0)
+    assert any(leaf.is_donated for leaf in plan.inputs)
+    mine = args()
+    assert plan.check(step, *mine, static_argnums=3, scale=2.0).ok
+    assert not mine[0]["w"].is_deleted()
+    np.testing.assert_array_equal(mine[0]["w"], args()[0]["w"])
+
+
+def test_what_goes_wrong_in_the_sharded_run_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    function = Bound.function
+
+    def wrong(self: Bound) -> Any:
+        run = function(self)
+
+        def changed(*arrays: Any) -> Any:
+            n, w, h, key, log = run(*arrays)
+            return [n + 1, w.at[3, 5].add(0.5), h, jax.random.split(key)[0], log]
+
+        return changed
+
+    monkeypatch.setattr(Bound, "function", wrong)
+    found = checked(planned())
+    assert not found.ok
+    bad = {leaf.path: leaf for leaf in found.leaves if not leaf.ok}
+    assert set(bad) == {"out[0]['n']", "out[0]['w']", "out[1]['key']"}
+    assert bad["out[0]['w']"].worst == (3, 5)
+    assert bad["out[0]['w']"].differing == 1
+    assert bad["out[0]['w']"].absolute == pytest.approx(0.5, rel=1e-3)
+    assert found.leaves[0].path in bad
+    assert "3 of 5 arrays differ" in found.table() and "3 differ" in repr(found)
+
+
+def test_it_takes_what_auto_shard_made_and_its_methods() -> None:
+    sharded = rhino.auto_shard(step, mesh=AXES, static_argnums=3, donate_argnums=0)
+    plan = sharded.plan(*args(), scale=2.0)
+    assert plan.check(sharded, *args(), scale=2.0).ok
+
+
+def test_shapes_and_other_programs_are_refused() -> None:
+    plan = planned()
+    state, *rest = args()
+    state["w"] = jax.ShapeDtypeStruct((16, 8), jnp.float32)
+    with pytest.raises(rhino.TraceError, match="in place of an array") as error:
+        plan.check(step, state, *rest, static_argnums=3, scale=2.0)
+    assert error.value.where == "state['w']"
+    with pytest.raises(rhino.PlanFileError):
+        plan.check(lambda *a, **k: a[0], *args(), static_argnums=3, scale=2.0)
+
+
+def test_programs_that_say_sharding_themselves() -> None:
+    mesh = jax.make_mesh((2, 4), ("a", "b"))
+
+    def said(w: Any, x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x @ w, P("a", None)).sum(0)
+
+    arrays = jnp.ones((8, 8)), jnp.ones((16, 8))
+    plan = rhino.plan(said, *arrays, mesh=mesh)
+    assert plan.check(said, *arrays).ok
+
+
+def test_nnx_objects_stay_what_they_are() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    before = np.asarray(model.kernel[...])
+
+    def update(m: Any, x: Any) -> Any:
+        loss, grads = nnx.value_and_grad(lambda m: (m(x) ** 2).mean())(m)
+        m.kernel[...] = m.kernel[...] - 0.1 * grads["kernel"][...]
+        return loss
+
+    x = jnp.ones((16, 8))
+    plan = rhino.plan(update, model, x, mesh=AXES)
+    found = plan.check(update, model, x)
+    assert found.ok
+    assert any("kernel" in leaf.path for leaf in found.leaves)
+    np.testing.assert_array_equal(np.asarray(model.kernel[...]), before)
+
+
+def leaf_of(a: Any, b: Any, tolerance: float | None = None) -> ComparedLeaf:
+    return compare("x", jnp.asarray(a), jnp.asarray(b), tolerance)
+
+
+INF, NAN = np.inf, np.nan
+
+
+@pytest.mark.parametrize(
+    ("planned", "single", "ok", "absolute"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], True, 0.0),
+        ([1.0, 2.0], [1.0, 2.001], False, 1e-3),
+        ([1e-5, 1.0], [2e-5, 1.0], True, 1e-5),  # beside what is large it is nothing
+        ([1e-3, 1.0], [2e-3, 1.0], False, 1e-3),
+        ([NAN, 1.0], [NAN, 1.0], True, 0.0),
+        ([NAN, 1.0], [1.0, NAN], False, NAN),
+        ([INF, -INF], [INF, -INF], True, 0.0),
+        ([INF, 1.0], [-INF, 1.0], False, NAN),
+        ([1e-9, 0.0], [-1e-9, 0.0], True, 2e-9),  # the rounding of a zero
+        ([3, 4], [3, 4], True, 0.0),
+        ([3, 4], [3, 6], False, 2.0),
+        ([True, False], [True, True], False, 1.0),
+        (np.zeros((0, 3)), np.zeros((0, 3)), True, 0.0),
+        (2.0, 2.0, True, 0.0),
+    ],
+)
+def test_what_counts_as_equal(
+    planned: Any, single: Any, ok: bool, absolute: float
+) -> None:
+    found = leaf_of(planned, single)
+    assert found.ok is ok
+    assert found.absolute == pytest.approx(absolute, rel=1e-2, nan_ok=True)
+    assert (found.relative <= found.tolerance) is ok
+
+
+def test_the_tolerance_is_by_type_or_as_given() -> None:
+    one, off = np.ones(4), np.array([1, 1, 1.01, 1])
+    assert not leaf_of(one.astype(np.float32), off.astype(np.float32)).ok
+    assert leaf_of(jnp.asarray(one, jnp.bfloat16), jnp.asarray(off, jnp.bfloat16)).ok
+    assert leaf_of(one.astype(np.float32), off.astype(np.float32), 0.1).ok
+    assert not leaf_of([1], [2], 10.0).ok  # integers are equal or not
