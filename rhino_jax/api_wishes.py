@@ -274,8 +274,7 @@ class Wishes:
         meshes: list[MeshAxes] = []
         resolved: ResolvedPins | None = None
         error: PinError | None = None
-        for shape in mesh_shapes(target, count):
-            axes = tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
+        for axes in _candidates(traced, target, count):
             try:
                 resolved = resolve_pins(pinned, traced.program, axes)
             except PinError as failed:
@@ -295,3 +294,16 @@ class Wishes:
             return
         with Progress(is_enabled=bool(self.progress)) as shown:
             yield shown.update
+
+
+def _candidates(traced: Traced, target: Target, count: int) -> list[MeshAxes]:
+    """Meshes of `count` devices: the one for which the program itself has code
+    (`shard_map`), or else all that the topology has."""
+    by_hand = {op.manual.mesh_axes for op in traced.program.ops if op.manual}
+    own = [axes for axes in by_hand if math.prod(n for _, n in axes) == count]
+    if len(own) == 1:
+        return own
+    return [
+        tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
+        for shape in mesh_shapes(target, count)
+    ]

@@ -21,6 +21,7 @@ from rhino_jax.frontend.kernels import (
     kernel_name,
     runs_of_body,
 )
+from rhino_jax.frontend.manual import manual_of
 from rhino_jax.frontend.provenance import NOWHERE, label_of, source_of
 from rhino_jax.frontend.regions import (
     REMATS,
@@ -189,6 +190,7 @@ class _Builder:
         source = source_of(eqn.source_info, outer)
         call = self.call(eqn, operands, source)
         rule, is_known = (None, True) if call else rule_of(eqn)
+        manual = manual_of(eqn)
         self.ops[op_id] = Op(
             id=op_id,
             name=name,
@@ -197,11 +199,12 @@ class _Builder:
             rule=self.rule(rule.rule) if rule else None,
             flops=float(rule.flops) if rule else 0.0,
             is_fusible=rule.is_fusible if rule else False,
-            is_known=is_known,
+            is_known=is_known or manual is not None,
             call=call,
             source=source,
             label=label_of(name, eqn.params),
             pin=Pin(**eqn.params) if name == PIN else None,
+            manual=manual,
         )
         return op_id
 

@@ -178,6 +178,24 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class Manual:
+    """An op that runs once on each device, on shards that its user says.
+
+    Attributes:
+      operands, results: of every dim of each, the names of the mesh axes that cut it.
+      mesh_axes: (name, size) of the mesh that it is written for.
+      num_shards: how often it runs.
+      has_collectives: whether it communicates itself.
+    """
+
+    operands: tuple[tuple[AxisNames, ...], ...]
+    results: tuple[tuple[AxisNames, ...], ...]
+    mesh_axes: NamedMesh
+    num_shards: int
+    has_collectives: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operation.
 
@@ -196,6 +214,7 @@ class Op:
       source: the user's line.
       label: a few words on parameters, for people.
       pin: of an op named `PIN`, the layout that its user holds fixed.
+      manual: how its user cut it by hand, if so (`shard_map`).
     """
 
     id: int
@@ -210,6 +229,7 @@ class Op:
     source: Source = field(default_factory=Source)
     label: str = ""
     pin: Pin | None = None
+    manual: Manual | None = None
 
 
 @dataclass(frozen=True, slots=True)

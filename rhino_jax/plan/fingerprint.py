@@ -29,6 +29,8 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
         lines.append(repr((op.name, op.operands, op.results)))
         if op.pin is not None:
             lines.append(repr((op.pin.layout, op.pin.mesh_axes)))
+        if op.manual is not None:
+            lines.append(repr((op.manual.operands, op.manual.results)))
         if rule is not None:
             # Ops share rules.
             line = rules.get(id(rule))

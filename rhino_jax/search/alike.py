@@ -78,6 +78,7 @@ def work_of(op: Op, types: Sequence[int] | np.ndarray) -> tuple[Hashable, ...]:
         "" if op.is_fusible else op.name,
         tuple([types[v] for v in op.operands]),
         tuple([types[v] for v in op.results]),
+        op.manual,
     )
 
 

@@ -83,6 +83,7 @@ def assemble(
     if unknown:
         listed = ", ".join(f"{n} ({c})" for n, c in unknown.items())
         notes.append(f"replicated for want of a rule: {listed}.")
+    notes += _notes_by_hand(program, mesh_axes)
     said = sum(op.name == USERS_CONSTRAINT for op in program.ops)
     if said:
         notes.append(
@@ -130,6 +131,25 @@ def assemble(
         meshes=meshes,
         notes=tuple(notes),
     )
+
+
+def _notes_by_hand(
+    program: Program, mesh_axes: tuple[tuple[str, int], ...]
+) -> list[str]:
+    """What is not known of code that its user cut by hand."""
+    notes = []
+    for op in program.ops:
+        if op.manual is None:
+            continue
+        axes = ", ".join(f"{n}={s}" for n, s in op.manual.mesh_axes)
+        if op.manual.mesh_axes != mesh_axes:
+            notes.append(
+                f"shard_map at {op.source} is over another mesh ({axes}) than the plan:"
+                " every device holds its operands whole."
+            )
+        elif op.manual.has_collectives:
+            notes.append(f"what shard_map at {op.source} sends itself is not priced.")
+    return list(dict.fromkeys(notes))
 
 
 def _with_pins(decisions: Decisions, every: Decisions, request: Request) -> Decisions:

@@ -17,6 +17,7 @@ from rhino_jax.errors import PinError
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import Rule
+from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import (
     OpenSpec,
     Spec,
@@ -235,9 +236,24 @@ class OptionBuilder:
         assert op is not None and op.rule is not None
         rule = op.rule
         shapes = tuple(self.graph.program.values[r].shape for r in op.results)
+        by_hand = self._by_hand(op)
+        if by_hand is not None:
+            return self._draft_of(node, (by_hand,))
         padded = may_pad(op, self.sizes.padded_dims)
         found = strategies(rule, shapes, mesh.sizes, padded)
         return self._draft_of(node, found)
+
+    def _by_hand(self, op: Op) -> Strategy | None:
+        """The one way to run what its user cut by hand, over this very mesh."""
+        manual, axes = op.manual, self.mesh.axes
+        if manual is None or manual.mesh_axes != tuple((a.name, a.size) for a in axes):
+            return None
+        place = {a.name: i for i, a in enumerate(axes)}
+        ins, outs = (
+            tuple(tuple(tuple(place[n] for n in dim) for dim in x) for x in side)
+            for side in (manual.operands, manual.results)
+        )
+        return Strategy((), ins, outs, outs)
 
     def _draft_of(self, node: Node, found: tuple[Strategy, ...]) -> _Draft:
         op, mesh = node.op, self.mesh
@@ -250,6 +266,8 @@ class OptionBuilder:
             ports = self._ports[id(found)] = self._ports_of(found)
         dims = tuple(f.size for f in rule.factors)
         flops = op.flops * np.array([share_of(s.cut, dims, mesh.sizes) for s in found])
+        if op.manual is not None and self._by_hand(op) is not None:
+            flops = flops / op.manual.num_shards
         # Elementwise arithmetic hides behind its memory traffic.
         arithmetic = 0.0 * flops if node.is_fusible else flops
         if node.is_matmul:
