@@ -25,6 +25,7 @@ from jax._src import (
     source_info_util,
 )
 from jax._src.interpreters import partial_eval
+from jax._src.state import discharge
 from jax.extend import core as jex_core
 from jaxlib import xla_client
 
@@ -175,7 +176,8 @@ def name_as(
     api_util.save_wrapped_fun_debug_info(flat, info)
 
 
-_JITTED = type(jax.jit(lambda: None))
+JITTED = type(jax.jit(lambda: None))
+"""The class of what `jax.jit` makes."""
 
 
 def jit_options(fn: Any) -> dict[str, tuple[Any, ...]]:
@@ -184,7 +186,7 @@ def jit_options(fn: Any) -> dict[str, tuple[Any, ...]]:
     Empty where `fn` is no such object: its type tells, since `functools.wraps` copies
     its attributes to any wrapper. Same on both versions.
     """
-    if not isinstance(fn, _JITTED):
+    if not isinstance(fn, JITTED):
         return {}
     info: Any = fn._jit_info  # type: ignore[attr-defined]
     keys = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
@@ -197,7 +199,7 @@ def jit_shardings(fn: Any) -> tuple[Any, ...]:
     Those that say something; empty where `fn` is no such object. Same on both
     versions.
     """
-    if not isinstance(fn, _JITTED):
+    if not isinstance(fn, JITTED):
         return ()
     info: Any = fn._jit_info  # type: ignore[attr-defined]
     leaves = (getattr(info, f"{x}_shardings_leaves", ()) for x in ("in", "out"))
@@ -208,6 +210,11 @@ def jit_shardings(fn: Any) -> tuple[Any, ...]:
         for s in side
         if not isinstance(s, unsaid) and s is not None
     )
+
+
+def is_outermost() -> bool:
+    """Whether nothing is being traced. Same on both versions."""
+    return bool(jax_core.trace_state_clean())
 
 
 def context_mesh() -> Any | None:
@@ -272,6 +279,38 @@ def coordination_client() -> Any | None:
     `key_value_delete`. Same on both versions.
     """
     return distributed.global_state.client
+
+
+def ref_value(ref: Any) -> Any:
+    """What a reference holds: the array itself, not a copy. Same on both versions."""
+    if isinstance(ref, jax.core.Tracer):
+        return ref[...]
+    return ref._refs._buf
+
+
+def set_ref_value(ref: Any, value: Any) -> None:
+    """Let a reference hold this very array, wherever that lies.
+
+    Assigning to it would copy, and needs both on the same devices. Same on both.
+    """
+    if isinstance(ref, jax.core.Tracer):
+        ref[...] = value
+        return
+    held, inner = ref._refs, jax.typeof(value)
+    held._buf = value
+    if held._aval.inner_aval != inner:  # it says on which mesh, where that is Explicit
+        ref._aval = held._aval = held._aval.update(inner_aval=inner)
+
+
+def without_refs(jaxpr: Any) -> Any:
+    """The same program without references that it makes itself.
+
+    What these hold becomes plain values, carried through loops. Same on both versions.
+    """
+    effects = open_jaxpr(jaxpr).effects
+    if not any(isinstance(e, jax_core.InternalMutableArrayEffect) for e in effects):
+        return jaxpr
+    return discharge.discharge_state(jaxpr)
 
 
 def num_tpu_chips() -> int:

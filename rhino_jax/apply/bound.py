@@ -154,7 +154,7 @@ class Bound:
         ):
             if type(x) is kind and x.aval is aval and x.sharding is sharding:
                 continue
-            if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct):
+            if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct | jax.Ref):
                 return None
             try:
                 if array_type(x) != self.traced.signature.arrays[i]:

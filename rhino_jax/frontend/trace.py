@@ -22,15 +22,13 @@ from rhino_jax.frontend.leaves import (
     split_arguments,
     split_result,
 )
-from rhino_jax.frontend.objects.lift import (
-    Lifted,
-    Written,
-    call_on_objects,
-    lift,
-    shown,
-)
+from rhino_jax.frontend.objects.calling import call_on_objects
+from rhino_jax.frontend.objects.lift import Lifted, lift, shown
+from rhino_jax.frontend.objects.written import Written
 from rhino_jax.frontend.parameters import Parameters, read_parameters
+from rhino_jax.frontend.tracing.captured import refuse_objects
 from rhino_jax.frontend.tracing.in_context import trace_flat
+from rhino_jax.frontend.tracing.leaks import Watch
 from rhino_jax.frontend.tracing.ties import tie
 from rhino_jax.ir.program import Program
 
@@ -251,6 +249,9 @@ def trace_call(
     types = [abstract(x) for x in arguments.arrays]
     results: list[FlatResult] = []
     flat = flat_function(parameters, call, results)
+    statics = [(str(key), static.value) for key, static in call.statics]
+    statics += [(arguments.paths[p], static.value) for p, static in arguments.statics]
+    watch = Watch(parameters.fn, statics)
     try:
         closed = trace_flat(
             flat,
@@ -262,8 +263,10 @@ def trace_call(
             what=what,
         )
     except Exception as error:
+        refuse_objects(parameters.fn, error, what, parameters.name)
         error.add_note(f"raised while {what} traced `{parameters.name}`")
         raise
+    watch.check(what, parameters.name)
     outs = [
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
         if hasattr(v.aval, "weak_type")

@@ -31,6 +31,10 @@ def is_object(x: Any) -> bool:
     return type(x) in GRAPH_REGISTRY or isinstance(x, Variable)
 
 
+def has_objects(tree: Any) -> bool:
+    return any(map(is_object, jax.tree.leaves(tree, is_leaf=is_object)))
+
+
 def new_references() -> Any:
     """A map from objects (by identity) to numbers, in the order of their discovery."""
     from flax.nnx.graph import RefMap
@@ -70,9 +74,6 @@ def split(tree: Any, references: Any, outer: Any = None, named: bool = False) ->
         if not is_object(x):
             return x
         places: Sequence[Place] = ()
-        if named:
-            _, flat = graph.flatten(x, ref_index=seen, with_paths=True, graph=True)
-            places = [_place(x, path, leaf, outer) for path, leaf in flat]
         graphdef, leaves = graph.flatten(
             x,
             ref_index=references,
@@ -80,6 +81,9 @@ def split(tree: Any, references: Any, outer: Any = None, named: bool = False) ->
             with_paths=False,
             graph=True,
         )
+        if named:
+            _, flat = graph.flatten(x, ref_index=seen, with_paths=True, graph=True)
+            places = [_place(x, path, leaf, outer) for path, leaf in flat]
         return Held(graphdef, leaves, places)
 
     return jax.tree.map(one, tree, is_leaf=is_object)
@@ -158,6 +162,4 @@ def as_state(held: Held, leaves: Sequence[Any]) -> Any:
     from flax import nnx
 
     paths = [place.path for place in held.places]
-    if paths == [()]:
-        return leaves[0]
     return nnx.from_flat_state(dict(zip(paths, leaves, strict=True)), cls=nnx.State)

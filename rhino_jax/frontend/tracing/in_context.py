@@ -10,9 +10,10 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
-from rhino_jax._compat import low_jaxpr, name_as
+from rhino_jax._compat import jaxpr_consts, low_jaxpr, name_as, without_refs
 from rhino_jax.errors import RhinoWarning
 from rhino_jax.frontend.noops import without_noops
+from rhino_jax.frontend.tracing.captured import refuse_references
 from rhino_jax.frontend.unmerge import unmerge
 
 
@@ -46,7 +47,8 @@ def trace_flat(
     """
     name_as(flat, fn, name, paths)
     jaxpr = _trace_within(mesh, flat, types, name, what)
-    return _unmerged(without_noops(low_jaxpr(jaxpr)), name)
+    refuse_references(fn, jaxpr_consts(jaxpr), what, name)
+    return _unmerged(without_noops(without_refs(low_jaxpr(jaxpr))), name)
 
 
 def _trace_within(

@@ -10,7 +10,7 @@ from typing import Any
 from jax.tree_util import tree_flatten_with_path
 
 from rhino_jax.frontend.leaves import Leaves
-from rhino_jax.frontend.objects.lift import Written
+from rhino_jax.frontend.objects.written import Written
 from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.state import match_state
 

@@ -1,0 +1,162 @@
+"""A function called on objects, inside of a trace: arrays in, arrays out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from rhino_jax.frontend.leaves import Leaves, is_array, is_python_scalar
+from rhino_jax.frontend.objects import nnx_graph, references
+from rhino_jax.frontend.objects.held import Key, Place, is_held
+from rhino_jax.frontend.objects.written import Cell, Written
+
+
+def call_on_objects(
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    arguments: Leaves,
+    leaves_of: Callable[[Any, Any], Leaves],
+) -> tuple[Any, list[Any], Written]:
+    """Run the function, inside of a trace, on objects that hold these arrays.
+
+    Args:
+      fn: the user's function.
+      args, kwargs: objects in them as `Held`.
+      arguments: the leaves of the call.
+      leaves_of: the leaves, with paths, of such arguments.
+    Returns:
+      The result, objects in it as `Held`; the arrays to be written back; what else is
+      to be known of them.
+    """
+    taken = (args, kwargs)
+    made: dict[int, Any] = {}
+    args, kwargs = references.merge(taken, made)
+    graphs = _graphs((args, kwargs))
+    if not graphs:
+        known = _Known(taken, arguments, {})
+        result = fn(*args, **kwargs)
+        after, cells = _values_of(made, arguments, known)
+        return result, after, Written(None, tuple(cells), True, known.owned)
+    objects = nnx_graph.new_objects()
+    args, kwargs = nnx_graph.merge((args, kwargs), objects)
+    known = _Known(taken, arguments, nnx_graph.variables_of(objects))
+    result = fn(*args, **kwargs)
+    nodes, inner = nnx_graph.new_references(), nnx_graph.references_of(objects)
+    ends = nnx_graph.only_objects((tuple(args), dict(kwargs)))
+    ends = nnx_graph.split(ends, nodes, inner, named=True)
+    result = nnx_graph.split(result, nodes, inner, named=True)
+    after, cells = _leaves_of(ends, leaves_of(*ends), known)
+    is_simple = (
+        all(map(nnx_graph.is_same_graph, graphs, _graphs(ends)))
+        and all(c.place.number in known.single for c in cells)
+        and not _graphs(result)
+    )
+    held = jax.tree.unflatten(jax.tree.structure(ends), cells)
+    values, more = _values_of(made, arguments, known, len(after))
+    cells += more
+    return (
+        result,
+        [*after, *values],
+        Written(held, tuple(cells), is_simple, known.owned),
+    )
+
+
+def _values_of(
+    made: Mapping[int, Any], arguments: Leaves, known: _Known, first: int = 0
+) -> tuple[list[Any], list[Cell]]:
+    """What the references hold in the end."""
+    after: list[Any] = []
+    cells: list[Cell] = []
+    for number, (before, reference) in made.items():
+        position = known.places.get(id(before))
+        assert position is not None
+        path = arguments.array_paths[position]
+        place = Place((), "", None)
+        cells.append(Cell(path, place, number, position, first + len(after)))
+        after.append(reference[...])
+    return after, cells
+
+
+def _leaves_of(
+    ends: Any, leaves: Leaves, known: _Known
+) -> tuple[list[Any], list[Cell]]:
+    """What the other objects hold in the end."""
+    after: list[Any] = []
+    cells: list[Cell] = []
+    for path, value, place, part in zip(
+        leaves.paths, leaves.values, *_places(ends), strict=True
+    ):
+        cell = Cell(path, place, before=known.position(path, place, part))
+        if cell.before is not None and value is known.arrays[cell.before]:
+            pass
+        elif is_array(value) or is_python_scalar(value):
+            cell = replace(cell, written=len(after))
+            after.append(value)
+        else:
+            cell = replace(cell, before=None, value=value)
+        cells.append(cell)
+    return after, cells
+
+
+class _Known:
+    """Where among the argument arrays each variable's are.
+
+    Attributes:
+      arrays: the argument arrays.
+      places: position of each, by identity.
+      owned: positions of those that objects hold.
+      single: numbers of the variables that hold one array.
+    """
+
+    def __init__(
+        self, taken: Any, arguments: Leaves, variables: Mapping[int, Any]
+    ) -> None:
+        flat, _ = jax.tree_util.tree_flatten_with_path(taken)
+        arrays = [flat[p] for p in arguments.positions]
+        self.arrays = [array for _, array in arrays]
+        self.owned = frozenset(
+            i
+            for i, (path, _) in enumerate(arrays)
+            if any(isinstance(key, Key) for key in path)
+        )
+        self._of_path = {path: i for i, path in enumerate(arguments.array_paths)}
+        self.places = {id(x): i for i, x in enumerate(self.arrays)}
+        self._of_variable = {
+            number: [self.places.get(id(x)) for x in jax.tree.leaves(value)]
+            for number, value in variables.items()
+        }
+        self.single = {
+            number
+            for number, value in variables.items()
+            if len(self._of_variable[number]) == 1 and id(value) in self.places
+        }
+
+    def position(self, path: str, place: Place, part: int) -> int | None:
+        """Of the array that the variable held before, or what was at the same path.
+
+        Args:
+          part: number of the array within its variable.
+        """
+        held = self._of_variable.get(place.number, ())  # type: ignore[arg-type]
+        return held[part] if part < len(held) else self._of_path.get(path)
+
+
+def _graphs(tree: Any) -> list[Any]:
+    leaves = jax.tree.leaves(tree, is_leaf=is_held)
+    return [x.graphdef for x in leaves if is_held(x)]
+
+
+def _places(tree: Any) -> tuple[list[Place], list[int]]:
+    """For every leaf, where in its object it lies, and its number in its variable."""
+    places: list[Place] = []
+    parts: list[int] = []
+    for held in jax.tree.leaves(tree, is_leaf=is_held):
+        for place, leaf in zip(held.places, held.leaves, strict=True):
+            count = len(jax.tree.leaves(leaf))
+            places += [place] * count
+            parts += range(count)
+    return places, parts

@@ -1,0 +1,81 @@
+"""References of JAX (`jax.new_ref`): what they hold goes in and comes out as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from rhino_jax._compat import ref_value, set_ref_value
+from rhino_jax.frontend.objects.held import Held, Place, is_held
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """In place of the structure of an object: which of the references it is."""
+
+    number: int
+
+
+def is_reference(x: Any) -> bool:
+    return isinstance(x, jax.Ref)
+
+
+def are_in(tree: Any) -> bool:
+    return any(map(is_reference, jax.tree.leaves(tree)))
+
+
+def split(tree: Any, found: list[Any]) -> Any:
+    """The tree with every reference replaced by what it holds.
+
+    Args:
+      tree: any pytree, other objects in it taken apart.
+      found: filled with the references; one that is found again holds nothing.
+    """
+    numbers: dict[int, int] = {}
+
+    def one(x: Any) -> Any:
+        if is_held(x):
+            leaves = [jax.tree.map(one, leaf) for leaf in x.leaves]
+            return Held(x.graphdef, leaves, x.places)
+        if not is_reference(x):
+            return x
+        if id(x) in numbers:
+            return Held(Reference(numbers[id(x)]), [])
+        numbers[id(x)] = len(found)
+        found.append(x)
+        place = Place((), "", None)
+        return Held(Reference(numbers[id(x)]), [ref_value(x)], [place])
+
+    if not are_in(tree):
+        return tree
+    return jax.tree.map(one, tree, is_leaf=is_held)
+
+
+def merge(tree: Any, made: MutableMapping[int, Any]) -> Any:
+    """The tree with references made of what they hold.
+
+    Args:
+      tree: what `split` gave.
+      made: filled: number → (what it held, the reference).
+    """
+
+    def one(x: Any) -> Any:
+        if not is_held(x):
+            return x
+        if not isinstance(x.graphdef, Reference):
+            leaves = [jax.tree.map(one, leaf, is_leaf=is_held) for leaf in x.leaves]
+            return Held(x.graphdef, leaves, x.places)
+        number = x.graphdef.number
+        if number not in made:
+            made[number] = (x.leaves[0], jax.new_ref(x.leaves[0]))
+        return made[number][1]
+
+    return jax.tree.map(one, tree, is_leaf=is_held)
+
+
+def set_value(reference: Any, value: Any) -> None:
+    """Let a reference hold another array, of the same shape and type."""
+    set_ref_value(reference, value)

@@ -1,0 +1,88 @@
+"""What a function leaves in the objects among its arguments, for one signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax.frontend.objects.held import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One leaf of what the objects hold in the end.
+
+    Attributes:
+      path: tree path.
+      place: where in its object it lies.
+      reference: number of the reference of which it is the value, if it is one's.
+      before: position, among the argument arrays, of the one that it replaces.
+      written: position among the arrays to be written back; None: it still is what
+        it was, or no array.
+      value: the leaf itself, where it is no array.
+    """
+
+    path: str
+    place: Place
+    reference: int | None = None
+    before: int | None = None
+    written: int | None = None
+    value: Any = None
+
+    def of(self, before: Sequence[Any], after: Sequence[Any]) -> Any:
+        """Its value, given the argument arrays and those to be written back."""
+        if self.written is not None:
+            return after[self.written]
+        return self.value if self.before is None else before[self.before]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a function leaves in the objects of its arguments, for one signature.
+
+    Attributes:
+      held: the objects of Flax NNX in the end, their leaves being `Cell`s.
+      cells: the same in a row; then the values of references.
+      is_simple: nothing but the arrays of variables has changed, and the result holds
+        no objects.
+      owned: positions of the argument arrays that objects hold.
+    """
+
+    held: Any
+    cells: tuple[Cell, ...]
+    is_simple: bool
+    owned: frozenset[int]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Tree paths of the arrays that are written back."""
+        return tuple(f"out: {c.path}" for c in self.cells if c.written is not None)
+
+    @property
+    def replaced(self) -> dict[int, int]:
+        """Position among the written arrays → of the argument array replaced."""
+        return {
+            c.written: c.before
+            for c in self.cells
+            if c.written is not None and c.before is not None
+        }
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """Positions of the argument arrays that stay what they are."""
+        return frozenset(
+            c.before for c in self.cells if c.before is not None and c.written is None
+        )
+
+    def donated(self, asked: Sequence[bool], tied: Iterable[int]) -> tuple[bool, ...]:
+        """Which argument arrays are donated: what is replaced is of no more use.
+
+        Args:
+          asked: whether the user donates each.
+          tied: positions of those whose replacements may take their place.
+        """
+        kept, replaced = self.kept, frozenset(tied)
+        return tuple(
+            (gone or i in replaced) and i not in kept for i, gone in enumerate(asked)
+        )

@@ -1,0 +1,147 @@
+"""What a function captures: closure, globals, defaults, the object it is bound to."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from rhino_jax._compat import JITTED
+from rhino_jax.errors import TraceError
+
+
+_AT_MOST = 2_000
+"""How many functions are looked at."""
+
+PLAIN = (
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type(None),
+    jax.Array,
+)
+"""What holds nothing that a trace could leave behind."""
+
+
+def refuse_references(fn: Any, consts: Any, what: str, name: str) -> None:
+    """Refuse references that a function captures: they would not be written back.
+
+    Args:
+      fn: the user's function.
+      consts: what its trace captured.
+      what: the call that asks.
+      name: of the function.
+    Raises:
+      TraceError: names them.
+    """
+    found = [x for x in consts if isinstance(x, jax.Ref)]
+    if not found:
+        return
+    names = [path for path, x in reached_by(fn) if any(x is ref for ref in found)]
+    where = ", ".join(dict.fromkeys(names)) or "its closure"
+    raise TraceError(
+        f"{what}: `{name}` captures a reference that can change, and what it writes to"
+        " that would be lost.",
+        where=where,
+        numbers=", ".join(str(jax.typeof(x)) for x in found) + "; nothing has run",
+        fix=f"make {where} an argument of `{name}`: it is written back then.",
+    )
+
+
+def refuse_objects(fn: Any, error: Exception, what: str, name: str) -> None:
+    """Refuse objects of Flax NNX that a function captures and changes.
+
+    Args:
+      error: what the trace raised.
+      The rest: as of `refuse_references`.
+    Raises:
+      TraceError: names them, if that is what the error is about.
+    """
+    if type(error).__name__ != "TraceContextError":
+        return
+    found = [path for path, x in reached_by(fn) if _is_of_nnx(x)]
+    where = ", ".join(dict.fromkeys(found)) or "its closure"
+    raise TraceError(
+        f"{what}: `{name}` changes an object that it captures, and that change would be"
+        " lost.",
+        where=where,
+        numbers=f"{error}; nothing has run",
+        fix=f"make {where} an argument of `{name}`: it is written back then.",
+    ) from error
+
+
+def _is_of_nnx(x: Any) -> bool:
+    return any(kind.__module__.startswith("flax.nnx") for kind in type(x).__mro__)
+
+
+def reached_by(fn: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value) of what a function captures, and what the functions in it do."""
+    seen: set[int] = set()
+    left = [fn]
+    while left and len(seen) < _AT_MOST:
+        fn = left.pop()
+        if id(fn) in seen:
+            continue
+        seen.add(id(fn))
+        for name, value in _captured(fn):
+            if isinstance(value, _FUNCTIONS):
+                if not _is_library(value):
+                    left.append(value)
+            elif not isinstance(value, PLAIN):
+                yield name, value
+
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, JITTED)
+
+
+def _captured(fn: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(fn, functools.partial):
+        yield "fn", fn.func
+        yield from ((f"args[{i}]", x) for i, x in enumerate(fn.args))
+        yield from fn.keywords.items()
+    elif isinstance(fn, types.MethodType):
+        yield "self", fn.__self__
+        yield "fn", fn.__func__
+    elif isinstance(fn, types.FunctionType):
+        yield from _of_function(fn)
+    elif isinstance(fn, JITTED):
+        yield "fn", fn.__wrapped__  # type: ignore[attr-defined]
+    else:
+        yield "self", fn
+        yield "fn", inspect.getattr_static(type(fn), "__call__", None)
+
+
+def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    for name in _names(fn.__code__):
+        if name in fn.__globals__:
+            yield name, fn.__globals__[name]
+    for i, value in enumerate(fn.__defaults__ or ()):
+        yield f"default {i}", value
+    yield from (fn.__kwdefaults__ or {}).items()
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that a function and those defined in it use."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+def _is_library(fn: Any) -> bool:
+    module = getattr(fn, "__module__", None) or ""
+    return module.split(".")[0] in ("jax", "optax", "flax", "equinox", "numpy")
