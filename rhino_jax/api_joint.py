@@ -25,13 +25,17 @@ from rhino_jax.units import format_bytes
 
 
 if TYPE_CHECKING:
-    from rhino_jax.search.together import Layout, Member
+    from rhino_jax.search.adding import Member
+    from rhino_jax.search.together import Layout
 
 
 WHAT = "`rhino.plan_together`"
 
+MOST_AXES = 2
+"""Axes of the meshes that are compared where no mesh is given; a third seldom gains."""
+
 GOOD_ENOUGH = 1e-3
-"""Share above what all programs would take alone at which no other layout is tried."""
+"""Share above what all would take alone at which no other layout is tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +63,7 @@ class Together:
         with wishes.shown_progress() as report:
             axes, layout, members = self._search(target, shared, report)
         mesh = self.mesh if self.mesh is not None else make_mesh(axes, WHAT)
-        specs = {n: s for n, s in zip(self.names, layout.specs, strict=True)}
+        specs = dict(zip(self.names, layout.specs, strict=True))
         held = self._held_bytes(members, shared, layout.specs, mesh)
         found = self._planned(specs, held, mesh, shared)
         alone: dict[str, float | None] = dict.fromkeys(self.names)
@@ -81,8 +85,7 @@ class Together:
         return self.programs[member].inputs[slot].path
 
     def _sum_s(self, plans: Mapping[str, Plan]) -> float:
-        steps = {n: p.predicted.step_time_s for n, p in plans.items()}
-        return sum(self.weights[n] * step for n, step in steps.items())
+        return sum(self.weights[n] * p.predicted.step_time_s for n, p in plans.items())
 
     def _search(
         self,
@@ -103,19 +106,23 @@ class Together:
         limit = wishes.time_limit_s
         deadline = self.started + (math.inf if limit is None else limit / 2)
 
-        def layout(axes: MeshAxes, effort: Any) -> tuple[Layout, list[Member]]:
+        def layout(
+            axes: MeshAxes, effort: Any, *, is_brief: bool
+        ) -> tuple[Layout, list[Member]]:
             members = self._members(target, axes, shared)
             effort = replace(effort, deadline=deadline, seed=wishes.seed)
-            found = search_layout(members, studies, shared, axes, effort, report)
+            found = search_layout(
+                members, studies, shared, axes, effort, report, is_brief=is_brief
+            )
             return found, members
 
         if len(meshes) > 1:
             every = [
-                (layout(tuple(axes), COMPARED)[0].objective_s, i, tuple(axes))
+                (layout(tuple(axes), COMPARED, is_brief=True)[0], i, tuple(axes))
                 for i, axes in enumerate(distinct_meshes(meshes, target))
             ]
-            meshes = [min(every)[2]]
-        found, members = layout(meshes[0], EFFORTS[wishes.level])
+            meshes = [min((found.objective_s, i, axes) for found, i, axes in every)[2]]
+        found, members = layout(meshes[0], EFFORTS[wishes.level], is_brief=False)
         if not found.fits:
             raise self._nothing_fits(found, members, meshes[0])
         return meshes[0], found, members
@@ -129,6 +136,7 @@ class Together:
             pinned = self._pinned(name)
             every.append(self.wishes[name].meshes_of(traced, target, pinned)[0])
         left = [axes for axes in every[0] if all(axes in others for others in every)]
+        left = [axes for axes in left if len(axes) <= MOST_AXES] or left
         if not left:
             raise PinError(
                 f"{WHAT}: no mesh suits the pins of all programs.",
@@ -148,7 +156,7 @@ class Together:
     def _members(
         self, target: Target, axes: MeshAxes, shared: list[list[Slot]]
     ) -> list[Member]:
-        from rhino_jax.search.together import Member
+        from rhino_jax.search.adding import Member
 
         pins = [
             resolve_pins(self._pinned(name), program, axes)

@@ -39,7 +39,8 @@ def plan_together(
     Arguments of equal tree path and shape (or of equal structure, where that is
     unambiguous) have one sharding in all programs, and the mesh is one. What is made
     least is the weighted sum of their steps. While one runs, what the others need later
-    is held: all but the last argument of each, unless it is fed back.
+    is held: all but the last argument of each, unless it is fed back. Where no mesh is
+    given, those of one and two axes are compared.
 
     Args:
       programs: name → (function, args) or (function, args, kwargs), arrays or

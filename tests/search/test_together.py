@@ -189,6 +189,47 @@ def test_without_a_mesh_one_is_chosen_for_all() -> None:
     assert "1 × train" in text and "held for the others" in text
 
 
+def test_draft_and_target_share_tokens_and_the_mesh() -> None:
+    def draft(draft_params: Any, tokens: Any) -> Any:
+        return draft_params["embed"][tokens] @ draft_params["out"]
+
+    def target(params: Any, tokens: Any) -> Any:
+        hidden = jnp.tanh(params["embed"][tokens] @ params["w"])
+        return jnp.argmax(hidden @ params["out"], -1)
+
+    tokens = F((8, 16), jnp.int32)
+    small = {"embed": f32(64, 32), "out": f32(32, 64)}
+    large = {"embed": f32(64, 128), "w": f32(128, 128), "out": f32(128, 64)}
+    programs = {"draft": (draft, (small, tokens)), "target": (target, (large, tokens))}
+    found = rhino.plan_together(programs, weights={"draft": 4}, progress=False)
+    assert found.shared == ((("draft", "tokens"), ("target", "tokens")),)
+    assert found["draft"].in_specs[1] == found["target"].in_specs[1]
+    assert found["draft"].mesh is found["target"].mesh
+    # Both models stay while the other runs.
+    stays = {n: sum(x.bytes_per_device for x in found[n].inputs[:-1]) for n in found}
+    assert found.held_bytes == {"draft": stays["target"], "target": stays["draft"]}
+
+
+def test_each_plan_runs_verifies_and_is_saved(tmp_path: Any) -> None:
+    found = rhino.plan_together(
+        {"train": TRAIN, "eval": EVALUATE}, mesh=MESH, progress=False
+    )
+    params, moments = found["train"].init(
+        lambda key: ({"w": jax.random.normal(key, (256, 256))},) * 2, jax.random.key(0)
+    )
+    x = jnp.ones((64, 256))
+    run = found["eval"].jit(evaluate)
+    want = evaluate(jax.device_get(params), x)
+    np.testing.assert_allclose(run(params, x), want, rtol=1e-3)
+    (bound,) = run._bounds.values()
+    placed = run._match(bound, (params, found["eval"].put((params, x))[1]), {})
+    assert placed is not None and not placed.to_move
+    found["train"].jit(train, donate_argnums=(0, 1))(params, moments, x)
+    assert found["eval"].verify(evaluate, STATE, f32(64, 256)).compiled.peak_bytes > 0
+    found["eval"].save(tmp_path / "eval.json")
+    assert rhino.load_plan(tmp_path / "eval.json").in_specs == found["eval"].in_specs
+
+
 def test_odd_arguments_are_refused() -> None:
     for programs, match in (
         ([TRAIN], "mapping of names"),
