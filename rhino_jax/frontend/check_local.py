@@ -126,7 +126,7 @@ def _result_shape(*keys: str) -> Callable[[LocalOp], LocalOp]:
 
 
 def _reshape(op: LocalOp) -> LocalOp:
-    return op.with_params(new_sizes=op.out_shapes[0], dimensions=None)
+    return op.with_params(new_sizes=op.out_shapes[0])
 
 
 def _slice(op: LocalOp) -> LocalOp:

@@ -107,6 +107,12 @@ BINARY = (
     " nextafter pow rem sub"
 ).split()
 
+
+def _reshape_permuted(x: Any, new: tuple[int, ...], order: tuple[int, ...]) -> Any:
+    """What gradients of grouped convolutions bind; jnp transposes first."""
+    return lax.reshape(x, new, order)
+
+
 CASES: dict[str, tuple[Case, ...]] = {
     **{
         name: (each(getattr(lax, name), floats),)
@@ -220,6 +226,14 @@ CASES: dict[str, tuple[Case, ...]] = {
             ((12, 8), (8, 12)),
             ((4, 4, 9), (16, 3, 3)),
             ((2, 4, 8, 2), (16, 8)),
+        ]
+    )
+    + tuple(
+        fixed(functools.partial(_reshape_permuted, new=new, order=order), *old)
+        for old, new, order in [
+            ((3, 2, 1, 8, 1), (3, 2, 8, 1), (0, 1, 3, 2, 4)),
+            ((4, 2, 8), (16, 4), (1, 2, 0)),
+            ((4, 6), (8, 3), (1, 0)),
         ]
     ),
     **{

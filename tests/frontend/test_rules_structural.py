@@ -197,11 +197,15 @@ def test_rule_text(name: str) -> None:
         ("random_gamma", [(3,), (3, 4)], [(3, 4)], {}, "a, a b -> a b"),
         ("threefry2x32", [(), (), (4,), (4,)], [(4,), (4,)], {}, "·, ·, a, a -> a, a"),
         ("device_put", [(3,), (4,)], [(3,), (4,)], {}, "a, b -> a, b"),
-        ("reshape", [(6,)], [(2, 3)], {"dimensions": (0,)}, "_ -> _ _"),
+        ("reshape", [(6,)], [(2, 3)], {"dimensions": (0,)}, "(a b) -> a b"),
+        ("reshape", [(3, 3, 1, 64, 1)], [(3, 3, 64, 1)],
+         {"dimensions": (0, 1, 3, 2, 4)}, "a b _ c _ -> a b c _"),
+        ("reshape", [(4, 2, 8)], [(16, 4)], {"dimensions": (1, 2, 0)},
+         "c a b -> (a b) c"),
         ("optimization_barrier", [(3,), (4,)], [(3,)], {}, "_, _ -> _"),
         ("add", [(3,), (4, 4)], [(4, 4)], {}, "_, _ _ -> _ _"),
     ],
-)
+)  # fmt: skip
 def test_rule_text_of_bare_primitives(
     name: str, operands: Any, results: Any, params: Any, text: str
 ) -> None:

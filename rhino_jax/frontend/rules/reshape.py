@@ -9,19 +9,23 @@ side (2), and what is left of them is whole: `(a b!) _ -> (a c!) _`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
-from rhino_jax.frontend.rules.opaque import uncut
 from rhino_jax.ir.factor import Dim, Rule
 
 
 @register("reshape")
 def reshape(ctx: OpContext) -> OpRule:
-    """Splits and merges of dims."""
-    if ctx.params.get("dimensions") is not None:
-        return uncut(ctx)  # a transpose and a reshape in one
-    return OpRule(reshape_rule(ctx.in_shapes[0], ctx.out_shapes[0]), is_fusible=True)
+    """Splits and merges of dims, which `dimensions` takes in another order first."""
+    (shape,), (new_shape,) = ctx.in_shapes, ctx.out_shapes
+    order = ctx.params.get("dimensions")
+    if order is None:
+        return OpRule(reshape_rule(shape, new_shape), is_fusible=True)
+    rule = reshape_rule(tuple(shape[d] for d in order), new_shape)
+    operand = tuple(rule.operands[0][order.index(d)] for d in range(len(shape)))
+    return OpRule(replace(rule, operands=(operand,)), is_fusible=True)
 
 
 def reshape_rule(operand: tuple[int, ...], result: tuple[int, ...]) -> Rule:
