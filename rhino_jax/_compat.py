@@ -272,6 +272,16 @@ def low_jaxpr(jaxpr: Any) -> Any:
     return partial_eval.lower_jaxpr2(jaxpr)
 
 
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr of the same arguments and results without equations, those inside it
+    too, that no result and no effect needs. Same on both versions."""
+    opened = open_jaxpr(jaxpr)
+    live, _ = partial_eval.dce_jaxpr(
+        opened, [True] * len(opened.outvars), instantiate=True
+    )
+    return with_eqns(jaxpr, live.eqns, live.outvars)
+
+
 def coordination_client() -> Any | None:
     """The client of JAX's coordination service; None without `jax.distributed`.
 

@@ -69,6 +69,11 @@ class LaidMesh:
         return tuple(a.size for a in self.axes)
 
     @property
+    def long(self) -> tuple[int, ...]:
+        """Positions of the axes of more than one device."""
+        return long_axes(self.sizes)
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.axes)
 
@@ -107,8 +112,8 @@ class LaidMesh:
     @property
     def signature(self) -> frozenset[object]:
         """Equal for meshes that differ in the names and the order of their axes."""
-        long = [k for k, n in enumerate(self.sizes) if n > 1]
-        every = (c for n in range(1, len(long) + 1) for c in combinations(long, n))
+        counts = range(1, len(self.long) + 1)
+        every = (c for n in counts for c in combinations(self.long, n))
         joins = Counter(
             (frozenset(Counter(self.axes[k].links for k in c).items()), self._links(c))
             for c in every
@@ -118,6 +123,11 @@ class LaidMesh:
     @property
     def num_devices(self) -> int:
         return math.prod(self.sizes)
+
+
+def long_axes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Positions of the axes of more than one device: all others cut nothing."""
+    return tuple(k for k, size in enumerate(sizes) if size > 1)
 
 
 def size_of(mesh: LaidMesh, axes: Sequence[int]) -> int:

@@ -221,7 +221,11 @@ def to_open_spec(
                 f" mesh {shown}",
                 fix=_dividing(i, value, mesh_axes),
             )
-    return tuple(dims)
+    # What axes of one device cut is whole.
+    return tuple(
+        dim if dim is None else tuple(a for a in dim if mesh_axes[a][1] > 1)
+        for dim in dims
+    )
 
 
 def _entries(key: str, spec: Any, path: str, mesh_axes: MeshAxes) -> tuple[Any, ...]:

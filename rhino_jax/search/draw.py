@@ -72,7 +72,7 @@ def _draw_on(
     request: Request,
 ) -> Drawn:
     def narrow(builder: OptionBuilder, options: list[Options]) -> list[Options]:
-        if len(mesh.axes) <= 2 or count_cells(study.graph, options) <= MOST_CELLS:
+        if len(mesh.long) <= 2 or count_cells(study.graph, options) <= MOST_CELLS:
             return options
         return near(builder, options, _seeds(study, mesh, request))
 
@@ -89,7 +89,8 @@ def _seeds(study: Study, mesh: LaidMesh, request: Request) -> list[Seed]:
     recipes of the first. Pins are not kept there, since they may name one of them."""
     seeds: list[Seed] = []
     effort = replace(EFFORTS["fast"], seed=request.seed, deadline=request.deadline)
-    for groups in groupings(len(mesh.axes)):
+    for places in groupings(len(mesh.long)):
+        groups = tuple(tuple(mesh.long[k] for k in group) for group in places)
         if seeds and time.monotonic() > request.deadline:
             break
         joined = taken_together(mesh, groups)

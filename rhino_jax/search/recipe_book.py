@@ -106,7 +106,7 @@ class RecipeBook:
                 num_axes = len(self.model.mesh.axes)
                 axes = AxisPlaces.of(strategies, num_axes, is_op=place.is_op)
                 self._axes[key[0], place.is_op] = axes
-            kind = self._kinds[key] = Kind.of(place, axes)
+            kind = self._kinds[key] = Kind.of(place, axes, self.model.mesh.long)
         return kind
 
 
@@ -166,7 +166,7 @@ def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[El
     """Walk the matmuls in order: a weight whose contracted class is already cut is
     cut by rows; otherwise its largest free class that nothing claims is cut by
     columns, and what it contracts stays whole."""
-    graph, sizes = model.graph, model.mesh.sizes
+    graph, sizes = model.graph, [n for n in model.mesh.sizes if n > 1]
     smallest = sizes[-1] if sizes else 1
     inner: set[Element] = set()
     whole: set[Element] = set()

@@ -55,8 +55,9 @@ def plain_recipes(mesh: LaidMesh) -> tuple[Recipe, ...]:
 
 
 def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
-    """The recipes that a mesh allows: the model axis is its last."""
-    every = tuple(range(len(mesh.axes)))
+    """The recipes that a mesh allows: the model axis is the last that has several
+    devices."""
+    every = mesh.long
     if not every:
         return ()
     data, model = every[:-1], every[-1:]
@@ -133,7 +134,7 @@ class Kind:
     is_one_dim: np.ndarray
 
     @classmethod
-    def of(cls, place: Place, axes: AxisPlaces) -> Kind:
+    def of(cls, place: Place, axes: AxisPlaces, long: tuple[int, ...]) -> Kind:
         # As an index, NOWHERE is the last.
         cut = np.array([*(place.cut if place.is_op else place.results[0]), Role.NONE])
         scattered = zip(place.results, axes.scattered, strict=False)
@@ -141,7 +142,7 @@ class Kind:
             place,
             cut[axes.cut],
             tuple(np.array([*roles, Role.NONE])[dims] for roles, dims in scattered),
-            (axes.cut == axes.cut[:, :1]).all(axis=1),
+            (axes.cut[:, long] == axes.cut[:, long[:1]]).all(axis=1),
         )
 
 

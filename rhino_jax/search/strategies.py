@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rhino_jax.hardware.mesh import long_axes
 from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
 from rhino_jax.ir.spec import Spec
 
@@ -111,12 +112,12 @@ def _assignments(
     padded: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
     """All cuts that divide evenly, and uneven ones of the factors in `padded`; what
-    has no elements is not cut.
+    has no elements is not cut, and axes of one device cut nothing.
 
     Both orders of two axes on one factor are kept on meshes of up to two axes; with
     more axes only the mesh's order is.
     """
-    num_axes = len(sizes)
+    long = long_axes(sizes)
     if 0 in factor_sizes:
         cuttable = ()
 
@@ -125,16 +126,16 @@ def _assignments(
         pieces = math.prod(sizes[a] for a in axes)
         return _is_cut_well(factor_sizes[factor], pieces, factor in padded)
 
-    for choice in itertools.product((-1, *cuttable), repeat=num_axes):
+    for choice in itertools.product((-1, *cuttable), repeat=len(long)):
         cut: list[tuple[int, ...]] = [()] * len(factor_sizes)
-        for axis, factor in enumerate(choice):
+        for axis, factor in zip(long, choice, strict=True):
             if factor >= 0:
                 cut[factor] = (*cut[factor], axis)
         if not all([fits(f, cut[f]) for f in set(choice) if f >= 0]):
             continue
         yield tuple(cut)
-        if num_axes == 2 and choice[0] == choice[1] >= 0:
-            cut[choice[0]] = (1, 0)
+        if len(long) == 2 and choice[0] == choice[1] >= 0:
+            cut[choice[0]] = long[::-1]
             yield tuple(cut)
 
 
@@ -157,7 +158,7 @@ def _scatters(
       kept: dims that are cut no further.
     """
     ways = (-1, *(d for d in range(len(made)) if d not in kept))
-    together = len(sizes) > 2
+    together = len(long_axes(sizes)) > 2
     for places in itertools.product(ways, repeat=len(partial)):
         if together and len(set(places)) > 1:
             continue
@@ -247,7 +248,7 @@ def _as_seen(
     dims = tuple(
         _is_cut_by(size, pieces) for shape in result_shapes[:1] for size in shape
     )
-    return len(sizes), rule.operands, rule.results, factors, dims
+    return len(sizes), long_axes(sizes), rule.operands, rule.results, factors, dims
 
 
 @functools.cache

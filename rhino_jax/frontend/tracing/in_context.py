@@ -10,7 +10,13 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
-from rhino_jax._compat import jaxpr_consts, low_jaxpr, name_as, without_refs
+from rhino_jax._compat import (
+    jaxpr_consts,
+    low_jaxpr,
+    name_as,
+    without_dead_code,
+    without_refs,
+)
 from rhino_jax.errors import RhinoWarning
 from rhino_jax.frontend.noops import without_noops
 from rhino_jax.frontend.tracing.captured import refuse_references
@@ -48,7 +54,9 @@ def trace_flat(
     name_as(flat, fn, name, paths)
     jaxpr = _trace_within(mesh, flat, types, name, what)
     refuse_references(fn, jaxpr_consts(jaxpr), what, name)
-    return _unmerged(without_noops(without_refs(low_jaxpr(jaxpr))), name)
+    cleaned = without_noops(without_refs(low_jaxpr(jaxpr)))
+    # XLA drops dead code; kept, it would be planned, priced and reported.
+    return _unmerged(without_dead_code(cleaned), name)
 
 
 def _trace_within(
