@@ -57,7 +57,7 @@ def _written(readme: Path, suite: str, text: str, summary: str) -> dict[Path, st
         old = f"{old.rstrip()}\n\n## `{suite}`\n\n{start}\n{end}\n"
     found = {results: with_section(old, suite, text, str(results))}
     if start in document or end in document:
-        found[readme] = with_section(document, suite, summary, str(readme))
+        found[readme] = with_section(document, suite, summary, str(readme), gap="\n")
     return found
 
 
@@ -76,9 +76,17 @@ def _cannot(file: Path, suite: str, error: Exception) -> BenchError:
     )
 
 
-def with_section(old: str, suite: str, text: str, file: str) -> str:
+def with_section(
+    old: str, suite: str, text: str, file: str, *, gap: str = "\n\n"
+) -> str:
     """The document with another text between a suite's marks.
 
+    Args:
+      old: the document.
+      suite: whose marks.
+      text: the other text.
+      file: for errors.
+      gap: what stands between marks and text.
     Raises:
       BenchError: it has not exactly one pair of marks, in order.
     """
@@ -95,4 +103,4 @@ def with_section(old: str, suite: str, text: str, file: str) -> str:
             fix=f"write one line {start} and below it one line {end}.",
         )
     before, rest = old.split(start)
-    return f"{before}{start}\n\n{text.strip()}\n\n{end}{rest.split(end)[1]}"
+    return f"{before}{start}{gap}{text.strip()}{gap}{end}{rest.split(end)[1]}"

@@ -112,7 +112,7 @@ def test_sections_are_replaced_and_nothing_else(readme: Path) -> None:
     write_results(readme, "x", "new\n", "- new")
     write_results(readme, "x", "newer\n", "- newer")
     assert readme.read_text() == (
-        "a\n<!-- bench:x -->\n\n- newer\n\n<!-- /bench:x -->\nb\n"
+        "a\n<!-- bench:x -->\n- newer\n<!-- /bench:x -->\nb\n"
     )
     assert (readme.parent / RESULTS_FILE).read_text() == (
         "# Results\n\n## `x`\n\n<!-- bench:x -->\n\nnewer\n\n<!-- /bench:x -->\n"
