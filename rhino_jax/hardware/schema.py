@@ -8,10 +8,12 @@ launch_s = 3e-6                     # optional, 0
 clock_hz = 1.5e9                    # optional, none: of the compiler's cycles
 overlap_share = 0.5                 # optional, 0: no collective hides behind compute
 hidable_share = 0.6                 # optional, 1; see `Device`
+free_share = 0.9                    # optional, hidable_share; see `Device`
 fuses_matmuls = false               # optional, false; see `Device`
 hoists_conversions = false          # optional, false; see `Device`
 gathers_by_axis = false             # optional, false; see `Device`
 scatters_by_axis = false            # optional, false; see `Device`
+packs_reductions = false            # optional, false; see `Device`
 recomputes = ["tanh"]               # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`
 
@@ -58,9 +60,10 @@ from rhino_jax.hardware.target import Device, Link, Target, Tier
 
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
-    "overlap_share", "hidable_share", "fuses_matmuls", "hoists_conversions",
-    "gathers_by_axis", "scatters_by_axis", "recomputes", "clock_hz",
-    "systolic_array", "peak_flops_per_s", "memory", "tiers", "links",
+    "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
+    "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "packs_reductions",
+    "recomputes", "clock_hz", "systolic_array", "peak_flops_per_s", "memory", "tiers",
+    "links",
 )  # fmt: skip
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
@@ -244,10 +247,16 @@ def _parse_device(top: _Table) -> Device:
             most=1.0,
             default=1.0,
         ),
+        free_share=(
+            top.number("free_share", "a share in [0, 1]", may_be_zero=True, most=1.0)
+            if "free_share" in top.entries
+            else None
+        ),
         fuses_matmuls=top.flag("fuses_matmuls"),
         hoists_conversions=top.flag("hoists_conversions"),
         gathers_by_axis=top.flag("gathers_by_axis"),
         scatters_by_axis=top.flag("scatters_by_axis"),
+        packs_reductions=top.flag("packs_reductions"),
         clock_hz=(
             top.number("clock_hz", "cycles per second, above 0")
             if "clock_hz" in top.entries

@@ -33,6 +33,8 @@ class Device:
         compute's time, all of them together, in [0, 1].
       hidable_share: of a collective beside which there is other work, the share that
         the compiler lets run beside it, in [0, 1].
+      free_share: the same of one that nothing waits for from the step's start on, or
+        to its end, as of weights and their gradients; None: `hidable_share`.
       fuses_matmuls: whether the compiler computes elementwise operands of a matmul,
         and what is elementwise in its result, inside of it, without memory.
       hoists_conversions: whether the compiler converts what a loop scans over before
@@ -40,6 +42,8 @@ class Device:
       gathers_by_axis, scatters_by_axis: whether the compiler makes all-gathers, and
         reduce-scatters, over one mesh axis at a time only; of others it makes
         all-reduces, for twice the bytes.
+      packs_reductions: whether reductions that nothing waits for are combined by
+        kernels that pack and unpack them (see `rhino_jax.search.packing`).
       recomputes: names of costly elementwise ops that the compiler computes again in
         the backward pass rather than keep their results.
       tile: rows and lanes of the tiles in which memory holds arrays, padded to whole
@@ -59,10 +63,12 @@ class Device:
     launch_s: float = 0.0
     overlap_share: float = 0.0
     hidable_share: float = 1.0
+    free_share: float | None = None
     fuses_matmuls: bool = False
     hoists_conversions: bool = False
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
+    packs_reductions: bool = False
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()
     systolic_array: int = 0
@@ -190,6 +196,12 @@ class Target:
     def hidable_share(self) -> float:
         """Share of a collective that can hide where there is other work."""
         return self.device.hidable_share
+
+    @property
+    def free_share(self) -> float:
+        """The same where nothing waits from the step's start on, or to its end."""
+        share = self.device.free_share
+        return self.device.hidable_share if share is None else share
 
     @property
     def clock_hz(self) -> float | None:

@@ -14,7 +14,7 @@ from rhino_jax.search.makes import Makes
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.search.records import Drawn, Request
-from rhino_jax.search.slack import Slack
+from rhino_jax.search.slack import Slack, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Adding:
             end=sum(d.folded.problem.end for d in self.drawn),
         )
         compute = self._of_nodes(count, [d.folded.compute.costs for d in self.drawn])
-        has_slack = np.ones(count, dtype=bool)
-        slack_edges: list[bool] = []
+        waits = np.full(count, Wait.FREE, dtype=np.int64)
+        slack_edges: list[int] = []
         start = 0
         for m, d in enumerate(self.drawn):
-            np.logical_and.at(has_slack, self.node[m], d.folded.slack.nodes)
+            np.minimum.at(waits, self.node[m], d.folded.slack.nodes)
             slack_edges += d.folded.slack.edges
             self._add_edges(problem, m)
             self._add_memory(problem, m, start)
@@ -66,9 +66,9 @@ class Adding:
         return Overlap.of(
             problem,
             compute,
-            Slack(tuple(has_slack.tolist()), tuple(slack_edges)),
+            Slack(tuple(waits.tolist()), tuple(slack_edges)),
             share=any_one.share,
-            hidable_share=any_one.hidable_share,
+            shares=any_one.shares,
         )
 
     def _of_nodes(

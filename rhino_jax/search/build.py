@@ -13,6 +13,7 @@ from rhino_jax.search.classes import Classes
 from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.search.numbering import for_each, number_objects, number_rows
 from rhino_jax.search.options import NodePin, OptionBuilder, Options
+from rhino_jax.search.packing import with_packing
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.search.resharding import ReshardTables
 from rhino_jax.search.sizes import Sizes, SpecTable
@@ -101,6 +102,8 @@ def build_model(
     every = options
     if narrow is not None:
         options = narrow(builder, options)
+    is_narrowed = options is not every
+    options = with_packing(study, mesh, options)
     problem = Problem(
         _times_run([o.cost_s for o in options], graph.nodes),
         [],
@@ -110,7 +113,7 @@ def build_model(
     pricing = _Pricing(study, builder, options, number_objects(options))
     pricing.add_edges(problem)
     pricing.add_held(problem)
-    return Model(study, builder, options, problem, options is not every)
+    return Model(study, builder, options, problem, is_narrowed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

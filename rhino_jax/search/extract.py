@@ -13,6 +13,7 @@ from rhino_jax.search.build import Model
 from rhino_jax.search.graph import Node, NodeKind
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import Labels
+from rhino_jax.search.slack import Wait
 from rhino_jax.search.strategies import Strategy
 from rhino_jax.search.traffic import Traffic, name_of
 
@@ -92,9 +93,9 @@ def overlap_of(model: Model) -> Overlap:
     return Overlap.of(
         model.problem,
         model.compute_costs(),
-        model.study.liveness.slack,
+        model.study.slack,
         share=target.overlap_share,
-        hidable_share=target.hidable_share,
+        shares={Wait.LATER: target.hidable_share, Wait.FREE: target.free_share},
     )
 
 

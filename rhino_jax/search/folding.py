@@ -84,7 +84,7 @@ class Folding:
                 self.classes[[e.source for e in edges]],
                 self.classes[[e.target for e in edges]],
                 number_objects([e.table for e in edges]),
-                np.array(whole.slack.edges, dtype=bool),
+                np.array(whole.slack.edges, dtype=np.int64),
             )
         )
         alike.sort(key=lambda members: int(members[0]))
@@ -118,7 +118,7 @@ class Folding:
             compute,
             slack,
             share=whole.share,
-            hidable_share=whole.hidable_share,
+            shares=whole.shares,
         )
 
     def _fold_memory(self, problem: Problem, folded: Problem) -> None:

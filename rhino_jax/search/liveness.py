@@ -10,7 +10,7 @@ from rhino_jax.search.graph import Graph, NodeKind, Port
 from rhino_jax.search.hoisting import Hoisted, find_hoisted
 from rhino_jax.search.kernels import Kernels, find_kernels
 from rhino_jax.search.levels import find_levels
-from rhino_jax.search.slack import Slack, find_slack
+from rhino_jax.search.slack import Slack, Wait, find_slack
 from rhino_jax.search.stored import Fusing, find_stored
 
 
@@ -136,7 +136,7 @@ def find_late(graph: Graph, slack: Slack) -> dict[int, int]:
     loops = sorted({(graph.loop_start[n], graph.loop_end[n]) for n in graph.loop_end})
     found: dict[int, int] = {}
     for node in graph.nodes:
-        if not node.is_matmul or not slack.nodes[node.id]:
+        if not node.is_matmul or slack.nodes[node.id] < Wait.LATER:
             continue
         around = [end for start, end in loops if start < node.time < end]
         if around:

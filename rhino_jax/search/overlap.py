@@ -9,21 +9,34 @@ For a fixed w the right side is an ordinary problem, whose bound is a bound on T
 w = 1 it is T itself where something stays exposed; where all is hidden, smaller
 weights trade collectives for compute.
 
-What can be hidden is a share of what has slack (see `slack`): compilers start only
-some collectives early, and what runs beside compute takes memory and cores from it.
+What can be hidden is a share of what has slack (see `slack`), a larger one of what is
+free between the step's ends: compilers start only some collectives early, and what
+runs beside compute takes memory and cores from it.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from rhino_jax.search.makes import Makes
-from rhino_jax.search.numbering import for_each, number_objects, number_rows
+from rhino_jax.search.numbering import (
+    for_each,
+    number,
+    number_objects,
+    number_rows,
+)
 from rhino_jax.search.problem import Labels, PairTable, Problem
-from rhino_jax.search.slack import Slack
+from rhino_jax.search.slack import Slack, Wait
+
+
+Shares = Mapping[int, float]
+"""What can hide of a collective that waits `LATER`, or is `FREE`; of others nothing."""
+
+NOTHING_HIDES: Shares = {Wait.LATER: 0.0, Wait.FREE: 0.0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +48,7 @@ class Overlap:
       compute: the part of the objective that is C.
       slack: which of the rest can be hidden.
       share: s above.
-      hidable_share: as of `Device`.
+      shares: what can hide of a collective, by its `Wait`.
       hidable: the part of the objective that is H.
     """
 
@@ -43,7 +56,7 @@ class Overlap:
     compute: Problem
     slack: Slack
     share: float
-    hidable_share: float
+    shares: Shares
     hidable: Problem
 
     @classmethod
@@ -54,44 +67,50 @@ class Overlap:
         slack: Slack,
         *,
         share: float,
-        hidable_share: float,
+        shares: Shares,
     ) -> Overlap:
         """Args as above; `compute` are the seconds of every node's options."""
         costs = problem.costs
         edges = list(itertools.compress(problem.edges, slack.edges))
+        of_edges = [shares[wait] for wait in slack.edges if wait]
 
         def hidable_s(node: int) -> np.ndarray:
-            if not slack.nodes[node]:
+            wait = slack.nodes[node]
+            if not wait:
                 return np.zeros(len(costs[node]))
-            return hidable_share * (costs[node] - compute[node])
+            return shares[wait] * (costs[node] - compute[node])
 
         nodes = number_rows(
             number_objects(costs),
             number_objects(compute),
-            np.array(slack.nodes, dtype=bool),
+            np.array(slack.nodes, dtype=np.int64),
         )
         tables = for_each(
-            number_objects([e.table for e in edges]),
-            lambda k: hidable_share * edges[k].table,
+            number_rows(
+                number_objects([e.table for e in edges]),
+                number(of_edges),
+            ),
+            lambda k: of_edges[k] * edges[k].table,
         )
         pairs = zip(edges, tables, strict=True)
         hidable = Problem(
             for_each(nodes, hidable_s),
             [PairTable(e.source, e.target, table) for e, table in pairs],
         )
-        return cls(problem, Problem(compute, []), slack, share, hidable_share, hidable)
+        return cls(problem, Problem(compute, []), slack, share, shares, hidable)
 
     @classmethod
     def none(cls, problem: Problem) -> Overlap:
         """Nothing hides: T is the problem's objective."""
         nothing = Problem([np.zeros(len(c)) for c in problem.costs], [])
-        slack = Slack((False,) * len(problem.costs), (False,) * len(problem.edges))
-        return cls(problem, nothing, slack, 0.0, 0.0, nothing)
+        slack = Slack((0,) * len(problem.costs), (0,) * len(problem.edges))
+        return cls(problem, nothing, slack, 0.0, NOTHING_HIDES, nothing)
 
     def slack_s(self, labels: Labels) -> float:
-        """Seconds of collectives with slack, of which `hidable_share` can hide."""
-        if self.hidable_share:
-            return self.hidable.objective(labels) / self.hidable_share
+        """Seconds of collectives with slack, of which `shares` can hide."""
+        first, *others = self.shares.values()
+        if first and all(share == first for share in others):
+            return self.hidable.objective(labels) / first
         costs, compute = self.problem.costs, self.compute.costs
         own = zip(costs, compute, self.slack.nodes, strict=True)
         seconds = sum(
@@ -107,7 +126,7 @@ class Overlap:
 
     @property
     def hides_nothing(self) -> bool:
-        return self.share == 0 or self.hidable_share == 0
+        return self.share == 0 or not any(self.shares.values())
 
     def hidden_s(self, labels: Labels) -> float:
         """Seconds of collectives that hide behind compute."""
@@ -136,7 +155,8 @@ class Overlap:
         """The problem whose objective is (1 - w·s)·C + A + w·H."""
         if self.hides_nothing:
             return self.problem
-        makes, rest = Makes(), 1 - (1 - weight) * self.hidable_share
+        makes = Makes()
+        rest = {w: 1 - (1 - weight) * share for w, share in self.shares.items()}
 
         def exposed(
             total: np.ndarray, compute: np.ndarray, hidden: np.ndarray
@@ -147,11 +167,9 @@ class Overlap:
         return self.problem.recharged(
             [makes.make(exposed, *each) for each in zip(*parts, strict=True)],
             [
-                PairTable(e.source, e.target, makes.scaled(e.table, rest))
-                if has_slack
+                PairTable(e.source, e.target, makes.scaled(e.table, rest[wait]))
+                if wait
                 else e
-                for e, has_slack in zip(
-                    self.problem.edges, self.slack.edges, strict=True
-                )
+                for e, wait in zip(self.problem.edges, self.slack.edges, strict=True)
             ],
         )

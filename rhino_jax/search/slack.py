@@ -5,12 +5,17 @@ the time at which it must be there: a weight that is gathered for a later layer,
 gradient of a weight that only the optimizer reads. What the next matmul waits for, as
 the activations of tensor parallelism do, has none, and no compiler can hide it.
 
+What is ready when the step starts (a weight, and what is cast of it), and what is due
+when it ends (the gradient that only the optimizer reads), is `FREE`: compilers start
+the one early, let the other run on, and combine either with its like.
+
 Levels are matmuls on the way (see `levels`). Inside of a loop's body, time ends
-with the body.
+with the body, and nothing is free.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -20,15 +25,45 @@ from rhino_jax.search.graph import Graph, Node, NodeKind
 from rhino_jax.search.levels import Levels
 
 
+class Wait(enum.IntEnum):
+    """What waits for a collective."""
+
+    NONE = 0
+    """The next matmul does: it has no slack."""
+    BACK = 1
+    """The end of the step: what was updated, on its way to where it is fed back."""
+    UPDATE = 2
+    """Its own update, beside which those of others run: the last gradients."""
+    LATER = 3
+    """A later matmul."""
+    FREE = 4
+    """None between the step's start and the reader, or the maker and the step's end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slack:
     """Attributes:
-    nodes: whether what a node does after its compute has slack, by node.
-    edges: whether a reshard on an edge has, by edge.
+    nodes: the `Wait` for what a node does after its compute, by node.
+    edges: that for a reshard on an edge, by edge.
     """
 
-    nodes: tuple[bool, ...]
-    edges: tuple[bool, ...]
+    nodes: tuple[int, ...]
+    edges: tuple[int, ...]
+
+    def where(self, hides_in_updates: bool) -> Slack:
+        """The same in terms of NONE, LATER and FREE alone.
+
+        Args:
+          hides_in_updates: whether collectives run beside updates.
+        """
+        kinds = {w: w for w in Wait}
+        kinds[Wait.BACK] = Wait.LATER if hides_in_updates else Wait.NONE
+        kinds[Wait.UPDATE] = Wait.FREE if hides_in_updates else Wait.NONE
+        table = [int(kinds[w]) for w in Wait]
+        return Slack(
+            tuple([table[w] for w in self.nodes]),
+            tuple([table[w] for w in self.edges]),
+        )
 
 
 def find_slack(graph: Graph, levels: Levels) -> Slack:
@@ -68,10 +103,46 @@ def find_slack(graph: Graph, levels: Levels) -> Slack:
     if closing:
         dues = [closing.get(id(e), d) for e, d in zip(graph.edges, dues, strict=True)]
     makers = columns.maker[columns.source]
-    has_slack = np.asarray(dues) > np.array(ready)[makers]
-    waits = np.zeros(len(nodes), dtype=bool)
-    waits[makers[~has_slack]] = True
-    return Slack(tuple((~waits).tolist()), tuple(has_slack.tolist()))
+    dues, readys = np.asarray(dues), np.array(ready)[makers]
+    in_loops = np.array([_is_in_loop(n) for n in nodes], dtype=bool)
+    is_free = ((readys == 0) | (dues == deepest)) & ~in_loops[makers]
+    is_free &= ~in_loops[columns.target]
+    waits = np.where(is_free, Wait.FREE, Wait.LATER)
+    waits[dues <= readys] = Wait.NONE
+    updates = _only_update(graph)
+    is_last = (waits == Wait.NONE) & (dues == deepest) & is_free
+    waits[is_last & updates[columns.target]] = Wait.UPDATE
+    is_input = np.array([n.kind is NodeKind.INPUT for n in nodes], dtype=bool)
+    is_back = is_input[columns.target] & updates[makers]
+    waits[(waits == Wait.NONE) & is_back] = Wait.BACK
+    # Of a node's readers the one that waits most counts.
+    by_node = np.full(len(nodes), Wait.FREE, dtype=np.int64)
+    np.minimum.at(by_node, makers, waits)
+    return Slack(tuple(by_node.tolist()), tuple(waits.tolist()))
+
+
+def _only_update(graph: Graph) -> np.ndarray:
+    """[nodes], whether all that comes of one is state that is fed back, one of several
+    such inputs."""
+    outputs = graph.program.outputs
+    found = np.zeros(len(graph.nodes), dtype=bool)
+    if sum(o.state_of is not None for o in outputs) < LEAST_STATE:
+        return found
+    # What is fed back is read by the node of its input.
+    inputs = {n.id for n in graph.nodes if n.kind is NodeKind.INPUT}
+    for node in reversed(graph.run_order):
+        targets = {e.target for e in graph.outgoing[node.id]}
+        if targets and node.id not in inputs:
+            found[node.id] = all(t in inputs or found[t] for t in targets)
+    return found
+
+
+LEAST_STATE = 4
+"""Arrays that are fed back, from which on updates run beside each other."""
+
+
+def _is_in_loop(node: Node) -> bool:
+    return node.count > 1
 
 
 def _loop_ends(graph: Graph, levels: Levels) -> dict[int, int]:

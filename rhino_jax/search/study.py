@@ -14,6 +14,7 @@ from rhino_jax.search.graph import Graph
 from rhino_jax.search.lanes import dims_off_lanes
 from rhino_jax.search.liveness import Liveness, analyse
 from rhino_jax.search.padding import matmul_dims
+from rhino_jax.search.slack import Slack
 from rhino_jax.search.stored import Fusing
 
 
@@ -25,6 +26,8 @@ class Study:
       graph: the program.
       target: where it runs.
       liveness: when its values are in memory, and what is read and launched.
+      slack: which collectives something waits for, as far as the compiler makes use
+        of it.
       classes, roles: what its dims and inputs are.
       padded_dims: sizes of dims that may be cut unevenly.
       off_lanes: value → its dims that never lie on lanes (see `lanes`).
@@ -34,6 +37,7 @@ class Study:
     graph: Graph
     target: Target
     liveness: Liveness
+    slack: Slack
     classes: Classes
     roles: Roles
     padded_dims: frozenset[int]
@@ -50,6 +54,7 @@ class Study:
             graph,
             target,
             liveness,
+            liveness.slack.where(device.free_share is not None),
             classes,
             find_roles(graph, classes),
             matmul_dims(graph),

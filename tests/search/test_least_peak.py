@@ -10,11 +10,11 @@ import pytest
 from rhino_jax.search import draw
 from rhino_jax.search.folding import Folding
 from rhino_jax.search.least_peak import least_possible, smallest_peak
-from rhino_jax.search.overlap import Overlap
+from rhino_jax.search.overlap import NOTHING_HIDES, Overlap
 from rhino_jax.search.pool import EFFORTS
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, Problem
 from rhino_jax.search.records import Drawn
-from rhino_jax.search.slack import Slack
+from rhino_jax.search.slack import Slack, Wait
 from rhino_jax.search.solve import solve_overlapped
 
 
@@ -67,9 +67,9 @@ def test_repeats_choose_differently_where_only_that_fits() -> None:
     whole = Overlap.of(
         problem,
         [np.zeros(2)] * 2,
-        Slack((False, False), ()),
+        Slack((Wait.NONE, Wait.NONE), ()),
         share=0.0,
-        hidable_share=0.0,
+        shares=NOTHING_HIDES,
     )
     folding = Folding(np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64))
     folded = folding.overlap(whole)

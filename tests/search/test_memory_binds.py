@@ -11,7 +11,7 @@ from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.pool import EFFORTS, Effort
 from rhino_jax.search.prices import Mixture
 from rhino_jax.search.problem import EdgeUsage, Labels, NodeUsage, PairTable, Problem
-from rhino_jax.search.slack import Slack
+from rhino_jax.search.slack import Slack, Wait
 from rhino_jax.search.solve import solve_overlapped
 
 
@@ -37,11 +37,11 @@ def random_overlap(seed: int, limit: float) -> Overlap:
     costs = [rng.random(k) for k in sizes]
     compute = [c * rng.random(len(c)) for c in costs]
     slack = Slack(
-        tuple((rng.random(5) < 0.5).tolist()),
-        tuple((rng.random(len(edges)) < 0.5).tolist()),
+        tuple(Wait.LATER * int(x < 0.5) for x in rng.random(5)),
+        tuple(Wait.LATER * int(x < 0.5) for x in rng.random(len(edges))),
     )
     problem = Problem(costs, edges, nodes, pairs, limit, 8)
-    return Overlap.of(problem, compute, slack, share=0.6, hidable_share=0.8)
+    return Overlap.of(problem, compute, slack, share=0.6, shares={Wait.LATER: 0.8})
 
 
 def all_choices(problem: Problem) -> list[Labels]:

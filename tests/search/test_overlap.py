@@ -13,7 +13,7 @@ from rhino_jax.search import solve as solve_module
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.pool import EFFORTS, Effort
 from rhino_jax.search.problem import PairTable, Problem
-from rhino_jax.search.slack import Slack
+from rhino_jax.search.slack import Slack, Wait
 from rhino_jax.search.solve import solve_overlapped
 from tests.search.brute_force import model_of, objectives
 from tests.search.zoo import planned
@@ -40,13 +40,13 @@ def test_small_programs_are_bounded_and_near_brute_force(
     target = load_target("h100")
     model = model_of(two_layers, shapes(batch, width), {"x": 4}, target)
     nodes, edges = len(model.problem.costs), len(model.problem.edges)
-    slack = Slack((True,) * nodes, (True,) * edges)
+    slack = Slack((Wait.LATER,) * nodes, (Wait.LATER,) * edges)
     overlap = Overlap.of(
         model.problem,
         model.compute_costs(),
         slack,
         share=share,
-        hidable_share=hidable_share,
+        shares={Wait.LATER: hidable_share},
     )
     total = objectives(model.problem.costs, model.problem.edges)
     compute = objectives(overlap.compute.costs, [])
@@ -92,9 +92,9 @@ def two_choices(first: tuple[float, ...], second: tuple[float, ...]) -> Overlap:
     compute, hidable, exposed = np.array([first, second]).T
     apart = 1e3 * (1 - np.eye(2))
     problem = Problem([compute + hidable, exposed], [PairTable(0, 1, apart)])
-    slack = Slack((True, False), (False,))
+    slack = Slack((Wait.LATER, Wait.NONE), (Wait.NONE,))
     return Overlap.of(
-        problem, [compute, np.zeros(2)], slack, share=0.5, hidable_share=1.0
+        problem, [compute, np.zeros(2)], slack, share=0.5, shares={Wait.LATER: 1.0}
     )
 
 

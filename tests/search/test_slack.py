@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.search.flatten import flatten
 from rhino_jax.search.graph import Graph, NodeKind
 from rhino_jax.search.levels import find_levels
-from rhino_jax.search.slack import Slack, find_slack
+from rhino_jax.search.slack import Slack, Wait, find_slack
 
 
 X = jnp.ones((64, 64), jnp.float32)
@@ -25,7 +26,7 @@ def found(fn: Any, *args: Any) -> tuple[Graph, Slack]:
 
 def matmuls(graph: Graph, slack: Slack) -> list[bool]:
     return [
-        slack.nodes[n.id]
+        slack.nodes[n.id] >= Wait.LATER
         for n in graph.nodes
         if n.kind is NodeKind.OP and n.op is not None and n.op.name == "dot_general"
     ]
@@ -34,8 +35,8 @@ def matmuls(graph: Graph, slack: Slack) -> list[bool]:
 def reads_of(graph: Graph, slack: Slack, path: str) -> list[bool]:
     """For every read of an input, whether it may come late."""
     return [
-        has_slack
-        for edge, has_slack in zip(graph.edges, slack.edges, strict=True)
+        wait >= Wait.LATER
+        for edge, wait in zip(graph.edges, slack.edges, strict=True)
         if (maker := graph.nodes[edge.source.node]).kind is NodeKind.INPUT
         and graph.program.inputs[maker.slot].path == path
     ]
@@ -86,3 +87,47 @@ def test_independent_branches_hide_the_shorter() -> None:
 
     graph, slack = found(two, X, X)
     assert sorted(matmuls(graph, slack)) == [False, False, False, True]
+
+
+def kinds(graph: Graph, slack: Slack) -> list[Wait]:
+    """Of the matmuls."""
+    return [
+        Wait(slack.nodes[n.id])
+        for n in graph.nodes
+        if n.op is not None and n.op.name == "dot_general"
+    ]
+
+
+def test_gradients_are_free_till_the_end_and_the_last_till_its_update() -> None:
+    def step(weights: Any, x: Any) -> Any:
+        grads = jax.grad(lambda ws: jnp.sum(forward(ws, x) ** 2))(weights)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
+
+    program = trace(step, ([X] * LAYERS, X), {}, donate_argnums=0).program
+    graph = flatten(program)
+    backwards = kinds(graph, find_slack(graph, find_levels(graph)))[LAYERS:]
+    assert Counter(backwards) == {
+        Wait.NONE: LAYERS - 1,
+        Wait.FREE: LAYERS - 1,
+        Wait.UPDATE: 1,
+    }
+
+
+def test_values_between_matmuls_may_come_later_but_are_not_free() -> None:
+    def gated(weights: Any, gate: Any, x: Any) -> Any:
+        return forward(weights, forward(weights, x) * (x @ gate))
+
+    graph, slack = found(gated, [X] * LAYERS, X, X)
+    waits = kinds(graph, slack)
+    assert Counter(waits) == {Wait.NONE: 2 * LAYERS, Wait.LATER: 1}
+    reads = zip(graph.edges, slack.edges, strict=True)
+    free = {graph.nodes[e.source.node].kind for e, wait in reads if wait == Wait.FREE}
+    assert free == {NodeKind.INPUT, NodeKind.COPY}  # copies of weights
+
+
+def test_where_updates_hide_nothing_what_is_due_at_the_end_waits() -> None:
+    slack = Slack(tuple(Wait), tuple(reversed(Wait)))
+    without, beside = slack.where(False), slack.where(True)
+    assert without.nodes == (0, 0, 0, Wait.LATER, Wait.FREE)
+    assert beside.nodes == (0, Wait.LATER, Wait.FREE, Wait.LATER, Wait.FREE)
+    assert beside.edges == tuple(reversed(beside.nodes))
