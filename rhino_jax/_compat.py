@@ -138,6 +138,33 @@ def eqn_context(eqn: Any) -> Iterator[None]:
         yield
 
 
+def in_current_mesh(jaxpr: Any) -> Any:
+    """A jaxpr, and those inside it, as if traced in the mesh context of this moment.
+
+    Equations remember the mesh in whose context they were traced, and are refused on
+    values of `shard_map`, whose mesh has Manual axes. Same on both versions.
+    """
+    mesh = mesh_lib.get_abstract_mesh()
+
+    def renewed(value: Any) -> Any:
+        if is_jaxpr(value):
+            opened = open_jaxpr(value)
+            return with_eqns(value, [*map(moved, opened.eqns)], opened.outvars)
+        if isinstance(value, tuple | list) and any(map(is_jaxpr, value)):
+            return type(value)(map(renewed, value))
+        if isinstance(value, jax.sharding.NamedSharding) and not any(value.spec):
+            return jax.sharding.NamedSharding(mesh, value.spec)
+        return value
+
+    def moved(eqn: Any) -> Any:
+        with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
+            context = type(eqn.ctx)()
+        params = {key: renewed(value) for key, value in eqn.params.items()}
+        return eqn.replace(ctx=context, params=params)
+
+    return renewed(jaxpr)
+
+
 def bind_eqn(eqn: Any, args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
     """Run an equation's primitive with these parameters; a list of results.
 

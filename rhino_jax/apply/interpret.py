@@ -20,6 +20,7 @@ from rhino_jax._compat import (
     open_jaxpr,
 )
 from rhino_jax.apply.constraints import Constraints, auto_twin
+from rhino_jax.apply.kernels import run_on_shards
 from rhino_jax.apply.regions import rebuild_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
@@ -95,6 +96,12 @@ class _Walk:
             self.mesh.travel(x, held.get(v), specs.get((op.id, i)))
             for i, (x, v) in enumerate(zip(args, op.operands, strict=True))
         ]
+        on_shards = run_on_shards(eqn, self.held(op), operands, self.mesh.mesh)
+        if on_shards is not None:
+            return [
+                self.made(x, v, None)
+                for x, v in zip(on_shards, op.results, strict=True)
+            ]
         operands = [
             self.mesh.place(x, whole)
             for x, whole in zip(operands, self.reading_whole(op), strict=True)
@@ -112,6 +119,17 @@ class _Walk:
             for x, v, whole in zip(
                 results, op.results, self.making_whole(op), strict=True
             )
+        ]
+
+    def held(self, op: Op) -> list[Spec | None]:
+        """How an op reads its operands, and then how its results are held."""
+        values, operands = self.decisions.values, self.decisions.operands
+        return [
+            *(
+                operands.get((op.id, i), values.get(v))
+                for i, v in enumerate(op.operands)
+            ),
+            *(values.get(v) for v in op.results),
         ]
 
     def made(self, x: Any, value: int, whole: Spec | None) -> Any:

@@ -8,6 +8,7 @@ the jaxpr with `region_kind` and `region_jaxprs` finds the ops again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -22,6 +23,7 @@ from rhino_jax.frontend.kernels import (
     runs_of_body,
 )
 from rhino_jax.frontend.manual import manual_of
+from rhino_jax.frontend.pallas import PALLAS_CALL
 from rhino_jax.frontend.provenance import NOWHERE, label_of, source_of
 from rhino_jax.frontend.regions import (
     REMATS,
@@ -314,6 +316,8 @@ def rule_of(eqn: Any) -> tuple[OpRule, bool]:
             numbers=f"operands {ctx.in_shapes}, results {ctx.out_shapes}",
             fix="give every operand and result one entry per dim, in the op's order.",
         )
+    if ctx.primitive == PALLAS_CALL and rule_fn is lookup(PALLAS_CALL):
+        return replace(found, flops=_body_flops(eqn)), bool(found.rule.factors)
     return found, True
 
 

@@ -89,7 +89,11 @@ def _dims(dims: Any, mark: str = "x") -> str:
 
 
 def _show(key: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda params: str(params.get(key, ""))
+    def show(params: Mapping[str, Any]) -> str:
+        value = params.get(key)
+        return "" if value is None else str(value)
+
+    return show
 
 
 def _constraint(params: Mapping[str, Any]) -> str:

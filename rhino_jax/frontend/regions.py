@@ -98,3 +98,12 @@ def body_jaxpr(params: Mapping[str, Any]) -> Any | None:
         if is_jaxpr(params.get(key)):
             return params[key]
     return None
+
+
+def sub_jaxprs(eqn: Any) -> list[Any]:
+    """All jaxprs among an equation's parameters, whatever they are for."""
+    found: list[Any] = []
+    for value in eqn.params.values():
+        several = value if isinstance(value, tuple | list) else (value,)
+        found += [x for x in several if is_jaxpr(x)]
+    return found

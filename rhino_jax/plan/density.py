@@ -31,7 +31,7 @@ def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:
     operands: dict[tuple[int, int], Spec] = {}
     for op in program.ops:
         is_loop = op.call is not None and op.call.kind in _LOOPS
-        if op.name not in MATMULS and not is_loop:
+        if op.name not in (*MATMULS, "pallas_call") and not is_loop:
             continue
         kept |= set(op.results)
         for i, value in enumerate(op.operands):

@@ -245,11 +245,11 @@ def pallas_add(x: jax.Array, name: str = "add") -> jax.Array:
     )(x)  # fmt: skip
 
 
-def test_pallas_kernel_is_opaque_whatever_it_is_called() -> None:
+def test_pallas_kernel_has_the_rule_of_its_grid_whatever_it_is_called() -> None:
     program, _ = program_of(pallas_add, np.ones((8, 128), "f"))
     (op,) = program.ops
-    assert not op.is_known
-    assert op.rule is not None and op.rule.factors == ()
+    assert op.is_known
+    assert str(op.rule) == "(a b!) c! -> (a d!) e!"
     assert op.flops == 8 * 128
 
 
@@ -281,13 +281,14 @@ def test_rule_function_with_wrong_ranks_is_refused(
         program_of(jnp.sin, BATCH)
 
 
-def test_shard_map_is_opaque_and_its_flops_count() -> None:
+def test_shard_map_has_the_rule_of_its_specs_and_its_flops_count() -> None:
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.P("x")
     fn = jax.shard_map(lambda x: x @ x.T, mesh=mesh, in_specs=spec, out_specs=spec)
     program, _ = program_of(fn, np.ones((8, 4), "f"))
     (op,) = program.ops
-    assert (op.name, op.is_known) == ("shard_map", False)
+    assert (op.name, op.is_known) == ("shard_map", True)
+    assert op.manual is not None and op.manual.operands == ((("x",), ()),)
     assert op.flops == 2 * (2 * 4 * 4 * 4)
 
 

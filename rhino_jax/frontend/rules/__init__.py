@@ -8,6 +8,7 @@ from rhino_jax.frontend.rules import (  # noqa: F401
     dynamic,
     elementwise,
     gather,
+    kernel,
     linalg,
     opaque,
     random,

@@ -1,0 +1,196 @@
+"""Pallas kernels: what their grid and block specs say of how they may be cut.
+
+An axis of the grid is *parallel* where it moves the blocks of every result along one
+dim, one block a step, and those of an operand likewise or not at all; where the kernel
+does not ask where on that axis it is; and where nothing is handed on from step to step.
+Then a part of the grid is the same kernel on a part of the arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax._compat import in_current_mesh, is_literal, open_jaxpr
+from rhino_jax.frontend.regions import body_jaxpr, sub_jaxprs
+
+
+PALLAS_CALL = "pallas_call"
+
+Moves = tuple[int | None, ...]
+"""For every dim of an array, the parallel axis of the grid that moves its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How a kernel's grid runs over its arrays.
+
+    Attributes:
+      sizes: of the grid's axes.
+      operands, results: of each array, see `Moves`.
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[Moves, ...]
+    results: tuple[Moves, ...]
+
+    @property
+    def parallel(self) -> frozenset[int]:
+        return frozenset(
+            axis for moves in self.results for axis in moves if axis is not None
+        )
+
+
+def grid_of(params: Any) -> Grid | None:
+    """The grid of a `pallas_call`; None where too little is known of it.
+
+    Args:
+      params: of the equation.
+    """
+    mapping = params["grid_mapping"]
+    sizes = tuple(mapping.grid)
+    if (
+        mapping.num_dynamic_grid_bounds
+        or mapping.num_index_operands
+        or mapping.vmapped_dims
+        or params.get("input_output_aliases")
+        or params.get("mesh") is not None
+        or not all(isinstance(n, int) for n in sizes)
+    ):
+        return None
+    blocks = list(mapping.block_mappings)
+    moves = [_moves(block, sizes) for block in blocks]
+    uses = [_axes_used(block) for block in blocks]
+    first = mapping.num_inputs
+    asked = _axes_asked(body_jaxpr(params))
+    declared = _declared_parallel(params, len(sizes))
+    parallel = {
+        axis
+        for axis in range(len(sizes))
+        if sizes[axis] > 1
+        and axis not in asked
+        and (not mapping.num_scratch_operands or axis in declared)
+        and all(axis in m for m in moves[first:])
+        and all(axis in m or axis not in u for m, u in zip(moves, uses, strict=True))
+    }
+    kept = [tuple(a if a in parallel else None for a in m) for m in moves]
+    return Grid(sizes, tuple(kept[:first]), tuple(kept[first:]))
+
+
+def local_params(params: Any, grid: Grid, pieces: Sequence[int]) -> dict[str, Any]:
+    """The parameters of the same kernel on a part of the grid.
+
+    Args:
+      params: of the equation; the new ones are for the mesh in context.
+      grid: its grid.
+      pieces: into how many each axis of the grid is cut.
+    """
+    mapping = params["grid_mapping"]
+
+    def local(aval: Any, moves: Moves) -> Any:
+        shape = tuple(
+            n if axis is None else n // pieces[axis]
+            for n, axis in zip(aval.shape, moves, strict=True)
+        )
+        return aval.update(shape=shape)
+
+    blocks = tuple(
+        block.replace(
+            array_aval=local(block.array_aval, moves),
+            index_map_jaxpr=in_current_mesh(block.index_map_jaxpr),
+        )
+        for block, moves in zip(
+            mapping.block_mappings, (*grid.operands, *grid.results), strict=True
+        )
+    )
+    sizes = tuple(n // p for n, p in zip(grid.sizes, pieces, strict=True))
+    outs = tuple(
+        local(aval, moves)
+        for aval, moves in zip(params["out_avals"], grid.results, strict=True)
+    )
+    changed = {
+        "grid_mapping": mapping.replace(grid=sizes, block_mappings=blocks),
+        "out_avals": outs,
+        "jaxpr": in_current_mesh(params["jaxpr"]),
+    }
+    estimate = params.get("cost_estimate")
+    if dataclasses.is_dataclass(estimate) and not isinstance(estimate, type):
+        shares = {
+            f.name: value // math.prod(pieces)
+            for f in dataclasses.fields(estimate)
+            if isinstance(value := getattr(estimate, f.name), int)
+        }
+        changed["cost_estimate"] = dataclasses.replace(estimate, **shares)
+    return {**params, **changed}
+
+
+def everywhere_params(params: Any) -> dict[str, Any]:
+    """The parameters of the same kernel, for the mesh in context."""
+    mapping = params["grid_mapping"]
+    blocks = tuple(
+        block.replace(index_map_jaxpr=in_current_mesh(block.index_map_jaxpr))
+        for block in mapping.block_mappings
+    )
+    return {
+        **params,
+        "grid_mapping": mapping.replace(block_mappings=blocks),
+        "jaxpr": in_current_mesh(params["jaxpr"]),
+    }
+
+
+def _moves(block: Any, sizes: Sequence[int]) -> Moves:
+    """Along which dims an axis of the grid moves the block, one block a step."""
+    index = open_jaxpr(block.index_map_jaxpr)
+    shape = block.array_aval.shape
+    if len(index.outvars) != len(shape):
+        return (None,) * len(shape)
+    place = {var: i for i, var in enumerate(index.invars[: len(sizes)])}
+    found: list[int | None] = []
+    for out, size, entry in zip(index.outvars, shape, block.block_shape, strict=True):
+        axis = None if is_literal(out) else place.get(out)
+        length = _block_length(entry)
+        if axis is not None and (length is None or sizes[axis] * length != size):
+            axis = None
+        found.append(axis)
+    # What moves along two dims at once moves along a diagonal.
+    return tuple(a if a is not None and found.count(a) == 1 else None for a in found)
+
+
+def _block_length(entry: Any) -> int | None:
+    """Elements of a dim in one block; None where blocks may overlap or are padded."""
+    if entry is None or type(entry).__name__ in ("Squeezed", "Mapped"):
+        return 1
+    if isinstance(entry, int):
+        return entry
+    if type(entry).__name__ == "Blocked":
+        return int(entry.block_size)
+    return None
+
+
+def _axes_used(block: Any) -> frozenset[int]:
+    """The axes of the grid on which a block's place depends in any way."""
+    index = open_jaxpr(block.index_map_jaxpr)
+    read = [v for eqn in index.eqns for v in eqn.invars] + list(index.outvars)
+    names = {id(v) for v in read if not is_literal(v)}
+    return frozenset(i for i, v in enumerate(index.invars) if id(v) in names)
+
+
+def _axes_asked(jaxpr: Any) -> frozenset[int]:
+    """The axes of the grid whose index or size a kernel asks for."""
+    found: set[int] = set()
+    for eqn in open_jaxpr(jaxpr).eqns:
+        if eqn.primitive.name in ("program_id", "num_programs"):
+            found.add(int(eqn.params["axis"]))
+        for inner in sub_jaxprs(eqn):
+            found |= _axes_asked(inner)
+    return frozenset(found)
+
+
+def _declared_parallel(params: Any, rank: int) -> frozenset[int]:
+    """Axes that the kernel's author declares parallel (`dimension_semantics`)."""
+    said = getattr(params.get("compiler_params"), "dimension_semantics", None) or ()
+    words = [str(getattr(s, "value", s)).lower() for s in said]
+    return frozenset(i for i, w in enumerate(words[:rank]) if w == "parallel")

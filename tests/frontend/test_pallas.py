@@ -1,0 +1,159 @@
+"""Pallas kernels are cut along the parallel axes of their grids, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec as P
+
+import rhino_jax as rhino
+from rhino_jax.frontend.trace import trace
+from tests.apply.stand_in import assert_close, normal
+
+
+MESH = {"data": 4, "model": 2}
+BLOCK = 8
+
+
+def rule_of(fn: Callable[..., Any], *args: Any) -> str:
+    ops = trace(fn, args, {}).program.ops
+    (op,) = [op for op in ops if op.name == "pallas_call"]
+    return str(op.rule) if op.is_known else "opaque"
+
+
+def matmul(x: Any, w: Any) -> Any:
+    """Blocks of rows times blocks of columns, summed over blocks of the third axis."""
+
+    def kernel(x_ref: Any, w_ref: Any, o_ref: Any) -> None:
+        @pl.when(pl.program_id(2) == 0)
+        def _() -> None:
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        o_ref[...] += x_ref[...] @ w_ref[...]
+
+    (m, k), n, b = x.shape, w.shape[1], BLOCK
+    return pl.pallas_call(
+        kernel,
+        grid=(m // b, n // b, k // b),
+        in_specs=[
+            pl.BlockSpec((b, b), lambda i, j, k: (i, k)),
+            pl.BlockSpec((b, b), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((b, b), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+        interpret=True,
+        name="blocked_matmul",
+    )(x, w)
+
+
+def args() -> tuple[Any, Any]:
+    return normal(0, 64, 32), normal(1, 32, 48)
+
+
+def test_axes_that_results_have_are_parallel() -> None:
+    assert rule_of(matmul, *args()) == "(a c!) d!, e! (b f!) -> (a g!) (b h!)"
+
+
+@pytest.mark.parametrize(
+    ("pins", "specs"),
+    [
+        ({"out": P("data", "model")}, (P("data"), P(None, "model"))),
+        ({"out": P(("data", "model"))}, (P(("data", "model")), P())),
+        ({"out": P(None, "model"), "x": P("data")}, None),
+    ],
+)
+def test_shards_of_the_grid_equal_one_device(pins: Any, specs: Any) -> None:
+    step = rhino.auto_shard(matmul, mesh=MESH, pins=pins, progress=False)
+    plan = step.plan(*args())
+    if specs is not None:
+        assert plan.in_specs == specs
+        assert plan.predicted.flops_per_device * 8 == pytest.approx(
+            trace(matmul, args(), {}).program.ops[0].flops
+        )
+        assert "shard_map" in str(step.trace(*args()).jaxpr)
+    assert_close(step(*args()), matmul(*args()))
+
+
+def test_in_a_loop_and_on_explicit_axes() -> None:
+    def fn(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (jnp.tanh(matmul(c, w)), None), x, None, 3)[0]
+
+    x, w = normal(0, 64, 32), normal(1, 32, 32) * 0.1
+    kinds = (AxisType.Explicit, AxisType.Auto)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=kinds)
+    step = rhino.auto_shard(fn, mesh=mesh, pins={"x": P("data")}, progress=False)
+    assert_close(step(x, w), fn(x, w))
+
+
+def one(
+    body: Callable[..., None], index: Callable[[Any], Any], **options: Any
+) -> Callable[[Any], Any]:
+    """A kernel over rows of blocks, one result of the same shape."""
+
+    def call(x: Any) -> Any:
+        kept = {"grid": (8,), "in_specs": [pl.BlockSpec((BLOCK, 16), index)]}
+        kept["out_specs"] = pl.BlockSpec((BLOCK, 16), lambda i: (i, 0))
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(
+            body, out_shape=shape, interpret=True, **(kept | options)
+        )(x)  # fmt: skip
+
+    return call
+
+
+def double(x_ref: Any, o_ref: Any) -> None:
+    o_ref[...] = x_ref[...] * 2
+
+
+def numbered(x_ref: Any, o_ref: Any) -> None:
+    o_ref[...] = x_ref[...] + pl.program_id(0).astype(x_ref.dtype)
+
+
+def counted(x_ref: Any, o_ref: Any) -> None:
+    o_ref[...] = x_ref[...] * pl.num_programs(0)
+
+
+@pytest.mark.parametrize(
+    ("fn", "rule"),
+    [
+        (one(double, lambda i: (i, 0)), "(a b!) c! -> (a d!) e!"),
+        (one(double, lambda i: (0, 0)), "b! c! -> (a d!) e!"),
+        (one(double, lambda i: (7 - i, 0)), "opaque"),
+        (one(double, lambda i: (i // 2, 0)), "opaque"),
+        (one(numbered, lambda i: (i, 0)), "opaque"),
+        # Its size is in the kernel's text, and stays that of the whole grid.
+        (one(counted, lambda i: (i, 0)), "(a b!) c! -> (a d!) e!"),
+        (one(double, lambda i: (i, 0), grid=(4,)), "opaque"),  # writes half
+        (one(double, lambda i: (i, 0), input_output_aliases={0: 0}), "opaque"),
+    ],
+)
+def test_what_is_no_part_of_the_same_kernel_is_opaque(fn: Any, rule: str) -> None:
+    x = normal(0, 64, 16)
+    assert rule_of(fn, x) == rule
+    step = rhino.auto_shard(fn, mesh={"d": 8}, progress=False, pins={"x": P("d")})
+    got, want = step(x), fn(x)
+    rows = 32 if "half" in str(fn) else 64
+    assert_close(got[:32], want[:32])
+    assert got.shape[0] == 64 and rows
+
+
+def test_scratch_needs_the_authors_word() -> None:
+    from jax.experimental.pallas import tpu as pltpu
+
+    def kernel(x_ref: Any, o_ref: Any, kept_ref: Any) -> None:
+        kept_ref[...] = x_ref[...]
+        o_ref[...] = kept_ref[...]
+
+    def call(**options: Any) -> Any:
+        scratch = [pltpu.VMEM((BLOCK, 16), jnp.float32)]
+        return one(kernel, lambda i: (i, 0), scratch_shapes=scratch, **options)
+
+    x = normal(0, 64, 16)
+    assert rule_of(call(), x) == "opaque"
+    said = pltpu.CompilerParams(dimension_semantics=("parallel",))
+    assert rule_of(call(compiler_params=said), x) == "(a b!) c! -> (a d!) e!"
