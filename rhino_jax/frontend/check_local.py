@@ -16,6 +16,7 @@ import numpy as np
 
 from rhino_jax.frontend.check_indexed import INDEXED
 from rhino_jax.frontend.check_shards import Shard, ShardMismatch, cut_operand
+from rhino_jax.frontend.pallas import grid_of, local_params
 from rhino_jax.ir.factor import FactorKind
 
 
@@ -70,7 +71,26 @@ def localise(op: LocalOp) -> tuple[LocalOp, Finish]:
         return INDEXED[op.name](op)
     if op.name in LOCALISERS:
         op = LOCALISERS[op.name](op)
+    if "grid_mapping" in op.params:
+        op = _on_part_of_grid(op)
     return op, lambda results: results
+
+
+def _on_part_of_grid(op: LocalOp) -> LocalOp:
+    """A Pallas kernel, whatever it is called."""
+    grid = grid_of(op.params)
+    if grid is None:
+        return op
+    pieces = [1] * len(grid.sizes)
+    whole = (*op.in_shapes, *(aval.shape for aval in op.params["out_avals"]))
+    local = (*(x.shape for x in op.operands), *op.out_shapes)
+    for moves, *shapes in zip(
+        (*grid.operands, *grid.results), whole, local, strict=True
+    ):
+        for axis, size, part in zip(moves, *shapes, strict=True):
+            if axis is not None:
+                pieces[axis] = size // part
+    return replace(op, params=local_params(op.params, grid, pieces))
 
 
 GENERATORS = frozenset({

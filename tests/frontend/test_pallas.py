@@ -90,6 +90,11 @@ def test_in_a_loop_and_on_explicit_axes() -> None:
     assert_close(step(x, w), fn(x, w))
 
 
+def test_the_rule_is_true() -> None:
+    report = rhino.check_rule(matmul, *args())
+    assert report.num_strategies >= 4 and report.unknown == ()
+
+
 def one(
     body: Callable[..., None], index: Callable[[Any], Any], **options: Any
 ) -> Callable[[Any], Any]:
