@@ -49,7 +49,7 @@ class Part:
             found.setdefault(array.path[0], []).append(i)
         for key, members in found.items():
             yield Part(
-                key.strip("[].'\""),
+                key,
                 tuple(self.numbers[i] for i in members),
                 tuple(self.arrays[i].below(1) for i in members),
             )
@@ -161,36 +161,30 @@ class _Finder:
         return found
 
     def _ambiguous(self, part: Part, places: Sequence[Sequence[int]]) -> RhinoError:
-        last = part.arrays[0].path
-        roots = [
-            "".join(path[: len(path) - len(last)])
-            for place in places
-            for path in [self.arrays[place[0]].path]
-        ]
         names = [name for name, _ in self.plan.mesh_axes]
         firsts = [self.known[place[0]] for place in places]
         return RhinoError(
             f"{self.what}: {_called(part)} could be several arguments of"
             f" `{self.plan.program_name}`, which are not sharded alike.",
-            where=" or ".join(roots),
+            where=" or ".join(leaf.path for leaf in firsts),
             numbers="; ".join(
                 f"{leaf.path} {format_spec(leaf.spec, names)}" for leaf in firsts
             ),
-            fix=f"say which: give it in a dict, as {{{roots[0]!r}: …}}, or give all"
-            " arguments in order.",
+            fix="say which: give the whole argument in a dict, as"
+            f" {{{keys_of(firsts[0].path)[0]!r}: …}}, or all arguments in order.",
         )
 
     def _nowhere(self, part: Part) -> RhinoError:
         first = part.arrays[0]
-        path = "".join(first.path)
-        ends = [path] if path else [f".{part.name}", f"['{part.name}']", part.name]
-        like = [x for x in self.known if any(map(x.path.endswith, ends))] or self.known
+        path = first.path or (part.name,)
+        ends = [x for x in self.known if keys_of(x.path)[-len(path) :] == path]
+        like = ends or self.known
         shown = ", ".join(f"{x.path} {_array(x.shape, x.dtype)}" for x in like[:3])
         more = ", …" if len(like) > 3 else ""
         return RhinoError(
             f"{self.what}: {_called(part)} is no argument of"
             f" `{self.plan.program_name}`, and no part of one.",
-            where=path or "the array itself",
+            where=".".join(path) or "the array itself",
             numbers=f"arrays: {len(part.arrays)}, the first {_kind_text(first)}; the"
             f" plan has {shown}{more}",
             fix="give arguments as they were planned, in structure, shapes and types;"

@@ -14,6 +14,7 @@ from rhino_jax.apply.bound import not_runnable
 from rhino_jax.apply.meshes import make_mesh
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.leaves import Leaves, split_result
+from rhino_jax.frontend.objects import nnx_graph
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.trees import in_tree_of, sharding_of
 
@@ -34,7 +35,7 @@ def put(plan: Plan, tree: Any, *, local: bool) -> Any:
     """See `Plan.put`."""
     what = "`plan.put`"
     placed = _runnable(plan, what)
-    leaves = split_result(tree).without_scalars()
+    leaves = _leaves(tree).without_scalars()
     for path, x in zip(leaves.array_paths, leaves.arrays, strict=True):
         if isinstance(x, jax.ShapeDtypeStruct):
             raise RhinoError(
@@ -49,8 +50,23 @@ def put(plan: Plan, tree: Any, *, local: bool) -> Any:
     shardings = [to_sharding(leaf) for leaf in known]
     if local:
         every = zip(leaves.arrays, known, shardings, strict=True)
-        return leaves.unflatten([_from_local(what, *each) for each in every])
-    return leaves.unflatten(jax.device_put(list(leaves.arrays), shardings))
+        return _rebuilt(leaves, [_from_local(what, *each) for each in every])
+    return _rebuilt(leaves, jax.device_put(list(leaves.arrays), shardings))
+
+
+def _leaves(tree: Any) -> Leaves:
+    """The leaves of a pytree, those of Flax NNX objects as a plan names them."""
+    if nnx_graph.is_imported() and nnx_graph.has_objects(tree):
+        tree = nnx_graph.split(tree, nnx_graph.new_references(), named=True)
+    return split_result(tree)
+
+
+def _rebuilt(leaves: Leaves, arrays: Sequence[Any]) -> Any:
+    """The pytree with these arrays; objects are new ones."""
+    tree = leaves.unflatten(arrays)
+    if nnx_graph.is_imported():
+        return nnx_graph.merge(tree, nnx_graph.new_objects())
+    return tree
 
 
 def _from_local(what: str, x: Any, leaf: Leaf, sharding: NamedSharding) -> jax.Array:
@@ -99,7 +115,7 @@ def init(
         for i, x in zip(at, arrays, strict=True):
             everything[i] = x
         traced_args, traced_kwargs = jax.tree.unflatten(tree, everything)
-        results.append(split_result(fn(*traced_args, **traced_kwargs)))
+        results.append(_leaves(fn(*traced_args, **traced_kwargs)))
         return list(results[-1].arrays)
 
     arrays = [given[i] for i in at]
@@ -109,13 +125,13 @@ def init(
     made = jax.jit(flat, out_shardings=[to_sharding(leaf) for leaf in known])(arrays)
     if placed.mesh.devices.flat[0].platform == "cpu":
         jax.block_until_ready(made)  # see `Bound.is_emulated`
-    return results[-1].unflatten(made)
+    return _rebuilt(results[-1], made)
 
 
 def _on_mesh(plan: Plan, argument: Any) -> Any:
     """An argument of the init function where the plan has it (`params` of
     `optimizer.init`), or else whole on every device."""
-    leaves = split_result(argument).without_scalars()
+    leaves = _leaves(argument).without_scalars()
     everywhere = set(plan.mesh.devices.flat)
     if not leaves.arrays or all(
         getattr(getattr(x, "sharding", None), "device_set", None) == everywhere
@@ -128,7 +144,7 @@ def _on_mesh(plan: Plan, argument: Any) -> Any:
         shardings = [NamedSharding(plan.mesh, PartitionSpec())] * len(leaves.arrays)
     else:
         shardings = [*map(sharding_of(plan), known)]
-    return leaves.unflatten(jax.device_put(list(leaves.arrays), shardings))
+    return _rebuilt(leaves, jax.device_put(list(leaves.arrays), shardings))
 
 
 def with_some_mesh(plan: Plan, what: str) -> Plan:

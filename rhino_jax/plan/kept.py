@@ -34,8 +34,15 @@ class Array:
 
 
 def keys_of(path: str) -> tuple[str, ...]:
-    """The keys of a tree path: `params`, `['w']`, `.mu`."""
-    return tuple(_KEY.findall(path))
+    """The keys of a tree path, as `params`, `0`, `mu`, `w` of `params[0].mu['w']`.
+
+    What is an attribute here may be a key there, and Flax's variables are themselves
+    here and hold a `.value` there.
+    """
+    keys = _KEY.findall(path)
+    if len(keys) > 1 and keys[-1] == ".value":
+        keys.pop()
+    return tuple(key.strip("[].'\"") for key in keys)
 
 
 def arguments_of(plan: Plan) -> tuple[Leaf, ...]:
@@ -114,7 +121,7 @@ def find_places(
         if sizes[root] == len(wanted)
         and all(Array((*root, *a.path), a.kind) in exact for a in wanted)
     ]
-    named = [root for root in full if root and name and _bare(root[-1]) == name]
+    named = [root for root in full if root and name and root[-1] == name]
     if not named and not depth and needs_name:
         return []
     nearest = min(map(len, full), default=0)
@@ -131,9 +138,5 @@ def agree(places: Sequence[Sequence[int]], specs: Sequence[Spec]) -> bool:
 def _by_argument(wanted: Mapping[int, Array]) -> dict[str, dict[int, Array]]:
     found: dict[str, dict[int, Array]] = {}
     for i, array in wanted.items():
-        found.setdefault(_bare(array.path[0]) if array.path else "", {})[i] = array
+        found.setdefault(array.path[0] if array.path else "", {})[i] = array
     return found
-
-
-def _bare(key: str) -> str:
-    return key.strip("[].'\"")

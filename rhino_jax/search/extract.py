@@ -13,10 +13,9 @@ from rhino_jax.search.build import Model
 from rhino_jax.search.graph import Node, NodeKind
 from rhino_jax.search.overlap import Overlap
 from rhino_jax.search.problem import Labels
-from rhino_jax.search.reasons import Reasons
 from rhino_jax.search.slack import Wait
 from rhino_jax.search.strategies import Strategy
-from rhino_jax.search.traffic import Traffic
+from rhino_jax.search.traffic import Traffic, name_of
 
 
 def decisions_of(model: Model, labels: Labels) -> Decisions:
@@ -120,17 +119,17 @@ def live_at(
     model: Model, labels: Labels, time: int, most: int = 50
 ) -> tuple[Holding, ...]:
     """What is in memory at a time, largest first."""
-    problem, reasons = model.problem, Reasons(model)
+    problem = model.problem
     held: dict[tuple[str, str, str], float] = defaultdict(float)
     for usage in [u for u in problem.node_usages if u.start <= time < u.stop]:
         node = model.graph.nodes[usage.node]
         amount = float(usage.usage[labels[usage.node]])
-        held[reasons.held_name(node.ports[0]), *_place(model, node)] += amount
+        held[name_of(model, node.ports[0]), *_place(model, node)] += amount
     for pair in [u for u in problem.edge_usages if u.start <= time < u.stop]:
         amount = float(pair.usage[labels[pair.source], labels[pair.target]])
         node = model.graph.nodes[pair.target]
         source = model.graph.nodes[pair.source].ports[0]
-        name = f"resharded {reasons.held_name(source)}"
+        name = f"resharded {name_of(model, source)}"
         held[name, *_place(model, node)] += amount
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     return tuple(

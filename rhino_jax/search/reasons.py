@@ -2,9 +2,8 @@
 their dims, the batch, gradients.
 
 A value is called by the argument that it is, perhaps in another type or shape; by the
-argument whose gradient or next state it becomes, or the result; failing these, by the
-op that makes it, with a line. A dim that is summed over is the batch or a dim of an
-argument.
+argument whose gradient it becomes; failing both, by the op that makes it, with a line.
+A dim that is summed over is the batch or a dim of an argument.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 
 from rhino_jax.cost.collectives import PERMUTE
 from rhino_jax.cost.reshard import Step
+from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.search.build import Model
 from rhino_jax.search.classes import Element
@@ -37,7 +37,6 @@ _SUMS = {
     "reduce_and": "and", "reduce_or": "or", "argmax": "argmax", "argmin": "argmin",
     "gather": "look-up",
 }  # fmt: skip
-_BORDERS = {NodeKind.CARRY: "what is carried by", NodeKind.STACK: "what is stacked by"}
 _MOST_VISITED = 64
 """Values looked at on the way to an update; farther away is no gradient's place."""
 
@@ -52,7 +51,7 @@ class Reasons:
 
     model: Model
     _paths: dict[int, str | None] = field(default_factory=dict)
-    _ends: dict[int, str | None] = field(default_factory=dict)
+    _gradients: dict[int, str | None] = field(default_factory=dict)
     _dims: dict[Element, list[tuple[bool, str, int]]] | None = None
 
     def of_op(self, node: Node, strategy: Strategy, step: Step) -> str:
@@ -65,10 +64,10 @@ class Reasons:
         summed = [f for f in range(len(op.rule.factors)) if op.rule.partial_results(f)]
         over = [f for f in cut if f in summed] or [f for f in summed if strategy.cut[f]]
         how = f"{_SUMS.get(op.name, 'sum')} over {self._over(node, over)}"
-        becomes = self._becomes(node.ports[0])
-        if becomes is not None:
-            return f"{becomes}: {how}"
-        return f"{how}, going backward" if op.source.is_backward else how
+        gradient = self._gradient(node.ports[0])
+        if gradient is not None:
+            return f"{gradient}: {how}"
+        return f"{how}, going backward" if _is_backward(op) else how
 
     def of_edge(self, edge: Edge, step: Step, have: Spec, want: Spec) -> str:
         """Of what is sent to read a value in another layout than it is held in."""
@@ -80,34 +79,18 @@ class Reasons:
 
     def name(self, port: Port) -> str:
         """What people call the value that a port holds."""
-        path, becomes = self._path(port), self._becomes(port)
+        path = self._path(port)
         if path is not None:
             return path
-        if becomes is not None:
-            return f"the {becomes}" if " of " in becomes else becomes
+        gradient = self._gradient(port)
+        if gradient is not None:
+            return gradient
         node = self.model.graph.nodes[port.node]
         if node.op is None:
             return f"%{node.value}"
+        kind = "" if node.kind is NodeKind.OP else f" ({node.kind.value})"
         place = str(node.op.source).partition(" (")[0]
-        return f"{_BORDERS.get(node.kind, 'the result of')} {node.op.name} at {place}"
-
-    def held_name(self, port: Port) -> str:
-        """The same beside others in memory: where ops make it, which of them."""
-        node, path = self.model.graph.nodes[port.node], self._path(port)
-        if node.kind is NodeKind.INPUT and path is not None:
-            return path
-        if node.kind is NodeKind.COPY:
-            return f"copy of {path or f'%{node.value}'}"
-        if path is not None:
-            kind = node.op.name if node.op is not None else node.kind.value
-            return f"{kind} of {path}"
-        becomes = self._becomes(port)
-        if becomes is not None and " of " in becomes:
-            return becomes
-        if node.op is None:
-            return f"%{node.value}"
-        kind = "" if node.kind is NodeKind.OP else f" {node.kind.value}"
-        return f"{node.op.name}{kind} %{node.value}"
+        return f"the result of {node.op.name}{kind} at {place}"
 
     def _path(self, port: Port) -> str | None:
         """Of the argument that a value is, whatever its type and shape now are."""
@@ -127,37 +110,32 @@ class Reasons:
             port = before[0].source
         return None
 
-    def _becomes(self, port: Port) -> str | None:
-        """Whose gradient or next state, or which result, a value is or goes into."""
-        if port.id not in self._ends:
-            self._ends[port.id] = self._find_end(port)
-        return self._ends[port.id]
+    def _gradient(self, port: Port) -> str | None:
+        """Of a value of the backward pass: whose gradient, or which result, it is."""
+        if port.id not in self._gradients:
+            self._gradients[port.id] = self._find_gradient(port)
+        return self._gradients[port.id]
 
-    def _find_end(self, port: Port) -> str | None:
-        graph, params = self.model.graph, self.model.study.roles.params
-        made_by, inputs = graph.nodes[port.node].op, graph.program.inputs
-        if made_by is None:
+    def _find_gradient(self, port: Port) -> str | None:
+        graph, roles = self.model.graph, self.model.study.roles
+        made_by = graph.nodes[port.node].op
+        if made_by is None or not _is_backward(made_by):
             return None
-        is_backward = made_by.source.is_backward
         seen, queue = {port.id}, deque([port])
-        found: str | None = None
         while queue and len(seen) < _MOST_VISITED:
             at = queue.popleft()
             for edge in graph.readers[at.id]:
                 reader = graph.nodes[edge.target]
                 if reader.kind is NodeKind.INPUT:  # what it is the next state of
-                    path = inputs[reader.slot].path
-                    if not is_backward:
-                        return f"update of {path}"
-                    # Optimizer state comes first on the way.
-                    if reader.slot in params:
+                    if reader.slot in roles.params:
+                        path = graph.program.inputs[reader.slot].path
                         return f"gradient of {path}"
                 elif reader.kind is NodeKind.OUTPUT:
-                    found = found or graph.program.outputs[reader.slot].path
+                    return graph.program.outputs[reader.slot].path
                 elif self._passes(edge, reader):
                     queue += [p for p in reader.ports if p.id not in seen]
                     seen |= {p.id for p in reader.ports}
-        return found
+        return None
 
     def _passes(self, edge: Edge, reader: Node) -> bool:
         """Whether a gradient that an op reads may be what it makes."""
@@ -212,6 +190,10 @@ def _keeps_name(node: Node) -> bool:
     if node.kind is NodeKind.OP:
         return node.op is not None and node.op.name in SAME_DATA
     return node.kind in (NodeKind.CONST, NodeKind.SLICE, NodeKind.COPY)
+
+
+def _is_backward(op: Op) -> bool:
+    return "transpose(" in op.source.name_stack
 
 
 def _and(words: Sequence[str] | dict[str, None]) -> str:

@@ -16,7 +16,7 @@ from rhino_jax.plan.records import Collective
 from rhino_jax.search.build import Model
 from rhino_jax.search.flat import Lookups
 from rhino_jax.search.folding import Folding
-from rhino_jax.search.graph import Edge, Node
+from rhino_jax.search.graph import Edge, Node, NodeKind, Port
 from rhino_jax.search.numbering import groups, number_objects, number_rows
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.reasons import Reasons
@@ -211,3 +211,16 @@ class Traffic:
             source="" if op is None else str(op.source),
             reason=reason,
         )
+
+
+def name_of(model: Model, port: Port) -> str:
+    """What people call the value that a port holds."""
+    program, node = model.graph.program, model.graph.nodes[port.node]
+    if node.kind is NodeKind.INPUT:
+        return program.inputs[node.slot].path
+    if node.kind is NodeKind.COPY:
+        return f"copy of %{node.value}"
+    if node.op is None:
+        return f"%{node.value}"
+    kind = "" if node.kind is NodeKind.OP else f" {node.kind.value}"
+    return f"{node.op.name}{kind} %{node.value}"

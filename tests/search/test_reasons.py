@@ -59,17 +59,6 @@ def test_gradients_and_gathered_parameters_go_by_their_paths() -> None:
         assert f"gathers params['{name}']: P('data') → P()" in said
 
 
-def test_updates_and_what_is_held_go_by_the_paths_of_state() -> None:
-    cut = P("data", None)
-    pins = {f"opt_state[0].mu['{name}']": cut for name in ("up", "down")}
-    pins |= {"params['up']": P(None, "data"), "batch": P("model", None)}
-    found = plan(train, *ARGS, **pins)
-    said = reasons(found)
-    assert any("the update of params['" in reason for reason in said), said
-    held = {h.what for h in found.at_peak}
-    assert held & {"gradient of params['up']", "update of params['up']"}, held
-
-
 def test_what_is_summed_goes_by_the_dim_of_a_parameter() -> None:
     pins = {"params['up']": P(None, "model"), "params['down']": P("model", None)}
     said = reasons(plan(loss, PARAMS, shaped(256, 512), **pins, batch=P("data", None)))
@@ -91,7 +80,7 @@ def test_reductions_name_themselves_and_what_they_run_over() -> None:
     pins = {"params['head']": P(None, "model"), "params['embed']": P("model", None)}
     tokens = shaped(256, dtype="int32")
     said = reasons(plan(largest, params, tokens, **pins, tokens=P("data")))
-    assert "out: max over dim 1 of params['head']" in said
+    assert "max over dim 1 of params['head']" in said
     assert "look-up over dim 0 of params['embed']" in said
 
 
