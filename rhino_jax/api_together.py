@@ -19,6 +19,7 @@ from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced, split_call, trace_call
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plans import Plans
+from rhino_jax.processes.agree import attending
 
 
 def plan_together(
@@ -79,14 +80,15 @@ def plan_together(
         )
         for name in programs
     }
-    together = Together(
-        {name: _traced(name, entry, given) for name, entry in programs.items()},
-        {name: _weight(name, x) for name, x in shares.items()},
-        wishes,
-        given,
-        started,
-    )
-    return together.plans()
+    with attending(given):
+        together = Together(
+            {name: _traced(name, entry, given) for name, entry in programs.items()},
+            {name: _weight(name, x) for name, x in shares.items()},
+            wishes,
+            given,
+            started,
+        )
+        return together.plans()
 
 
 def _by_name(

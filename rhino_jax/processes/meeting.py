@@ -22,10 +22,11 @@ from rhino_jax.processes.listing import (
     from_bytes,
     to_bytes,
 )
-from rhino_jax.processes.signs import Watch
+from rhino_jax.processes.service import Service
+from rhino_jax.processes.signs import Watch, lost_after_s
 
 
-POLL_MS = 500
+POLL_S = 0.5
 """How long one question to the service waits for an answer; then signs of life are
 looked for, and errors of others."""
 
@@ -54,7 +55,8 @@ class Meeting:
     def __init__(
         self, client: Any, processes: Sequence[int], what: str, name: str
     ) -> None:
-        self.client, self.processes = client, tuple(sorted(processes))
+        self._service = Service(client, lost_after_s(), what)
+        self.processes = tuple(sorted(processes))
         self.what, self.name, self.me = what, name, jax.process_index()
         self.first, *self.others = self.processes
         number = next(_numbers[self.processes])
@@ -73,8 +75,8 @@ class Meeting:
         """Let the others find something."""
         parts = [data[i : i + MOST_BYTES] for i in range(0, len(data), MOST_BYTES)]
         for i, part in enumerate(parts):
-            self._set(f"{self._prefix}/{key}/{i}", part)
-        self._set(f"{self._prefix}/{key}/count", str(len(parts)).encode())
+            self._service.put(f"{self._prefix}/{key}/{i}", part)
+        self._service.put(f"{self._prefix}/{key}/count", str(len(parts)).encode())
 
     def wait(self, key: str, process: int, doing: str) -> bytes:
         """What a process puts there, as soon as it does.
@@ -82,15 +84,15 @@ class Meeting:
         Raises:
           ProcessError: that process is lost, or another told of an error.
         """
-        watch = Watch(self.client, process, self.what, doing)
+        watch = Watch(self._service, process, self.what, doing)
         while True:
-            count = self._get(f"{self._prefix}/{key}/count", watch)
+            count = self._service.get(f"{self._prefix}/{key}/count", POLL_S)
             if count is not None:
                 break
             self._raise_told()
             watch.look()
         keys = [f"{self._prefix}/{key}/{i}" for i in range(int(count))]
-        return b"".join(self._get(k, watch) or b"" for k in keys)
+        return b"".join(self._service.get(k, POLL_S) or b"" for k in keys)
 
     def compare(self, kind: str, lines: Sequence[Line]) -> None:
         """Go on only if all processes have the same.
@@ -129,10 +131,10 @@ class Meeting:
             "numbers": told.numbers if told else text[:1000],
             "fix": told.fix if told else f"see the output of process {self.me}.",
         }
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            # Whoever came first has told already.
-            self.client.key_value_set(f"{self._prefix}/error", json.dumps(said))
-        self._hear()
+        with contextlib.suppress(ProcessError):
+            # Unless another has told first.
+            self._service.put(f"{self._prefix}/error", json.dumps(said).encode())
+            self._hear()
         raise error
 
     def _hear(self) -> None:
@@ -142,16 +144,12 @@ class Meeting:
         say why.
         """
         until = time.monotonic() + HEARD_S
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self.client.key_value_set(f"{self._prefix}/heard/{self.me}", "yes")
+        self._service.put(f"{self._prefix}/heard/{self.me}", b"yes")
         if not self.is_first:
             return
         for process in self.processes:
-            left_ms = max(1, round(1000 * (until - time.monotonic())))
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self.client.blocking_key_value_get(
-                    f"{self._prefix}/heard/{process}", left_ms
-                )
+            left_s = max(0.0, until - time.monotonic())
+            self._service.get(f"{self._prefix}/heard/{process}", left_s)
 
     def end(self) -> None:
         """Clean up, once all have what they need of this meeting."""
@@ -163,32 +161,17 @@ class Meeting:
         if self._before is not None:
             gone.append(f"{self._before}/")
         for key in gone:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self.client.key_value_delete(key)
-
-    def _set(self, key: str, data: bytes) -> None:
-        try:
-            self.client.key_value_set_bytes(key, data)
-        except jax.errors.JaxRuntimeError as error:
-            raise self._service_gone(error) from error
-
-    def _get(self, key: str, watch: Watch) -> bytes | None:
-        """A value; None where there is none yet."""
-        try:
-            return bytes(self.client.blocking_key_value_get_bytes(key, POLL_MS))
-        except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" in str(error):
-                return None
-            watch.look()
-            raise self._service_gone(error) from error
+            with contextlib.suppress(ProcessError):
+                self._service.delete(key)
 
     def _raise_told(self) -> None:
         """Raise the error that another process told of, if any."""
-        try:
-            said = json.loads(self.client.key_value_try_get(f"{self._prefix}/error"))
-        except jax.errors.JaxRuntimeError:
+        text = self._service.find(f"{self._prefix}/error")
+        if text is None:
             return
-        self._hear()
+        said = json.loads(text)
+        with contextlib.suppress(ProcessError):
+            self._hear()
         kind = getattr(errors, said["kind"], ProcessError)
         raise kind(
             said["what"],
@@ -215,12 +198,4 @@ class Meeting:
             " differs (data, seeds, jax.process_index()) must be an argument."
             if kind == "program"
             else "give every process the same plan, or let process 0 make one.",
-        )
-
-    def _service_gone(self, error: Exception) -> ProcessError:
-        return ProcessError(
-            f"{self.what}: JAX's coordination service does not answer.",
-            where="process 0, which holds it",
-            numbers=str(error).splitlines()[0][:300],
-            fix="see the output of process 0: it was killed, or ended early.",
         )

@@ -14,6 +14,7 @@ Environment variables:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -24,6 +25,7 @@ from typing import Any
 import jax
 
 from rhino_jax.errors import ProcessError
+from rhino_jax.processes.service import Service
 
 
 BEAT_S = 1.0
@@ -56,8 +58,8 @@ def _seconds(name: str, default: float) -> float:
 class _Beat:
     """The thread that shows that this process works."""
 
-    def __init__(self, client: Any, process: int, visit: int) -> None:
-        self._client, self._visit = client, visit
+    def __init__(self, service: Service, process: int, visit: int) -> None:
+        self._service, self._visit = service, visit
         self._key = _KEY.format(process)
         self._is_over = threading.Event()
         self._thread = threading.Thread(
@@ -65,6 +67,8 @@ class _Beat:
         )
 
     def start(self) -> None:
+        # The first comes before anything else is done.
+        self._write("at work 0")
         self._thread.start()
 
     def stop(self, last: str) -> None:
@@ -73,17 +77,15 @@ class _Beat:
         self._write(last)
 
     def _run(self) -> None:
-        count = 0
-        while True:
-            self._write(f"at work {count}")
-            count += 1
+        for count in itertools.count(1):
             if self._is_over.wait(BEAT_S):
                 return
+            self._write(f"at work {count}")
 
     def _write(self, state: str) -> None:
         # Where the service is gone, whoever waits finds out.
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self._client.key_value_set(self._key, f"{self._visit} {state}", True)
+        with contextlib.suppress(ProcessError):
+            self._service.overwrite(self._key, f"{self._visit} {state}")
 
 
 _visits = 0
@@ -105,7 +107,8 @@ def at_work(client: Any, process: int) -> Iterator[None]:
             _depth -= 1
         return
     _visits += 1
-    beat, last = _Beat(client, process, _visits), "done"
+    service = Service(client, 2 * BEAT_S, "`rhino_jax`")
+    beat, last = _Beat(service, process, _visits), "done"
     beat.start()
     _depth = 1
     try:
@@ -123,13 +126,13 @@ class Watch:
     """Looks after one process that this one waits for.
 
     Attributes:
-      client: of the coordination service.
+      service: where it gives them.
       process: its index.
       what: the call that waits, for messages.
       doing: what is waited for, as "to plan".
     """
 
-    client: Any
+    service: Service
     process: int
     what: str
     doing: str
@@ -160,10 +163,7 @@ class Watch:
             raise self._lost(silent_s, is_here)
 
     def _sign(self) -> str:
-        try:
-            return str(self.client.key_value_try_get(_KEY.format(self.process)))
-        except jax.errors.JaxRuntimeError:
-            return ""
+        return self.service.find(_KEY.format(self.process)) or ""
 
     def _lost(self, silent_s: float, is_here: bool) -> ProcessError:
         if is_here:

@@ -178,10 +178,19 @@ def test_four_processes_have_one_plan() -> None:
 
 
 @pytest.mark.slow
-def test_jax_ends_the_others_where_process_0_is_killed() -> None:
-    """It holds the coordination service: no process outlives it, whoever plans."""
+def test_process_0_is_named_before_jax_ends_the_others() -> None:
+    """It holds the coordination service: where it is killed, JAX lets nobody live."""
     started = time.monotonic()
     found = together("first_is_killed", of=[1])
     assert time.monotonic() - started < 60
     assert found[0]["rc"] != 0
-    assert "leader" in found[0]["stderr"] or "process 0" in found[0].get("text", "")
+    assert "process 0 is lost" in found[0]["stderr"] + found[0].get("text", "")
+
+
+@pytest.mark.slow
+def test_a_process_0_that_is_stopped_is_named() -> None:
+    """JAX's own calls to the coordination service, which it holds, never end then."""
+    found = together("first_is_stopped", of=[1], RHINO_LOST_AFTER_S="3")
+    (text,) = errors(found)
+    assert "process 0 is lost" in text and "no answer for 3 s" in text
+    assert found[0]["seconds"] < 20

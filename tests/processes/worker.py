@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -192,6 +193,17 @@ def first_is_killed(i: int) -> Any:
 
     if i == 0:
         driver.choose_plan = lambda *args, **kwargs: os.kill(os.getpid(), 9)
+    return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
+
+
+def first_is_stopped(i: int) -> Any:
+    import rhino_jax as rhino
+    from rhino_jax.search import driver
+
+    if i == 0:
+        driver.choose_plan = lambda *args, **kwargs: os.kill(
+            os.getpid(), signal.SIGSTOP
+        )
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
 
 
