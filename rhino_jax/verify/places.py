@@ -43,15 +43,15 @@ def place_of(plan: Plan, compile_for: Any, what: str) -> Place:
 
     Args:
       plan: the plan.
-      compile_for: None: the plan's mesh, or where it has no devices, its hardware;
-        "cpu"; a name of hardware with or without topology; or a mesh.
+      compile_for: None: the plan's mesh, or where it has no devices of the plan's
+        hardware, that; "cpu"; a name of hardware with or without topology; or a mesh.
       what: the call that asks, for messages.
     Raises:
       MeshError: the mesh has other axes than the plan's.
       HardwareError: there is no compiler for it, or it is not installed.
     """
     if compile_for is None:
-        if isinstance(plan.mesh, Mesh):
+        if isinstance(plan.mesh, Mesh) and _is_of(plan.mesh, plan.hardware):
             return place_on(plan.mesh, plan.hardware)
         compile_for = _hardware_of(plan, what)
     if isinstance(compile_for, Mesh):
@@ -72,6 +72,16 @@ def place_of(plan: Plan, compile_for: Any, what: str) -> Place:
         compile_for = compile_for.name
     mesh = compile_target(compile_for, axes)
     return Place(mesh, _target_of(mesh, str(compile_for)))
+
+
+def _is_of(mesh: Mesh, hardware: str) -> bool:
+    """Whether a mesh's devices are of this hardware, or its name does not tell. A plan
+    for TPUs has a mesh of CPU devices where there are as many of these."""
+    try:
+        kinds = load_target(hardware).device.kinds
+    except HardwareError:
+        return True
+    return not kinds or str(mesh.devices.flat[0].device_kind) in kinds
 
 
 def _hardware_of(plan: Plan, what: str) -> str:
