@@ -61,6 +61,12 @@ def assemble(
             f"{CUT_BY_CLOCK} ended the search: with more time, on another machine or"
             " beside other work, another plan may be found."
         )
+    idle = (target.num_devices or 0) - model.mesh.num_devices
+    if idle > 0:
+        notes.append(
+            f"the mesh has {model.mesh.num_devices} devices, {target.name}"
+            f" {target.num_devices}: {idle} stay idle."
+        )
     if model.is_narrowed:
         notes.append(
             "on a mesh of so many axes only what is near to plans with fewer axes was"

@@ -111,3 +111,16 @@ def test_what_prints_stays(capfd: pytest.CaptureFixture[str]) -> None:
     rhino.auto_shard(fn)(jnp.ones((8,))).block_until_ready()
     jax.effects_barrier()
     assert "sum 8.0" in capfd.readouterr().out
+
+
+def test_devices_that_stay_idle_are_noted() -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        return x @ x.T
+
+    shape = jax.ShapeDtypeStruct((48, 48), jnp.float32)
+    plan = rhino.plan(fn, shape, mesh={"data": 3, "model": 4}, hardware="v5e:4x4")
+    (note,) = [n for n in plan.notes if "idle" in n]
+    assert "12 devices, v5e:4x4 16: 4 stay idle" in note
+    full = rhino.plan(fn, shape, mesh={"data": 4, "model": 4}, hardware="v5e:4x4")
+    chosen = rhino.plan(fn, shape, hardware="v5e:2x4")
+    assert not any("idle" in n for n in (*full.notes, *chosen.notes))
