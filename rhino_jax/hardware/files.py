@@ -166,7 +166,9 @@ def _with_coordinates(target: Target, devices: Sequence[Any]) -> Target:
     if len(chips) != slices * math.prod(dims) or any(span > 1 for span in others):
         return target
     named = (slices, *dims) if slices > 1 else dims
-    return with_topology(target, named, f"{target.name}:{'x'.join(map(str, named))}")
+    # Of a slice, or of hosts, any part may be used.
+    text = f"{target.name}:{'x'.join(map(str, named))}"
+    return with_topology(target, named, text, is_built=False)
 
 
 def _with_hosts(target: Target, devices: Sequence[Any]) -> Target:
@@ -181,4 +183,6 @@ def _with_hosts(target: Target, devices: Sequence[Any]) -> Target:
     if len(sizes) > 1:
         return target
     named = (len(hosts), sizes.pop())
-    return with_topology(target, named, f"{target.name}:{'x'.join(map(str, named))}")
+    # Of a slice, or of hosts, any part may be used.
+    text = f"{target.name}:{'x'.join(map(str, named))}"
+    return with_topology(target, named, text, is_built=False)

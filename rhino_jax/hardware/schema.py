@@ -29,6 +29,7 @@ tile = [8, 128]                     # optional, none; see `Device`
 name = "nvlink"
 topology = "switch"                 # or "barrier": threads of one process
 size = 8                            # devices within reach; the last may omit it
+largest = 72                        # optional, `size`; see `Tier`
 alpha_s = 3e-6
 bytes_per_s = 4.5e11                # of one device, one direction
 
@@ -70,10 +71,11 @@ _DTYPES = (
     "complex128",
 )  # fmt: skip
 _TIER = (
-    "name", "topology", "size", "rank", "dims", "wrap_multiple", "wrap_needs_all",
-    "alpha_s", "bytes_per_s",
+    "name", "topology", "size", "largest", "rank", "dims", "wrap_multiple",
+    "wrap_needs_all", "side_step", "longest_side", "alpha_s", "bytes_per_s",
 )  # fmt: skip
-_TORUS_ONLY = ("rank", "dims", "wrap_multiple", "wrap_needs_all")
+_TORUS_ONLY = ("rank", "dims", "wrap_multiple", "wrap_needs_all", "side_step",
+               "longest_side")  # fmt: skip
 _FLAT = ("switch", "barrier")
 _MISSING = object()
 
@@ -333,9 +335,10 @@ def _parse_tier(table: _Table, within: int | None, *, is_last: bool) -> Tier:
     if size and within and (size < within or size % within):
         raise table.fail("size", f"a multiple of {within}, the size of the tier"
                          " within", size)  # fmt: skip
-    needs_all = table.entries.get("wrap_needs_all", False)
-    if not isinstance(needs_all, bool):
-        raise table.fail("wrap_needs_all", "true or false", needs_all)
+    largest = table.whole("largest", least=size or 2)
+    if largest is not None and topology == "torus":
+        raise table.fail("largest", "nothing, as a torus says `longest_side`", largest,
+                         "remove it.")  # fmt: skip
     return Tier(
         name=table.text("name"),
         topology=topology,
@@ -343,7 +346,10 @@ def _parse_tier(table: _Table, within: int | None, *, is_last: bool) -> Tier:
         rank=rank or 0,
         dims=dims,
         wrap_multiple=table.whole("wrap_multiple", least=0, default=1) or 0,
-        wrap_needs_all=needs_all,
+        wrap_needs_all=table.flag("wrap_needs_all"),
+        side_step=table.whole("side_step", default=1) or 1,
+        longest_side=table.whole("longest_side"),
+        largest=largest,
         alpha_s=table.number("alpha_s", "seconds, at least 0", may_be_zero=True),
         bytes_per_s=table.number("bytes_per_s", "bytes per second, above 0"),
     )

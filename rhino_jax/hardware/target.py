@@ -94,6 +94,9 @@ class Tier:
       wrap_multiple: TORUS: a dim of more than two wraps around if its size is a
         multiple of this; 0: none does.
       wrap_needs_all: TORUS: no dim wraps around unless the sizes of all allow it.
+      side_step: TORUS: of what is built, sides longer than 1 are multiples of this.
+      longest_side: TORUS: of what is built; None: unlimited.
+      largest: SWITCH: devices of the largest domain that is built; None: `size`.
     """
 
     name: str
@@ -105,6 +108,14 @@ class Tier:
     dims: tuple[int, ...] = ()
     wrap_multiple: int = 1
     wrap_needs_all: bool = False
+    side_step: int = 1
+    longest_side: int | None = None
+    largest: int | None = None
+
+    def is_built(self, dims: tuple[int, ...]) -> bool:
+        """Whether there is a torus of these dims."""
+        longest = self.longest_side or max(dims, default=1)
+        return all(d == 1 or (d % self.side_step == 0 and d <= longest) for d in dims)
 
     def wraps(self, dims: tuple[int, ...]) -> tuple[bool, ...]:
         """Which of the dims of a torus wrap around."""

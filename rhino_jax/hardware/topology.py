@@ -10,7 +10,9 @@ from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.target import Target, Tier
 
 
-def with_topology(target: Target, dims: tuple[int, ...], text: str) -> Target:
+def with_topology(
+    target: Target, dims: tuple[int, ...], text: str, *, is_built: bool = True
+) -> Target:
     """The target with its topology fixed.
 
     Args:
@@ -19,6 +21,7 @@ def with_topology(target: Target, dims: tuple[int, ...], text: str) -> Target:
         slices. Without: the groups of every tier, outermost first, as hosts and GPUs
         per host. Or one number: of chips (or devices), laid out as usual.
       text: what the user wrote, for errors and as the new name.
+      is_built: whether it is to be one that is built, and not any part of one.
     Raises:
       HardwareError: the target has no such dims, or cannot be that large.
     """
@@ -28,11 +31,15 @@ def with_topology(target: Target, dims: tuple[int, ...], text: str) -> Target:
     if not target.tiers or 0 in dims:
         raise _misfit(target, text, "numbers of at least 1", dims)
     if position is None:
-        return _with_groups(target, dims, text)
+        return _with_groups(target, dims, text, is_built)
     torus = target.tiers[position]
     within = _within(target.tiers, position)
     if len(dims) == 1 and torus.rank != 1:
-        return _sized(target, within * dims[0], text)
+        found = _sized(target, within * dims[0], text)
+        slice_size = capacities(found, within * dims[0])[position]
+        if is_built and not torus.is_built(torus_dims(torus, slice_size // within)):
+            raise _not_built(target, torus, text, f"no slice of {dims[0]} chips", dims)
+        return found
     if len(dims) not in (torus.rank, torus.rank + 1):
         raise _misfit(target, text, f"{torus.rank} numbers (the torus)", dims)
     slices = dims[0] if len(dims) > torus.rank else 1
@@ -42,6 +49,10 @@ def with_topology(target: Target, dims: tuple[int, ...], text: str) -> Target:
         raise _misfit(
             target, text, f"at most {torus.size // within} chips a slice", dims
         )
+    if is_built and not torus.is_built(sides):
+        shape = "x".join(map(str, sides))
+        what = f"{slices} slices of {shape}" if len(dims) > torus.rank else shape
+        raise _not_built(target, torus, text, f"no {what} chips", sides)
     if slices > 1 and position + 1 == len(target.tiers):
         raise _misfit(target, text, "one slice: nothing links several", dims)
     tiers = list(target.tiers)
@@ -49,7 +60,9 @@ def with_topology(target: Target, dims: tuple[int, ...], text: str) -> Target:
     return _sized(target.replace(tiers=tuple(tiers)), slices * size, text)
 
 
-def _with_groups(target: Target, dims: tuple[int, ...], text: str) -> Target:
+def _with_groups(
+    target: Target, dims: tuple[int, ...], text: str, is_built: bool
+) -> Target:
     if len(dims) == 1:
         return _sized(target, dims[0], text)
     if len(dims) != len(target.tiers):
@@ -58,6 +71,10 @@ def _with_groups(target: Target, dims: tuple[int, ...], text: str) -> Target:
     tiers, size = [], 1
     for tier, count in zip(target.tiers, reversed(dims), strict=True):
         size *= count
+        most = tier.largest or tier.size
+        if is_built and most is not None and size > most:
+            expected = f"at most {most} devices on one {tier.name}"
+            raise _misfit(target, text, expected, dims)
         tiers.append(dataclasses.replace(tier, size=size))
     return _sized(target.replace(tiers=tuple(tiers)), size, text)
 
@@ -82,6 +99,21 @@ def _misfit(
         numbers=f"expected {expected}, got {got}",
         fix="write it as v5e:4x4, v5p:4x4x4, v5e:2x16x16 (two slices) or h100:8x8"
         " (hosts x GPUs).",
+    )
+
+
+def _not_built(
+    target: Target, torus: Tier, text: str, what: str, sides: tuple[int, ...]
+) -> HardwareError:
+    most = f", at most {torus.longest_side}" if torus.longest_side else ""
+    example = "v5e:2x16x16" if torus.rank == 2 else "v5p:2x4x4x4"
+    return HardwareError(
+        f"hardware {text!r}: there is {what} of {target.name!r}.",
+        numbers=f"a side of a slice is 1 or a multiple of {torus.side_step}{most}; got"
+        f" {'x'.join(map(str, sides))}",
+        fix=f"write the {torus.rank} sides of a slice; where there are several, their"
+        f" number first, as {example}. To plan for fewer chips than a slice has, leave"
+        f" the topology out: hardware={target.name!r}.",
     )
 
 
@@ -110,14 +142,20 @@ def capacities(target: Target, num_devices: int) -> tuple[int, ...]:
 def torus_dims(tier: Tier, num_groups: int) -> tuple[int, ...]:
     """The torus that joins `num_groups` groups: given, or the usual one.
 
-    The usual torus has dims that all wrap around if there is one, and of those the
-    most cubic, ascending: 16 → 4x4, 64 → 4x4x4, 192 → 4x4x12 on v5p.
+    The usual torus is one that is built if there is one, has dims that all wrap around
+    if there is one, and of those is the most cubic, ascending: 16 → 4x4, 64 → 4x4x4,
+    192 → 4x4x12 on v5p.
     """
     if tier.dims:
         return tier.dims
     return min(
         _factorisations(num_groups, tier.rank),
-        key=lambda dims: (not all(tier.wraps(dims)), sum(dims), dims),
+        key=lambda dims: (
+            not tier.is_built(dims),
+            not all(tier.wraps(dims)),
+            sum(dims),
+            dims,
+        ),
     )
 
 

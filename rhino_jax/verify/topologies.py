@@ -81,7 +81,11 @@ def _slices(torus: Tier, chip_devices: int, num_devices: int) -> tuple[int, ...]
 def _slice(torus: Tier, chips: int) -> tuple[int, ...] | None:
     """The sides of the best slice of that many chips, or None."""
     return min(
-        (sides for sides in _factorisations(chips, torus.rank) if _is_slice(sides)),
+        (
+            sides
+            for sides in _factorisations(chips, torus.rank)
+            if torus.is_built(sides)
+        ),
         key=lambda sides: (
             not all(torus.wraps(sides)),
             sum(sides),
@@ -90,11 +94,6 @@ def _slice(torus: Tier, chips: int) -> tuple[int, ...] | None:
         ),
         default=None,
     )
-
-
-def _is_slice(sides: tuple[int, ...]) -> bool:
-    """Whether libtpu (0.0.51) describes such a slice: its hosts hold 2x2x1 chips."""
-    return all(side == 1 or side % 2 == 0 for side in sides[:2])
 
 
 def _num_hosts(sides: tuple[int, ...]) -> int:

@@ -159,6 +159,45 @@ def test_topologies_that_do_not_fit(name: str) -> None:
     assert "expected" in info.value.numbers and "v5e:4x4" in info.value.fix
 
 
+@pytest.mark.parametrize(
+    ("name", "what", "numbers"),
+    [
+        ("v5e:4x5x6", "no 4 slices of 5x6 chips", "got 5x6"),
+        ("v5e:3x3", "no 3x3 chips", "1 or a multiple of 2, at most 16; got 3x3"),
+        ("v6e:32x8", "no 32x8 chips", "got 32x8"),
+        ("v5e:5", "no slice of 5 chips", "got 5"),
+        ("v5p:5x5x5", "no 5x5x5 chips", "1 or a multiple of 2; got 5x5x5"),
+        ("v4:4x4x5", "no 4x4x5 chips", "got 4x4x5"),
+        ("tpu7x:2x3x4", "no 2x3x4 chips", "got 2x3x4"),
+    ],
+)
+def test_topologies_that_are_not_built(name: str, what: str, numbers: str) -> None:
+    with pytest.raises(HardwareError, match=what) as info:
+        load_target(name)
+    assert numbers in info.value.numbers
+    assert "their number first" in info.value.fix
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v5e:1x1", "v5e:2x2", "v5e:2x4", "v5e:4x2", "v5e:4x8", "v5e:8x16",
+        "v6e:16x16", "v5e:3x16x16", "v4:2x2x1", "v4:2x4x4", "v4:4x4x8",
+        "v4:12x16x16", "v5p:16x16x24", "v5p:2x2x2", "tpu7x:4x4x8", "v5e:12",
+        "v5e:512", "v5p:192", "h100:3x5", "b200:2x72",
+    ],
+)  # fmt: skip
+def test_topologies_that_are_built(name: str) -> None:
+    assert load_target(name).num_devices
+
+
+@pytest.mark.parametrize("name", ["h100:1x16", "a100:8x9", "b200:1x73"])
+def test_more_gpus_than_one_switch_joins(name: str) -> None:
+    with pytest.raises(HardwareError, match="does not fit") as info:
+        load_target(name)
+    assert "on one nvlink" in info.value.numbers
+
+
 @pytest.mark.parametrize("name", ["v5e:", "v5e:axb", "v5e:4x", ":4x4", "v5e:-1"])
 def test_topologies_that_are_none(name: str) -> None:
     with pytest.raises(HardwareError, match="not known"):

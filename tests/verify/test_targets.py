@@ -16,6 +16,7 @@ import rhino_jax as rhino
 from rhino_jax._compat import is_compile_only
 from rhino_jax.errors import HardwareError, MeshError
 from rhino_jax.hardware import compile_only
+from rhino_jax.hardware.compile_only import tpu_devices
 from rhino_jax.hardware.files import configs_dir, detect_target, load_target
 from rhino_jax.hardware.layout import mesh_shapes
 from rhino_jax.verify.targets import compile_target
@@ -149,8 +150,10 @@ def test_topologies_that_libtpu_does_not_know(name: str) -> None:
     with pytest.raises(
         HardwareError, match=f"'{name}'.*knows no such topology"
     ) as info:
-        compile_target(name)
+        tpu_devices(name)
     assert "divisible" in info.value.numbers and "even or 1" in info.value.fix
+    with pytest.raises(HardwareError, match=f"'{name}': there is no"):
+        compile_target(name)
 
 
 @pytest.mark.compile_only
