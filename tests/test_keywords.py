@@ -97,6 +97,8 @@ def test_odd_values_elsewhere() -> None:
         lambda x: plan.verify(x, SHAPE, SHAPE),
         lambda x: plan.verify(step, SHAPE, SHAPE, compile_for=x),
         lambda x: plan.jit(x),
+        lambda x: plan.init(x),
+        lambda x: plan.check(x, SHAPE, SHAPE),
         lambda x: rhino.plan(x, SHAPE, SHAPE),
         lambda x: rhino.audit(x, SHAPE, SHAPE),
         lambda x: rhino.register_rule(x, "a -> a"),

@@ -15,6 +15,7 @@ from rhino_jax.apply.meshes import make_mesh
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.leaves import Leaves, split_result
 from rhino_jax.frontend.objects import nnx_graph
+from rhino_jax.frontend.parameters import check_callable
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.trees import in_tree_of, sharding_of
 
@@ -99,6 +100,7 @@ def init(
 ) -> Any:
     """See `Plan.init`."""
     what = "`plan.init`"
+    check_callable(what, fn)
     placed = _runnable(plan, what)
     given, tree = jax.tree.flatten(
         (

@@ -55,6 +55,8 @@ def coverage_shares(program: Program) -> tuple[float, float, float, dict[str, in
 
 def uncovered(program: Program) -> tuple[Uncovered, ...]:
     """What has no rule, by name, the largest share first."""
+    if all(op.is_known for op in program.ops):
+        return ()
     flops: dict[str, float] = defaultdict(float)
     size: dict[str, float] = defaultdict(float)
     largest: dict[str, tuple[float, Source]] = {}

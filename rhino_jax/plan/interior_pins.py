@@ -98,9 +98,8 @@ class Places:
         return list(found)
 
 
-def values_of_key(key: str, program: Program) -> list[int]:
+def values_of_key(key: str, places: Places) -> list[int]:
     """The values that a source line or a glob over scopes means; empty for neither."""
-    places = Places.of(program)
     line = _LINE.fullmatch(key)
     if line is not None:
         ending, number = "/" + line["file"].lstrip("/"), int(line["line"])

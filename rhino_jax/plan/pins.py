@@ -15,7 +15,7 @@ from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.program import Pin, Program, Value
 from rhino_jax.ir.spec import OpenSpec, Spec
 from rhino_jax.keywords import brief
-from rhino_jax.plan.interior_pins import ValuePin, known_places, values_of_key
+from rhino_jax.plan.interior_pins import Places, ValuePin, known_places, values_of_key
 
 
 MeshAxes = Sequence[tuple[str, int]]
@@ -119,8 +119,9 @@ def _inside(
             value = program.values[op.results[0]]
             spec = _spec_of_pin(name, op.pin, value, mesh_axes)
             found[value.id] = ValuePin(spec, name)
+    places = Places.of(program) if pins else None
     for key, given in pins.items():
-        values = values_of_key(key, program)
+        values = [] if places is None else values_of_key(key, places)
         if not values:
             raise _matches_nothing(key, paths, program)
         for v in values:

@@ -162,3 +162,30 @@ def test_scratch_needs_the_authors_word() -> None:
     assert rule_of(call(), x) == "opaque"
     said = pltpu.CompilerParams(dimension_semantics=("parallel",))
     assert rule_of(call(compiler_params=said), x) == "(a b!) c! -> (a d!) e!"
+
+
+@jax.custom_vjp
+def product(x: Any, w: Any) -> Any:
+    return matmul(x, w)
+
+
+product.defvjp(
+    lambda x, w: (matmul(x, w), (x, w)),
+    lambda kept, g: (matmul(g, kept[1].T), matmul(kept[0].T, g)),
+)
+
+
+def test_training_with_a_kernel_equals_one_device() -> None:
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            body = jax.checkpoint(lambda h, w: (jnp.tanh(product(h, w)), None))
+            return (jax.lax.scan(body, x, w)[0] ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss)(w)
+        return w - 0.1 * grads, value
+
+    w, x = normal(0, 2, 32, 32) * 0.2, normal(1, 64, 32)
+    for pins in ({}, {"w": P(None, "model"), "x": P("data")}):
+        run = rhino.auto_shard(step, mesh=MESH, pins=pins, progress=False)
+        assert run.plan(w, x).coverage.flops == 1
+        assert_close(run(w, x), jax.jit(step)(w, x))
