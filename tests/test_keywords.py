@@ -211,7 +211,7 @@ def test_a_spec_may_stand_for_a_subtree() -> None:
         ({"w": NamedSharding(jax.make_mesh((8,), ("z",)), P("z"))}, "another mesh"),
         ({"w": jax.sharding.SingleDeviceSharding(jax.devices()[0])}, "PartitionSpec"),
         ({"w": P("data", unreduced={"model"})}, "whole values"),
-        ({"w": P(P.UNCONSTRAINED)}, "names an axis"),
+        ({"w": P(P.UNCONSTRAINED)}, "leaves a dim of an argument"),
         ({"w": 3}, "PartitionSpec"),
     ],
 )
