@@ -87,3 +87,9 @@ def test_the_folder_holds_nothing_else() -> None:
     tracked = os.popen(f"git -C '{ROOT}' ls-files").read().split("\n")
     tops = {path.partition("/")[0] for path in tracked if path}
     assert {t for t in tops if not t.startswith(".")} <= known
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """Without packages, pytest cannot tell two of one name apart, and runs nothing."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
