@@ -100,6 +100,16 @@ def test_two_processes_train_like_one() -> None:
         np.testing.assert_allclose(losses, losses_here(), rtol=1e-5)
 
 
+def test_one_state_is_made_fed_and_evaluated_by_two_processes() -> None:
+    first, second = results(together("one_state"))
+    assert first == second
+    losses, fed, _ = first
+    np.testing.assert_allclose(losses[:5], losses_here(), rtol=1e-4)
+    assert fed == [[32, 16]] * 2
+    np.testing.assert_allclose(losses[5], losses[6], rtol=1e-4)
+    assert losses[5] < losses[4]
+
+
 def test_another_program_is_told_in_every_process() -> None:
     found = together("another")
     for text in errors(found):

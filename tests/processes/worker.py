@@ -234,6 +234,39 @@ def kept_plans_differ(i: int) -> Any:
     return float(step(*arrays())[1])
 
 
+def evaluate(params: Any, x: Any, y: Any) -> Any:
+    return jnp.mean((jnp.tanh(x @ params["w1"]) @ params["w2"] - y) ** 2)
+
+
+def one_state(i: int) -> Any:
+    """State is made where it belongs, rows are fed by process, evaluation follows."""
+    from jax.sharding import PartitionSpec as P
+
+    import rhino_jax as rhino
+
+    pins = {"params['w1']": P(None, "model"), "x": P("data"), "y": P("data")}
+    mesh = mesh_over_all()
+    step = rhino.auto_shard(train_step, mesh=mesh, pins=pins, donate_argnums=0)
+    plan = step.plan(*shapes())
+    seed, x, y = arrays()
+    params = plan.init(lambda scale: jax.tree.map(lambda w: scale * w, seed), 1.0)
+    half = slice(32 * i, 32 * (i + 1))
+    x, y = plan.put({"x": x[half], "y": y[half]}, local=True).values()
+    shapes_here = [s.data.shape for s in x.addressable_shards]
+    losses = []
+    for _ in range(5):
+        params, loss = step(params, x, y)
+        losses.append(float(loss))
+    scored = rhino.auto_shard(evaluate, like=step)
+    losses.append(float(scored(params, x, y)))
+    plans = rhino.plan_together(
+        {"train": (train_step, shapes()), "eval": (evaluate, shapes())}, mesh=mesh
+    )
+    again = plans["eval"].jit(evaluate)
+    losses.append(float(again(plans["eval"].put(params), x, y)))
+    return [losses, shapes_here, said_of(plans["eval"])]
+
+
 def run(name: str, i: int, n: int, port: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", n, i)
