@@ -46,7 +46,8 @@ def plan_together(
     Args:
       programs: name → (function, args) or (function, args, kwargs), arrays or
         `jax.ShapeDtypeStruct`s. What is donated or static is said by `jax.jit` or
-        `auto_shard` around the function.
+        `auto_shard` around the function; all else that `auto_shard` was told (mesh,
+        pins, budget) is said here.
       weights: name → how often it runs, beside the others; 1 where nothing is said.
       pins: name → pins of that program, as of `auto_shard`.
       Others: see `auto_shard`.

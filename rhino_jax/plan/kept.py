@@ -21,6 +21,10 @@ _KEY = re.compile(r"\[(?:'[^']*'|\"[^\"]*\"|[^\]])*\]|\.?\w+")
 """One key of a tree path: `params`, `['w']`, `[0]`, `.mu`."""
 
 
+_DEPTH = 2
+"""How deep in an argument a part of another's may begin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     """A leaf as others see it: its path in keys, and what else must be equal."""
@@ -78,9 +82,34 @@ def same_leaves(
     for name, members in _by_argument(wanted).items():
         if found.keys().isdisjoint(members):
             below = {i: a.below(1) for i, a in members.items()}
-            places = find_places(list(below.values()), known, name)
-            if places and agree(places, specs):
-                found.update(zip(below, places[0], strict=True))
+            found.update(_located(below, name, known, specs))
+    return found
+
+
+def _located(
+    wanted: Mapping[int, Array],
+    name: str,
+    known: Sequence[Array],
+    specs: Sequence[Spec],
+    depth: int = 0,
+) -> dict[int, int]:
+    """A subtree, or else its children by their names: of `{"params": …, "batch_stats":
+    …}` each may be a part of a whole training state."""
+    places = find_places(list(wanted.values()), known, name)
+    if depth:
+        length = len(next(iter(wanted.values())).path)
+        roots = [known[place[0]].path[: -length or None] for place in places]
+        places = [p for p, r in zip(places, roots, strict=True) if r and r[-1] == name]
+    if places:
+        is_clear = agree(places, specs)
+        return dict(zip(wanted, places[0], strict=True)) if is_clear else {}
+    found: dict[int, int] = {}
+    if depth < _DEPTH:
+        for key, members in _by_argument(wanted).items():
+            below = {i: a.below(1) for i, a in members.items()}
+            # An array by itself is told by its argument's name only.
+            if all(a.path for a in below.values()):
+                found.update(_located(below, key, known, specs, depth + 1))
     return found
 
 

@@ -207,6 +207,40 @@ def test_an_argument_of_another_name_is_told_by_its_structure() -> None:
     assert kept_specs(like, program(b1=(32,))).keys() == {0}
 
 
+def test_parts_of_a_whole_state_are_told_either_way() -> None:
+    def whole(state: Any, x: Any) -> Any:
+        hidden = x @ state["params"]["w"] + state["stats"]["mean"]
+        return {**state, "opt": state["opt"]}, hidden.sum()
+
+    state = {
+        "params": {"w": f32(16, 32), "b": f32(32)},
+        "opt": {"w": f32(16, 32), "b": f32(32)},
+        "stats": {"mean": f32(32), "count": f32(2)},
+    }
+    pins = {"state['params']['w']": P("x"), "state['stats']['mean']": P("y")}
+    like = rhino.plan(whole, state, f32(8, 16), mesh=MESH, pins=pins)
+    parts = program(
+        variables__params__w=(16, 32), variables__params__b=(32,),
+        variables__stats__mean=(32,), variables__stats__count=(2,),
+    )  # fmt: skip
+    found = kept_specs(like, parts)
+    assert found[0] == ((0,), ()) and found[2] == ((1,),)
+    assert len(found) == 4
+
+    def part(params: Any, x: Any) -> Any:
+        return x @ params["w"] + params["b"]
+
+    pins = {"params['w']": P(None, "y")}
+    like = rhino.plan(part, state["params"], f32(8, 16), mesh=MESH, pins=pins)
+    whole_state = program(
+        state__params__w=(16, 32), state__params__b=(32,),
+        state__opt__w=(16, 32), state__opt__b=(32,), state__step=(2,),
+    )  # fmt: skip
+    found = kept_specs(like, whole_state)
+    # The optimizer's moments look like parameters, but are called otherwise.
+    assert found == {0: ((), (1,)), 1: found[1]}
+
+
 def test_two_arguments_of_one_structure_are_ambiguous_unless_they_agree() -> None:
     def both(params: Any, ema: Any, x: Any) -> Any:
         return x @ params["w"] @ ema["w"]
