@@ -113,9 +113,9 @@ class _Finder:
     def find(self, whole: Part, *, is_sequence: bool) -> dict[int, int]:
         """Numbers of arrays → numbers of known leaves."""
         if is_sequence:
-            in_order = self._in_order(whole)
-            if in_order is not None:
-                return in_order
+            for placed in (self._in_order(whole), self._as_pair(whole)):
+                if placed is not None:
+                    return placed
         return self._found(whole, is_root=True)
 
     def _in_order(self, whole: Part) -> dict[int, int] | None:
@@ -132,6 +132,19 @@ class _Finder:
             numbered = zip(part.numbers, part.arrays, strict=True)
             found.update((n, there[a]) for n, a in numbered)
         return found
+
+    def _as_pair(self, whole: Part) -> dict[int, int] | None:
+        """As (args, kwargs)."""
+        place: dict[int, tuple[str, ...]] = dict.fromkeys(range(len(self.arrays)), ())
+        for i, members in enumerate(self._arguments()):
+            place.update(dict.fromkeys(members, ("0", str(i))))
+        there = {}
+        for k, array in enumerate(self.arrays):
+            path = (*place[k], *array.path[1:]) if place[k] else ("1", *array.path)
+            there[Array(path, array.kind)] = k
+        if set(there) != set(whole.arrays):
+            return None
+        return {n: there[a] for n, a in zip(whole.numbers, whole.arrays, strict=True)}
 
     def _arguments(self) -> list[list[int]]:
         """Numbers of known leaves, by argument; those without arrays are empty."""

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from rhino_jax._compat import is_compile_only
-from rhino_jax.apply.belonging import as_planned, leaves_for, of_equal_rank
+from rhino_jax.apply.belonging import Kind, as_planned, leaves_for, of_equal_rank
 from rhino_jax.apply.bound import not_runnable
 from rhino_jax.apply.meshes import make_mesh
 from rhino_jax.errors import RhinoError
@@ -36,7 +36,8 @@ def put(plan: Plan, tree: Any, *, local: bool) -> Any:
     """See `Plan.put`."""
     what = "`plan.put`"
     placed = _runnable(plan, what)
-    leaves = _leaves(tree).without_scalars()
+    every = _leaves(tree)
+    leaves = every.without_scalars()
     for path, x in zip(leaves.array_paths, leaves.arrays, strict=True):
         if isinstance(x, jax.ShapeDtypeStruct):
             raise RhinoError(
@@ -46,12 +47,11 @@ def put(plan: Plan, tree: Any, *, local: bool) -> Any:
                 fix="give arrays; plan.abstract_args() gives shapes with shardings.",
             )
     kind = of_equal_rank if local else as_planned
-    known = leaves_for(placed, leaves, what, kind)
-    to_sharding = sharding_of(placed)
-    shardings = [to_sharding(leaf) for leaf in known]
+    known = _known(placed, every, what, kind)
+    shardings = [*map(sharding_of(placed), known)]
     if local:
-        every = zip(leaves.arrays, known, shardings, strict=True)
-        return _rebuilt(leaves, [_from_local(what, *each) for each in every])
+        parts = zip(leaves.arrays, known, shardings, strict=True)
+        return _rebuilt(leaves, [_from_local(what, *each) for each in parts])
     return _rebuilt(leaves, jax.device_put(list(leaves.arrays), shardings))
 
 
@@ -60,6 +60,23 @@ def _leaves(tree: Any) -> Leaves:
     if nnx_graph.is_imported() and nnx_graph.has_objects(tree):
         tree = nnx_graph.split(tree, nnx_graph.new_references(), named=True)
     return split_result(tree)
+
+
+def _known(plan: Plan, every: Leaves, what: str, kind: Kind = as_planned) -> list[Leaf]:
+    """The plan's leaf for each array. Python scalars, which go with any device, count
+    for the structure; they may also be no arguments at all."""
+    left = every.without_scalars()
+    if left.positions != every.positions:
+        try:
+            found = leaves_for(plan, every, what, kind)
+        except RhinoError:
+            return leaves_for(plan, left, what, kind)
+        return [
+            leaf
+            for leaf, p in zip(found, every.positions, strict=True)
+            if p in left.positions
+        ]
+    return leaves_for(plan, every, what, kind)
 
 
 def _rebuilt(leaves: Leaves, arrays: Sequence[Any]) -> Any:
@@ -133,7 +150,8 @@ def init(
 def _on_mesh(plan: Plan, argument: Any) -> Any:
     """An argument of the init function where the plan has it (`params` of
     `optimizer.init`), or else whole on every device."""
-    leaves = _leaves(argument).without_scalars()
+    every = _leaves(argument)
+    leaves = every.without_scalars()
     everywhere = set(plan.mesh.devices.flat)
     if not leaves.arrays or all(
         getattr(getattr(x, "sharding", None), "device_set", None) == everywhere
@@ -141,7 +159,7 @@ def _on_mesh(plan: Plan, argument: Any) -> Any:
     ):
         return argument
     try:
-        known = leaves_for(plan, leaves, "`plan.init`")
+        known = _known(plan, every, "`plan.init`")
     except RhinoError:
         shardings = [NamedSharding(plan.mesh, PartitionSpec())] * len(leaves.arrays)
     else:

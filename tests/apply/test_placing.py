@@ -231,3 +231,19 @@ def test_nnx_objects_are_made_and_moved() -> None:
     assert state["kernel"].sharding == model.kernel.sharding
     with pytest.raises(RhinoError, match="is no argument"):
         plan.put(nnx.List([nnx.Linear(3, 3, rngs=nnx.Rngs(0))]))
+
+
+def test_python_scalars_and_keyword_arguments_find_their_place() -> None:
+    def count(state: Any, *, batch: Any) -> Any:
+        return {"n": state["n"] + 1, "w": state["w"] + batch.sum()}
+
+    w = np.ones((16, 8), np.float32)
+    pins = {"state['w']": P("x"), "batch": P(None, "x")}
+    plan = rhino.plan(count, {"n": 0, "w": w}, batch=w, mesh={"x": 8}, pins=pins)
+    (state,), named = plan.put((({"n": 0, "w": w},), {"batch": w}))
+    assert state["n"] == 0 and isinstance(state["n"], int)
+    assert state["w"].sharding.spec == P("x")
+    assert named["batch"].sharding.spec == P(None, "x")
+    assert shardings(plan.put({"batch": w})) == {"batch": named["batch"].sharding}
+    made = plan.init(lambda: {"n": 0, "w": jnp.ones((16, 8))})
+    assert made["w"].sharding == state["w"].sharding
