@@ -42,6 +42,10 @@ class Feedback:
         if self._candidates:
             self._given = [(k, weakref.ref(outs[k])) for k in self._candidates]
 
+    def ignore(self) -> None:
+        """From now on nothing is remembered."""
+        self._candidates, self._given = [], []
+
     def came_back(
         self, arrays: Sequence[Any], to_move: Sequence[int]
     ) -> dict[int, int]:

@@ -21,7 +21,12 @@ from rhino_jax.apply.constraints import auto_twin
 from rhino_jax.apply.feedback import tied, without
 from rhino_jax.apply.meshes import axes_of_mesh, make_mesh, read_mesh
 from rhino_jax.apply.stages import Lowered, lower
-from rhino_jax.errors import RhinoWarning, TraceError
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    PinError,
+    RhinoWarning,
+    TraceError,
+)
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.trace import (
     Call,
@@ -161,6 +166,16 @@ class ShardedFunction:
         ties = bound.feedback.came_back(arguments.arrays, arguments.to_move)
         if not ties:
             return bound
+        key = next(k for k, b in self._bounds.items() if b is bound)
+        mesh = key[1]
+        traced = tied(bound.traced, ties)
+        before = without(bound.plan, set(ties.values()))
+        try:
+            with attending(mesh):
+                plan = self._planner(traced, bound.mesh, before)
+        except (PinError, InfeasiblePlanError):  # what the user asked for forbids it
+            bound.feedback.ignore()
+            return bound
         paths = bound.traced.arguments.array_paths
         out_paths = [o.path for o in bound.traced.program.outputs]
         said = "; ".join(f"`{out_paths[o]}` as `{paths[i]}`" for o, i in ties.items())
@@ -171,12 +186,6 @@ class ShardedFunction:
             RhinoWarning,
             stacklevel=3,
         )
-        key = next(k for k, b in self._bounds.items() if b is bound)
-        mesh = key[1]
-        traced = tied(bound.traced, ties)
-        with attending(mesh):
-            before = without(bound.plan, set(ties.values()))
-            plan = self._planner(traced, bound.mesh, before)
         self._plans[self._programs[key], mesh] = plan
         self._last = self._bounds[key] = Bound(traced, plan, bound.mesh)
         return self._last

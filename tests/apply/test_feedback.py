@@ -74,6 +74,18 @@ def test_other_arrays_of_the_same_shape_are_no_feedback() -> None:
     assert sharded.last_plan.out_specs != sharded.last_plan.in_specs[0]
 
 
+def test_pins_of_both_ends_stay_and_nothing_is_said() -> None:
+    pins = {"x": P("a"), "out": P(None, "b")}
+    doubled = rhino.auto_shard(lambda x: x * 2, mesh=MESH, pins=pins, progress=False)
+    x = array(0, 64, 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = doubled(doubled(doubled(x)))
+    assert doubled.last_plan.in_specs == (P("a"),)
+    assert y.sharding.spec == P(None, "b")
+    np.testing.assert_allclose(y, 8 * x)
+
+
 def test_ordinary_loops_are_planned_once() -> None:
     def step(params: Any, opt: Any, batch: Any) -> Any:
         grads = jax.grad(lambda p: jnp.sum(jnp.tanh(batch @ p["w"]) + p["b"]))(params)
