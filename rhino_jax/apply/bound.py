@@ -124,7 +124,7 @@ class Bound:
         if self.traced.written is None:
             leaves, tree = jax.tree.flatten((args, kwargs))
             return self.match(leaves, tree)
-        lifted = lift(args, kwargs)
+        lifted = lift(args, kwargs, self.traced.written.has_states)
         if lifted is None:
             return None
         leaves, tree = jax.tree.flatten((lifted.args, lifted.kwargs))
@@ -202,14 +202,11 @@ class Bound:
         if not held:
             return arguments.arrays, arguments.to_move
         arrays = list(arguments.arrays)
-        copies = jax.device_put(
-            [arrays[i] for i in held],
-            [self.in_shardings[i] for i in held],
-            may_alias=False,
-        )
-        for i, array in zip(held, copies, strict=True):
-            arrays[i] = array
-        return arrays, [i for i in arguments.to_move if i not in held]
+        for i in held:
+            if hasattr(arrays[i], "copy"):  # no Python scalar
+                # `device_put` shares memory, whatever it is told, if it moves an array.
+                arrays[i] = arrays[i].copy()
+        return arrays, arguments.to_move
 
     def run(self, arguments: Arguments, compiled: Any = None) -> Any:
         """Run on arrays; give the result back as the function would."""
@@ -242,7 +239,7 @@ class Bound:
         assert written is not None
         count = len(self.traced.result.positions)
         result = self.traced.result.unflatten(outs[:count])
-        return lifted.finish(written, result, arrays, outs[count:])
+        return lifted.finish(written, result, arrays, outs)
 
     def _delete_donated(self, arguments: Arguments, placed: Sequence[Any]) -> None:
         """Free the originals of donated arrays that had to be moved.
@@ -273,7 +270,7 @@ class Bound:
             count = len(self.traced.result.positions)
             result = self.traced.result.unflatten(outs[:count])
             arrays = self.traced.arguments.arrays
-            return merge_result(written, result, arrays, outs[count:])
+            return merge_result(written, result, arrays, outs)
         if self._out_only_arrays:
             return jax.tree.unflatten(self.traced.result.tree, outs)
         return self.traced.result.unflatten(outs)

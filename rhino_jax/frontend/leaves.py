@@ -19,6 +19,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey, keystr, tree_flatten_with_path
 
 from rhino_jax.errors import TraceError
+from rhino_jax.frontend.objects import nnx_graph
 from rhino_jax.frontend.objects.held import Key
 
 
@@ -122,23 +123,25 @@ def split_arguments(
       args, kwargs: the arguments, static ones already replaced by None.
       names: the parameter's name of every positional argument.
     """
-    flat, tree = tree_flatten_with_path((tuple(args), dict(kwargs)))
+    call = (tuple(args), dict(kwargs))
+    flat, tree = tree_flatten_with_path(call)
     paths, groups, groups_of_kwargs = [], [], {k: i for i, k in enumerate(kwargs)}
-    for path, _ in flat:
+    texts = _texts(call, flat, 2)
+    for (path, _), text in zip(flat, texts, strict=True):
         is_kwarg, key = path[0].idx == 1, path[1]
         if is_kwarg:
             groups.append(len(args) + groups_of_kwargs[key.key])
-            paths.append(key.key + keystr(path[2:]))
+            paths.append(key.key + text)
         else:
             groups.append(key.idx)
-            paths.append(names[key.idx] + keystr(path[2:]))
+            paths.append(names[key.idx] + text)
     return _classify(tree, flat, paths, groups)
 
 
 def split_result(result: Any) -> Leaves:
     """The leaves of a result; their paths are `out`, `out[1]['loss']`, …"""
     flat, tree = tree_flatten_with_path(result)
-    paths = ["out" + keystr(path) for path, _ in flat]
+    paths = ["out" + text for text in _texts(result, flat, 0)]
     groups: list[int] = []
     if isinstance(result, tuple | list | dict):
         seen: dict[Any, int] = {}
@@ -146,6 +149,19 @@ def split_result(result: Any) -> Leaves:
     else:
         groups = [0] * len(flat)
     return _classify(tree, flat, paths, groups)
+
+
+def _texts(tree: Any, flat: Sequence[Any], first: int) -> list[str]:
+    """The paths of all leaves from their `first` key on; a variable of Flax NNX is
+    named as what it holds."""
+    paths = [tuple(path) for path, _ in flat]
+    if nnx_graph.is_imported():
+        variables = nnx_graph.variable_paths(tree)
+        paths = [
+            tuple(key for i, key in enumerate(path) if path[:i] not in variables)
+            for path in paths
+        ]
+    return [keystr(path[first:]) for path in paths]
 
 
 def _classify(

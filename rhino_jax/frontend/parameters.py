@@ -10,7 +10,7 @@ from typing import Any
 
 from rhino_jax.errors import TraceError, nearest
 from rhino_jax.frontend.leaves import Static
-from rhino_jax.frontend.tracing.wrappers import take_off
+from rhino_jax.frontend.tracing.wrappers import is_nnx_jit, take_off
 from rhino_jax.keywords import brief, whole
 
 
@@ -25,6 +25,7 @@ class Parameters:
       variadic: name of the `*args` parameter, if any.
       static: names of the static parameters, and numbers beyond `positional`.
       donated: likewise of the donated ones.
+      is_of_nnx: whether `nnx.jit` was taken off: what it does with arguments holds.
     """
 
     fn: Callable[..., Any]
@@ -33,6 +34,7 @@ class Parameters:
     variadic: str | None
     static: frozenset[str | int]
     donated: frozenset[str | int]
+    is_of_nnx: bool = False
 
     def names(self, count: int) -> tuple[str, ...]:
         """Names of the first `count` positional arguments, as tree paths show them."""
@@ -93,6 +95,7 @@ def read_parameters(
         or an argument that is both static and donated.
     """
     check_callable(what, fn)
+    is_of_nnx = is_nnx_jit(fn)
     fn, own = take_off(fn)
     name = function_name(fn)
     try:
@@ -144,7 +147,7 @@ def read_parameters(
             where=", ".join(sorted(map(str, both))),
             fix="donate arrays only; drop it from one of the two.",
         )
-    return Parameters(fn, name, positional, variadic, static, donated)
+    return Parameters(fn, name, positional, variadic, static, donated, is_of_nnx)
 
 
 def check_callable(what: str, fn: Any) -> None:

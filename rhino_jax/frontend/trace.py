@@ -152,7 +152,7 @@ def split_call(
       TraceError: a static value cannot be hashed.
     """
     left, named, statics = parameters.take_statics(args, kwargs)
-    lifted = lift(left, named, named=True)
+    lifted = lift(left, named, parameters.is_of_nnx, named=True)
     if lifted is not None:
         left, named = lifted.args, lifted.kwargs
     leaves = split_arguments(left, named, parameters.names(len(left)))
@@ -229,9 +229,16 @@ def flat_function(
             value = run(*args, **kwargs)
         else:
             value, after, written = call_on_objects(
-                run, args, kwargs, arguments, lambda a, k: split_arguments(a, k, names)
+                run,
+                args,
+                kwargs,
+                arguments,
+                lambda a, k: split_arguments(a, k, names),
+                has_states=parameters.is_of_nnx,
             )
         result = split_result(value)
+        if written is not None:
+            after, written = written.beside(result.arrays, after)
         if results is not None:
             tree = shown(value, result.positions)
             nothing = [None] * len(result.positions)

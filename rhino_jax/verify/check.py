@@ -113,7 +113,7 @@ def check(
     traced = bound.bound.traced
     paths = [*traced.result.array_paths]
     if traced.written is not None:
-        paths += traced.written.paths
+        paths += traced.written.paths(len(paths))
     leaves = [
         compare(path, a, b, tolerance)
         for path, a, b in zip(paths, planned, single, strict=True)

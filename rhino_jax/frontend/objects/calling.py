@@ -20,6 +20,8 @@ def call_on_objects(
     kwargs: Any,
     arguments: Leaves,
     leaves_of: Callable[[Any, Any], Leaves],
+    *,
+    has_states: bool,
 ) -> tuple[Any, list[Any], Written]:
     """Run the function, inside of a trace, on objects that hold these arrays.
 
@@ -28,6 +30,7 @@ def call_on_objects(
       args, kwargs: objects in them as `Held`.
       arguments: the leaves of the call.
       leaves_of: the leaves, with paths, of such arguments.
+      has_states: whether a bare `nnx.State` is an object as well.
     Returns:
       The result, objects in it as `Held`; the arrays to be written back; what else is
       to be known of them.
@@ -46,7 +49,7 @@ def call_on_objects(
     known = _Known(taken, arguments, nnx_graph.variables_of(objects))
     result = fn(*args, **kwargs)
     nodes, inner = nnx_graph.new_references(), nnx_graph.references_of(objects)
-    ends = nnx_graph.only_objects((tuple(args), dict(kwargs)))
+    ends = nnx_graph.only_objects((tuple(args), dict(kwargs)), has_states)
     ends = nnx_graph.split(ends, nodes, inner, named=True)
     result = nnx_graph.split(result, nodes, inner, named=True)
     after, cells = _leaves_of(ends, leaves_of(*ends), known)
@@ -58,11 +61,8 @@ def call_on_objects(
     held = jax.tree.unflatten(jax.tree.structure(ends), cells)
     values, more = _values_of(made, arguments, known, len(after))
     cells += more
-    return (
-        result,
-        [*after, *values],
-        Written(held, tuple(cells), is_simple, known.owned),
-    )
+    written = Written(held, tuple(cells), is_simple, known.owned, has_states)
+    return result, [*after, *values], written
 
 
 def _values_of(

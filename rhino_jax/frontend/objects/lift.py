@@ -19,16 +19,21 @@ from rhino_jax.frontend.objects.held import is_held
 from rhino_jax.frontend.objects.written import Written
 
 
-def lift(args: Any, kwargs: Any, named: bool = False) -> Lifted | None:
+def lift(
+    args: Any, kwargs: Any, has_states: bool, named: bool = False
+) -> Lifted | None:
     """Take the objects of a call apart; None where there are none.
 
     Args:
+      has_states: a bare `nnx.State` is an object, as to `nnx.jit`, and no mere pytree,
+        as to `jax.jit`.
       named: give their leaves paths, too.
     """
-    has_graph = nnx_graph.is_imported() and nnx_graph.has_objects((args, kwargs))
-    if not has_graph and not references.are_in((args, kwargs)):
+    tree = (tuple(args), dict(kwargs))
+    has_graph = nnx_graph.is_imported() and nnx_graph.has_objects(tree, has_states)
+    if not has_graph and not references.are_in(tree):
         return None
-    return Lifted(args, kwargs, has_graph, named)
+    return Lifted(tree, has_graph, has_states, named)
 
 
 class Lifted:
@@ -38,11 +43,15 @@ class Lifted:
       args, kwargs: the arguments, objects in them as `Held`.
     """
 
-    def __init__(self, args: Any, kwargs: Any, has_graph: bool, named: bool) -> None:
-        tree: Any = (tuple(args), dict(kwargs))
+    def __init__(
+        self, tree: Any, has_graph: bool, has_states: bool, named: bool
+    ) -> None:
         if has_graph:
+            nnx_graph.use_no_cache()
             self._nodes = nnx_graph.new_references()
-            tree = nnx_graph.split(tree, self._nodes, named=named)
+            tree = nnx_graph.split(
+                tree, self._nodes, has_states=has_states, named=named
+            )
         self._references: list[Any] = []
         self.args, self.kwargs = references.split(tree, self._references)
 
@@ -59,7 +68,7 @@ class Lifted:
           written: what is to be written where.
           result: the result, objects in it as `Held`.
           before: the argument arrays, where the plan wants them.
-          after: the arrays to be written back.
+          after: all that the run gave.
         """
         for cell in written.cells:
             if cell.reference is not None:

@@ -11,7 +11,7 @@ Only called where the user has imported Flax NNX.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,8 +31,26 @@ def is_object(x: Any) -> bool:
     return type(x) in GRAPH_REGISTRY or isinstance(x, Variable)
 
 
-def has_objects(tree: Any) -> bool:
-    return any(map(is_object, jax.tree.leaves(tree, is_leaf=is_object)))
+def has_objects(tree: Any, has_states: bool = True) -> bool:
+    """Whether there are any; see `split` for `has_states`."""
+    return any(map(is_object, jax.tree.leaves(tree, is_leaf=_stops(has_states))))
+
+
+def _stops(has_states: bool) -> Callable[[Any], bool]:
+    """What is not looked into for objects."""
+    if has_states:
+        return is_object
+    from flax.nnx import State
+
+    return lambda x: isinstance(x, State) or is_object(x)
+
+
+def use_no_cache() -> None:
+    """Take what `nnx.cached_partial` remembers of objects, as a transformation has to,
+    and do without."""
+    from flax.nnx.graph import GRAPH_CONTEXT
+
+    GRAPH_CONTEXT.tmp_static_cache = None
 
 
 def new_references() -> Any:
@@ -56,7 +74,14 @@ def references_of(objects: Any) -> Any:
     return RefMap.from_indexmap(objects)
 
 
-def split(tree: Any, references: Any, outer: Any = None, named: bool = False) -> Any:
+def split(
+    tree: Any,
+    references: Any,
+    outer: Any = None,
+    *,
+    has_states: bool = True,
+    named: bool = False,
+) -> Any:
     """The tree with every object replaced by what it holds.
 
     Args:
@@ -64,6 +89,7 @@ def split(tree: Any, references: Any, outer: Any = None, named: bool = False) ->
       references: filled with the objects that are found; what is in it already is not
         split off again.
       outer: objects that have a number from outside.
+      has_states: look into `nnx.State`s, too.
       named: say where each leaf lies, too.
     """
     from flax.nnx import graph
@@ -86,7 +112,7 @@ def split(tree: Any, references: Any, outer: Any = None, named: bool = False) ->
             places = [_place(x, path, leaf, outer) for path, leaf in flat]
         return Held(graphdef, leaves, places)
 
-    return jax.tree.map(one, tree, is_leaf=is_object)
+    return jax.tree.map(one, tree, is_leaf=_stops(has_states))
 
 
 def merge(tree: Any, objects: Any, outer: Any = None) -> Any:
@@ -116,9 +142,19 @@ def variables_of(objects: Mapping[int, Any]) -> dict[int, Any]:
     return {n: x.get_raw_value() for n, x in objects.items() if isinstance(x, Variable)}
 
 
-def only_objects(tree: Any) -> Any:
-    """The tree with None in place of all else."""
-    return jax.tree.map(lambda x: x if is_object(x) else None, tree, is_leaf=is_object)
+def only_objects(tree: Any, has_states: bool) -> Any:
+    """The tree with None in place of all else; see `split` for `has_states`."""
+    stops = _stops(has_states)
+    return jax.tree.map(lambda x: x if is_object(x) else None, tree, is_leaf=stops)
+
+
+def variable_paths(tree: Any) -> set[tuple[Any, ...]]:
+    """The key paths of the variables in a pytree."""
+    from flax.nnx import Variable
+
+    is_variable = lambda x: isinstance(x, Variable)  # noqa: E731
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_variable)
+    return {tuple(path) for path, x in flat if is_variable(x)}
 
 
 def is_same_graph(before: Any, after: Any) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import jax
 
 from rhino_jax.frontend.objects.held import Place
 
@@ -18,8 +20,8 @@ class Cell:
       place: where in its object it lies.
       reference: number of the reference of which it is the value, if it is one's.
       before: position, among the argument arrays, of the one that it replaces.
-      written: position among the arrays to be written back; None: it still is what
-        it was, or no array.
+      written: position of the result, or of the array after the results, that it is
+        given; None: it still is what it was, or no array.
       value: the leaf itself, where it is no array.
     """
 
@@ -31,7 +33,7 @@ class Cell:
     value: Any = None
 
     def of(self, before: Sequence[Any], after: Sequence[Any]) -> Any:
-        """Its value, given the argument arrays and those to be written back."""
+        """Its value, given the argument arrays, and all that a run gave."""
         if self.written is not None:
             return after[self.written]
         return self.value if self.before is None else before[self.before]
@@ -47,21 +49,57 @@ class Written:
       is_simple: nothing but the arrays of variables has changed, and the result holds
         no objects.
       owned: positions of the argument arrays that objects hold.
+      has_states: whether a bare `nnx.State` is an object as well.
     """
 
     held: Any
     cells: tuple[Cell, ...]
     is_simple: bool
     owned: frozenset[int]
+    has_states: bool = False
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Tree paths of the arrays that are written back."""
-        return tuple(f"out: {c.path}" for c in self.cells if c.written is not None)
+    def beside(
+        self, results: Sequence[Any], after: Sequence[Any]
+    ) -> tuple[list[Any], Written]:
+        """What is a result as well is given once.
+
+        Args:
+          results: the arrays of the result.
+          after: those to be written back.
+        Returns:
+          The arrays that follow the results; and this, its positions counted from the
+          first result.
+        """
+        places = {id(x): k for k, x in enumerate(results)}
+        left: list[Any] = []
+        moved: list[int] = []
+        for x in after:
+            place = places.get(id(x))
+            moved.append(len(results) + len(left) if place is None else place)
+            if place is None:
+                left.append(x)
+        cells = [
+            c if c.written is None else replace(c, written=moved[c.written])
+            for c in self.cells
+        ]
+        held = self.held
+        if held is not None:
+            of_objects = [c for c in cells if c.reference is None]
+            held = jax.tree.unflatten(jax.tree.structure(held), of_objects)
+        return left, replace(self, held=held, cells=tuple(cells))
+
+    def paths(self, first: int) -> list[str]:
+        """Tree paths of what is written back and is no result.
+
+        Args:
+          first: number of results.
+        """
+        written = {c.written: c.path for c in self.cells if c.written is not None}
+        return [f"out: {written[o]}" for o in sorted(written) if o >= first]
 
     @property
     def replaced(self) -> dict[int, int]:
-        """Position among the written arrays → of the argument array replaced."""
+        """Position of what a run gives → of the argument array replaced."""
         return {
             c.written: c.before
             for c in self.cells

@@ -69,7 +69,9 @@ def refuse_objects(fn: Any, error: Exception, what: str, name: str) -> None:
     if type(error).__name__ != "TraceContextError":
         return
     found = [path for path, x in reached_by(fn) if _is_of_nnx(x)]
-    where = ", ".join(dict.fromkeys(found)) or "its closure"
+    if not found:  # one function within captures an object of another
+        return
+    where = ", ".join(dict.fromkeys(found))
     raise TraceError(
         f"{what}: `{name}` changes an object that it captures, and that change would be"
         " lost.",

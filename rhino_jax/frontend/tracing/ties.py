@@ -60,13 +60,11 @@ def tie(
     paths = [*result.array_paths]
     if written is not None:
         ties = {
-            count + j: i
-            for j, i in written.replaced.items()
-            if out_avals[count + j] == in_avals[i]
+            o: i for o, i in written.replaced.items() if out_avals[o] == in_avals[i]
         }
         donated = written.donated(donated, ties.values())
         state = {o: i for o, i in state.items() if i not in ties.values()} | ties
-        paths += written.paths
+        paths += written.paths(count)
     return Ends(
         donated,
         tuple(
