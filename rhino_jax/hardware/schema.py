@@ -13,7 +13,7 @@ fuses_matmuls = false               # optional, false; see `Device`
 hoists_conversions = false          # optional, false; see `Device`
 gathers_by_axis = false             # optional, false; see `Device`
 scatters_by_axis = false            # optional, false; see `Device`
-packs_reductions = false            # optional, false; see `Device`
+combines = false                    # optional, false; see `Device`
 recomputes = ["tanh"]               # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`
 
@@ -62,7 +62,7 @@ from rhino_jax.hardware.target import Device, Link, Target, Tier
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
     "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
-    "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "packs_reductions",
+    "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "combines",
     "recomputes", "clock_hz", "systolic_array", "peak_flops_per_s", "memory", "tiers",
     "links",
 )  # fmt: skip
@@ -258,7 +258,7 @@ def _parse_device(top: _Table) -> Device:
         hoists_conversions=top.flag("hoists_conversions"),
         gathers_by_axis=top.flag("gathers_by_axis"),
         scatters_by_axis=top.flag("scatters_by_axis"),
-        packs_reductions=top.flag("packs_reductions"),
+        combines=top.flag("combines"),
         clock_hz=(
             top.number("clock_hz", "cycles per second, above 0")
             if "clock_hz" in top.entries

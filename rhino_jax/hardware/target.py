@@ -42,8 +42,8 @@ class Device:
       gathers_by_axis, scatters_by_axis: whether the compiler makes all-gathers, and
         reduce-scatters, over one mesh axis at a time only; of others it makes
         all-reduces, for twice the bytes.
-      packs_reductions: whether reductions that nothing waits for are combined by
-        kernels that pack and unpack them (see `rhino_jax.search.packing`).
+      combines: whether collectives that nothing waits for become few, with kernels
+        that pack and unpack them (see `rhino_jax.search.packing`).
       recomputes: names of costly elementwise ops that the compiler computes again in
         the backward pass rather than keep their results.
       tile: rows and lanes of the tiles in which memory holds arrays, padded to whole
@@ -68,7 +68,7 @@ class Device:
     hoists_conversions: bool = False
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
-    packs_reductions: bool = False
+    combines: bool = False
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()
     systolic_array: int = 0

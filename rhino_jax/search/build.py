@@ -13,7 +13,7 @@ from rhino_jax.search.classes import Classes
 from rhino_jax.search.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.search.numbering import for_each, number_objects, number_rows
 from rhino_jax.search.options import NodePin, OptionBuilder, Options
-from rhino_jax.search.packing import with_packing
+from rhino_jax.search.packing import COMBINED_LATENCY, is_combined, with_packing
 from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.search.resharding import ReshardTables
 from rhino_jax.search.sizes import Sizes, SpecTable
@@ -135,13 +135,17 @@ class _Pricing:
         graph, columns = self.study.graph, self.study.graph.columns
         values, tables = graph.program.values, ReshardTables.of(self.builder)
         small = SMALL_SHARE * problem.limit
+        combined = is_combined(self.study)[1]
 
         def price(at: int) -> tuple[np.ndarray, np.ndarray | None]:
             edge = graph.edges[at]
             source = self.options[edge.source.node].outs[edge.source.result]
             wanted = self.options[edge.target].ins[edge.operand]
             whole = values[edge.value]
-            table = tables.table(source, wanted, whole, *_times_sent(graph, edge))
+            count, latencies = _times_sent(graph, edge)
+            if combined[at]:
+                latencies *= COMBINED_LATENCY
+            table = tables.table(source, wanted, whole, count, latencies)
             is_held = whole.bytes > small and _is_copied(graph, edge)
             return table, tables.copies(source, wanted, whole) if is_held else None
 
@@ -154,6 +158,7 @@ class _Pricing:
             self.study.alike.types[columns.value],
             columns.count,
             _slices(graph)[columns.target],
+            np.array(combined, dtype=bool),
         )
         ends = zip(makers.tolist(), columns.target.tolist(), strict=True)
         times = zip(columns.read.tolist(), self.study.liveness.copy_last, strict=True)

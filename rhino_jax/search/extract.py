@@ -95,7 +95,11 @@ def overlap_of(model: Model) -> Overlap:
         model.compute_costs(),
         model.study.slack,
         share=target.overlap_share,
-        shares={Wait.LATER: target.hidable_share, Wait.FREE: target.free_share},
+        shares={
+            Wait.BACK: target.hidable_share,
+            Wait.LATER: target.hidable_share,
+            Wait.FREE: target.free_share,
+        },
     )
 
 

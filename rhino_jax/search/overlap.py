@@ -34,9 +34,9 @@ from rhino_jax.search.slack import Slack, Wait
 
 
 Shares = Mapping[int, float]
-"""What can hide of a collective that waits `LATER`, or is `FREE`; of others nothing."""
+"""What can hide of a collective, by its `Wait`."""
 
-NOTHING_HIDES: Shares = {Wait.LATER: 0.0, Wait.FREE: 0.0}
+NOTHING_HIDES: Shares = {Wait.BACK: 0.0, Wait.LATER: 0.0, Wait.FREE: 0.0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -73,6 +73,17 @@ class Sends:
                 total[k] += price.fixed_s + price.s_per_byte * local
         return total
 
+    def latency_s(
+        self, op: Op, rule: Rule, strategies: Sequence[Strategy]
+    ) -> np.ndarray:
+        """What of it is fixed, whatever the bytes; borders of windows aside."""
+        total = np.zeros(len(strategies))
+        for r, summed in _summed(rule).items():
+            for k, s in enumerate(strategies):
+                if any([s.cut[f] for f in summed]):
+                    total[k] += self._price(s.made[r], s.results[r], s.partial).fixed_s
+        return total
+
     def _price(self, made: Spec, done: Spec, partial: tuple[int, ...]) -> _Price:
         key = made, done, partial
         found = self._prices.get(key)

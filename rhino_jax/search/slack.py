@@ -40,6 +40,10 @@ class Wait(enum.IntEnum):
     """None between the step's start and the reader, or the maker and the step's end."""
 
 
+COMBINED = (Wait.BACK, Wait.FREE)
+"""What compilers combine with its like, where they do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slack:
     """Attributes:
@@ -51,13 +55,13 @@ class Slack:
     edges: tuple[int, ...]
 
     def where(self, hides_in_updates: bool) -> Slack:
-        """The same in terms of NONE, LATER and FREE alone.
+        """The same in terms of NONE, BACK, LATER and FREE alone.
 
         Args:
           hides_in_updates: whether collectives run beside updates.
         """
         kinds = {w: w for w in Wait}
-        kinds[Wait.BACK] = Wait.LATER if hides_in_updates else Wait.NONE
+        kinds[Wait.BACK] = Wait.BACK if hides_in_updates else Wait.NONE
         kinds[Wait.UPDATE] = Wait.FREE if hides_in_updates else Wait.NONE
         table = [int(kinds[w]) for w in Wait]
         return Slack(

@@ -18,6 +18,7 @@ from rhino_jax.search.flat import Lookups
 from rhino_jax.search.folding import Folding
 from rhino_jax.search.graph import Edge, Node, NodeKind, Port
 from rhino_jax.search.numbering import groups, number_objects, number_rows
+from rhino_jax.search.packing import COMBINED_LATENCY, is_combined
 from rhino_jax.search.problem import Labels
 from rhino_jax.search.reasons import Reasons
 from rhino_jax.search.sends import own_steps
@@ -69,12 +70,17 @@ class Traffic:
     _reasons: Reasons = field(init=False)
     _flops: tuple[Lookups, np.ndarray] | None = None
     _own: dict[tuple[int, int], tuple[Priced, ...]] = field(default_factory=dict)
-    _moves: dict[tuple[Spec, Spec, int], tuple[Priced, ...]] = field(
+    _moves: dict[tuple[Spec, Spec, int, bool], tuple[Priced, ...]] = field(
         default_factory=dict
     )
+    _combined: tuple[list[bool], frozenset[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._reasons = Reasons(self.model)
+        graph = self.model.graph
+        of_nodes, of_edges = is_combined(self.model.study)
+        edges = zip(graph.edges, of_edges, strict=True)
+        self._combined = of_nodes, frozenset(id(e) for e, is_so in edges if is_so)
 
     @classmethod
     def of(cls, model: Model) -> Traffic:
@@ -152,7 +158,7 @@ class Traffic:
         if found is None:
             strategy = options.strategies[label]
             steps = own_steps(model.graph.program, node.op, strategy, model.mesh)
-            found = self._own[key] = self._price(steps)
+            found = self._own[key] = self._price(steps, self._combined[0][node.id])
         return found
 
     def _move(self, edge: Edge, have: Spec, want: Spec) -> tuple[Priced, ...]:
@@ -161,24 +167,30 @@ class Traffic:
         padding = 1.0
         if not model.builder.sizes.padded_dims.isdisjoint(value.shape):
             padding = max(padding_of(s, value.shape, mesh.sizes) for s in (have, want))
-        key = have, want, round(value.bytes * padding)
+        change = have, want, round(value.bytes * padding)
+        is_combined = id(edge) in self._combined[1]
+        key = *change, is_combined
         found = self._moves.get(key)
         if found is None:
             steps = reshard_steps(
-                *key,
+                *change,
                 mesh.sizes,
                 by_axis=mesh.gathers_by_axis,
                 says_stops=mesh.says_stops,
             )
-            found = self._moves[key] = self._price(steps)
+            found = self._moves[key] = self._price(steps, is_combined)
         return found
 
-    def _price(self, steps: tuple[Step, ...]) -> tuple[Priced, ...]:
-        mesh = self.model.mesh
-        return tuple(
-            Priced(s, collective_s(s.kind, s.local_bytes, mesh.over(s.axes)))
-            for s in steps
-        )
+    def _price(self, steps: tuple[Step, ...], is_combined: bool) -> tuple[Priced, ...]:
+        """Collectives that are combined pay their latency together."""
+        mesh, saved = self.model.mesh, (1 - COMBINED_LATENCY) * is_combined
+        found = []
+        for step in steps:
+            axes = mesh.over(step.axes)
+            seconds = collective_s(step.kind, step.local_bytes, axes)
+            latency_s = collective_s(step.kind, 0.0, axes)
+            found.append(Priced(step, seconds - saved * latency_s))
+        return tuple(found)
 
     def _record(
         self, at: Node | Edge, priced: Priced, source: int, target: int

@@ -129,5 +129,5 @@ def test_where_updates_hide_nothing_what_is_due_at_the_end_waits() -> None:
     slack = Slack(tuple(Wait), tuple(reversed(Wait)))
     without, beside = slack.where(False), slack.where(True)
     assert without.nodes == (0, 0, 0, Wait.LATER, Wait.FREE)
-    assert beside.nodes == (0, Wait.LATER, Wait.FREE, Wait.LATER, Wait.FREE)
+    assert beside.nodes == (0, Wait.BACK, Wait.FREE, Wait.LATER, Wait.FREE)
     assert beside.edges == tuple(reversed(beside.nodes))
