@@ -1,4 +1,4 @@
-"""A vision transformer with a class token."""
+"""A vision transformer that pools over patches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhino_jax.models.workload import Workload
 
 def workload(
     batch: int = 256,
-    image_size: int = 224,
+    image_size: int = 256,
     patch: int = 16,
     width: int = 768,
     num_layers: int = 4,
@@ -25,8 +25,7 @@ def workload(
     def init(keys: Keys) -> Params:
         return {
             "patches": parts.normal(keys, patch, patch, 3, width),
-            "class": jnp.zeros((1, 1, width)),
-            "positions": parts.normal(keys, num_patches + 1, width, fan_in=width),
+            "positions": parts.normal(keys, num_patches, width, fan_in=width),
             "layers": [
                 {
                     "ln1": parts.norm_init(width),
@@ -50,14 +49,12 @@ def workload(
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
         x = x.reshape(x.shape[0], -1, width)
-        first = jnp.broadcast_to(params["class"], (x.shape[0], 1, width))
-        x = jnp.concatenate([first.astype(x.dtype), x], axis=1)
         x = x + params["positions"].astype(x.dtype)
         for p in params["layers"]:
             y = parts.layer_norm(p["ln1"], x)
             x = x + parts.attention(p["attention"], y, y, num_heads)
             x = x + parts.mlp(p["mlp"], parts.layer_norm(p["ln2"], x))
-        x = parts.layer_norm(params["ln"], x[:, 0])
+        x = parts.layer_norm(params["ln"], x.mean(1))
         return parts.cross_entropy(parts.dense(params["head"], x), batch["labels"])
 
     def make_batch(key: jax.Array) -> Params:
