@@ -42,7 +42,7 @@ from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import is_cut_by_clock
-from rhino_jax.processes.agree import made_by_first, processes_of_mesh
+from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
 from rhino_jax.report.progress import Progress
 from rhino_jax.uncovered import notes_of_rules, warn_of_uncovered
 
@@ -152,6 +152,8 @@ class Wishes:
 
     def _processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
         """Those that must have the same plan; empty: this one plans for itself."""
+        if is_alone():
+            return ()
         if mesh is None:  # all of them have as many devices
             mesh = make_mesh(meshes[0], self.what)
         return processes_of_mesh(mesh)

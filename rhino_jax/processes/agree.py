@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from rhino_jax._compat import coordination_client
+from rhino_jax._compat import coordination_client, is_compile_only
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.fits import check_fits
@@ -30,10 +30,18 @@ def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
     Empty for devices of one process, for compile-only ones, and in processes that
     have none of them.
     """
-    found = tuple(sorted({int(d.process_index) for d in devices}))
-    if len(found) < 2 or jax.process_index() not in found:
+    if is_alone():
         return ()
-    return found if coordination_client() is not None else ()
+    every = list(devices)
+    if any(map(is_compile_only, every[:1])):
+        return ()
+    found = tuple(sorted({int(d.process_index) for d in every}))
+    return found if len(found) > 1 and jax.process_index() in found else ()
+
+
+def is_alone() -> bool:
+    """Whether there are no other processes: JAX was not started as one of several."""
+    return coordination_client() is None or jax.process_count() < 2
 
 
 def processes_of_mesh(mesh: Any) -> tuple[int, ...]:
@@ -49,7 +57,7 @@ def attending(mesh: Any | None) -> Iterator[None]:
       mesh: the mesh; None: one that is still to be chosen, over all devices.
     """
     client = coordination_client()
-    is_shared = client is not None and jax.process_count() > 1
+    is_shared = not is_alone()
     if is_shared and mesh is not None:
         is_shared = bool(processes_of_mesh(mesh))
     with (

@@ -95,6 +95,17 @@ def test_only_the_first_process_asks_the_compiler() -> None:
     assert first[0] == 2
 
 
+def test_each_process_checks_what_it_holds() -> None:
+    for ok, count, left in results(together("checks")):
+        assert ok and count == 3
+        assert all("in other processes" in why for why in left.values())
+
+
+def test_plans_that_share_state_are_the_same_too() -> None:
+    first, second = results(together("plans_together"))
+    assert first == second
+
+
 def test_two_processes_train_like_one() -> None:
     for losses in results(together("trains")):
         np.testing.assert_allclose(losses, losses_here(), rtol=1e-5)

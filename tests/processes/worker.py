@@ -207,6 +207,27 @@ def first_is_stopped(i: int) -> Any:
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
 
 
+def checks(i: int) -> Any:
+    """Each process compares what it holds."""
+    import rhino_jax as rhino
+
+    plan = rhino.plan(train_step, *shapes(), mesh=mesh_over_all())
+    found = plan.check(train_step, *arrays())
+    return [found.ok, len(found.leaves), dict(found.not_compared)]
+
+
+def plans_together(i: int) -> Any:
+    import rhino_jax as rhino
+
+    def evaluate(params: Any, x: Any) -> Any:
+        return (jnp.tanh(x @ params["w1"]) @ params["w2"]).sum()
+
+    params, x, y = shapes()
+    programs = {"train": (train_step, (params, x, y)), "eval": (evaluate, (params, x))}
+    plans = rhino.plan_together(programs, mesh=mesh_over_all())
+    return [said_of(plans["train"]), said_of(plans["eval"])]
+
+
 def local_mesh(i: int) -> Any:
     """A mesh of this process's devices waits for nobody: the other never plans."""
     import rhino_jax as rhino
