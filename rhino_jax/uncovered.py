@@ -6,7 +6,7 @@ import warnings
 
 from rhino_jax.errors import RhinoWarning, nearest
 from rhino_jax.frontend.registry import unmet_rules
-from rhino_jax.ir.coverage import rule_name, uncovered
+from rhino_jax.ir.coverage import KERNELS, rule_name, uncovered
 from rhino_jax.ir.program import Program
 from rhino_jax.units import format_share
 
@@ -32,13 +32,24 @@ def warn_of_uncovered(program: Program) -> None:
             f"`{program.name}`: `{found.name}` has no rule, so every device computes"
             f" all of it: {format_share(found.flops)} of the FLOPs and"
             f" {format_share(found.bytes)} of the bytes that ops make"
-            f" (at {source}). Say how it may be cut:"
-            f" rhino.register_rule({found.name!r}, 'b s d, d f -> b s f')."
+            f" (at {source}). {_advice(found.name)}"
             + nearest(found.name, unmet_rules()),
             RhinoWarning,
             filename=source.file or "<unknown>",
             lineno=source.line or 1,
         )
+
+
+def _advice(name: str) -> str:
+    """How to give an op a rule; many kernels share the name of their primitive."""
+    if name in KERNELS:
+        return (
+            "Give the kernel a name, and say under it how it may be cut:"
+            " rhino.register_rule('my_kernel', 'b s d, d f -> b s f')."
+        )
+    return (
+        f"Say how it may be cut: rhino.register_rule({name!r}, 'b s d, d f -> b s f')."
+    )
 
 
 def notes_of_rules(program: Program) -> tuple[str, ...]:

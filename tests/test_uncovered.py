@@ -74,6 +74,22 @@ def test_a_rule_of_another_name_is_hinted_at_and_noted() -> None:
     assert "'strangee_op'. Did you mean 'strange_op'?" in note
 
 
+def test_a_kernel_without_a_name_is_to_be_named() -> None:
+    import jax.experimental.pallas as pl
+
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] * 2
+
+    def fn(x: Any, **named: Any) -> Any:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(kernel, out_shape=shape, interpret=True, **named)(x)
+
+    _, (told,) = planned(fn)
+    assert "Give the kernel a name" in str(told.message)
+    _, (told,) = planned(lambda x: fn(x, name="twice"))
+    assert "register_rule('twice'" in str(told.message)
+
+
 def test_a_primitive_or_its_name_registers() -> None:
     for key in (strange, "strange_op"):
         rhino.register_rule(key, "a b -> a b")
