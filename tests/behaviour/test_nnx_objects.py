@@ -141,6 +141,7 @@ def test_old_arrays_are_donated_and_those_held_elsewhere_are_not(
     assert moved == []
 
 
+@pytest.mark.filterwarnings("error::rhino_jax.errors.RhinoWarning")
 def test_train_and_eval_mode_are_two_signatures() -> None:
     @sharded
     def forward(model: Any, x: jax.Array) -> jax.Array:
