@@ -8,6 +8,8 @@ so the compiled program still points at the user's code.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +23,10 @@ from rhino_jax._compat import (
 )
 from rhino_jax.apply.constraints import Constraints, auto_twin
 from rhino_jax.apply.kernels import run_on_shards
+from rhino_jax.apply.parts import run_each_part
 from rhino_jax.apply.regions import rebuild_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
-from rhino_jax.ir.factor import FactorKind, Layout, Rule
+from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
 from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
@@ -97,6 +100,8 @@ class _Walk:
             for i, (x, v) in enumerate(zip(args, op.operands, strict=True))
         ]
         on_shards = run_on_shards(eqn, self.held(op), operands, self.mesh.mesh)
+        if on_shards is None:
+            on_shards = run_each_part(op, eqn, self.held(op), operands, self.mesh.mesh)
         if on_shards is not None:
             return [
                 self.made(x, v, None)
@@ -145,8 +150,9 @@ class _Walk:
         if op.rule is None:
             return [None] * len(op.operands)
         specs, values = self.decisions.operands, self.decisions.values
+        sizes = self.mesh.mesh.axis_sizes
         return [
-            uncut_whole(op.rule, layout, specs.get((op.id, i), values.get(v)))
+            uncut_whole(op.rule, layout, specs.get((op.id, i), values.get(v)), sizes)
             for i, (v, layout) in enumerate(
                 zip(op.operands, op.rule.operands, strict=True)
             )
@@ -157,8 +163,9 @@ class _Walk:
         elements) when it is asked to cut them there, so they are cut afterwards."""
         if op.rule is None:
             return [None] * len(op.results)
+        sizes = self.mesh.mesh.axis_sizes
         return [
-            uncut_whole(op.rule, layout, self.decisions.values.get(v))
+            uncut_whole(op.rule, layout, self.decisions.values.get(v), sizes)
             for layout, v in zip(op.rule.results, op.results, strict=True)
         ]
 
@@ -261,15 +268,31 @@ class _Walk:
         return specs
 
 
-def uncut_whole(rule: Rule, layout: Layout, spec: Spec | None) -> Spec | None:
-    """`spec` without cuts of whole dims; None where it has none."""
+def uncut_whole(
+    rule: Rule, layout: Layout, spec: Spec | None, sizes: Sequence[int]
+) -> Spec | None:
+    """`spec` without cuts of whole dims; None where it has none.
+
+    Of a dim that is (windows, what each holds) windows may be cut: whole is only what
+    is minor to them.
+    """
     if spec is None:
         return None
     uncut = tuple(
-        () if any(rule.factors[f].kind is FactorKind.WHOLE for f in dim) else axes
+        axes if _cuts_no_whole(rule, dim, axes, sizes) else ()
         for dim, axes in zip(layout, spec, strict=True)
     )
     return None if uncut == spec else uncut
+
+
+def _cuts_no_whole(
+    rule: Rule, dim: Dim, axes: tuple[int, ...], sizes: Sequence[int]
+) -> bool:
+    factors = [rule.factors[f] for f in dim]
+    if all(f.kind is not FactorKind.WHOLE for f in factors):
+        return True
+    major = itertools.takewhile(lambda f: f.kind is not FactorKind.WHOLE, factors)
+    return math.prod(f.size for f in major) % math.prod(sizes[a] for a in axes) == 0
 
 
 def carried(op: Op, position: int) -> tuple[int, ...]:

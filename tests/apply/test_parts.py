@@ -1,0 +1,105 @@
+"""Ops that every device does for its part: as planned, and with the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import rhino_jax as rhino
+from rhino_jax.apply.interpret import uncut_whole
+from rhino_jax.frontend.rules.reshape import reshape_rule
+from rhino_jax.ir.factor import parse_rule
+
+
+ROWS = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
+IMAGES = np.random.default_rng(1).standard_normal((16, 32, 32, 16)).astype(np.float32)
+FILTERS = np.random.default_rng(2).standard_normal((3, 3, 4, 8)).astype(np.float32)
+
+ONE, TWO = {"x": 8}, {"x": 4, "y": 2}
+
+
+def top(x: jax.Array) -> Any:
+    return lax.top_k(jnp.tanh(x), 4)
+
+
+def top_in_loop(x: jax.Array) -> jax.Array:
+    return lax.scan(lambda c, _: (c * 0.5, lax.top_k(c, 4)[0].sum()), x, None, 3)[1]
+
+
+def spectrum(x: jax.Array) -> jax.Array:
+    return jnp.abs(jnp.fft.fft(x))
+
+
+def max_pool(x: jax.Array) -> jax.Array:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def average_pool(x: jax.Array) -> jax.Array:
+    total = lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    return total / 4
+
+
+def grouped(x: jax.Array) -> jax.Array:
+    return lax.conv_general_dilated(
+        x, FILTERS, (1, 1), "SAME", feature_group_count=4,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )  # fmt: skip
+
+
+def gradient(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def of(x: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: sum(
+            jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(fn(x)) if y.dtype == x.dtype
+        ))(x)  # fmt: skip
+
+    return of
+
+
+CASES = {
+    "top_k": (top, ROWS),
+    "top_k in a loop": (top_in_loop, ROWS),
+    "fft": (spectrum, ROWS),
+    "max_pool": (max_pool, IMAGES),
+    "average_pool": (average_pool, IMAGES),
+    "grouped": (grouped, IMAGES),
+}
+PINS = [(ONE, P("x")), (ONE, P(None, "x")), (TWO, P("x", "y"))]
+
+
+@pytest.mark.parametrize(("mesh", "pin"), PINS)
+@pytest.mark.parametrize("is_gradient", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_compiled_is_what_is_planned(
+    name: str, is_gradient: bool, mesh: Mapping[str, int], pin: P
+) -> None:
+    fn, x = CASES[name]
+    fn = gradient(fn) if is_gradient else fn
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    plan = rhino.plan(fn, shape, mesh=mesh, hardware="cpu:8", pins={"x": pin})
+    verified = plan.verify(fn, shape, compile_for="cpu")
+    assert verified.ok, verified.table()
+    for got, want in zip(
+        jax.tree.leaves(plan.jit(fn)(x)), jax.tree.leaves(fn(x)), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
+
+
+def test_windows_are_cut_and_what_they_hold_is_not() -> None:
+    rule = parse_rule("(y s!) -> y", [(32,)], [(16,)], sizes={"s": 2})
+    (operand,) = rule.operands
+    for axes in [(0,), (0, 1)]:
+        assert uncut_whole(rule, operand, (axes,), (8, 2)) is None
+    assert uncut_whole(rule, operand, ((0, 1),), (8, 4)) == ((),)
+    # Whole from the start, and with a whole factor that is minor.
+    sorted_rows = parse_rule("a! -> a!", [(32,)], [(32,)])
+    assert uncut_whole(sorted_rows, sorted_rows.operands[0], ((0,),), (8,)) == ((),)
+    merged = reshape_rule((4, 6), (6, 4))
+    assert uncut_whole(merged, merged.operands[0], ((0,), ()), (2,)) is None
+    assert uncut_whole(merged, merged.operands[0], ((0,), ()), (4,)) == ((), ())
