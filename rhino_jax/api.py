@@ -60,9 +60,10 @@ def auto_shard(
         scope ("encoder/layer_*"), or with `rhino.pin`.
       level: "best" solves the whole at once and reports the gap, "fast" stops at the
         first good plan.
-      time_limit_s: wall-clock limit of planning, tracing apart, in seconds or as "2min".
-        To build the model and to read a plan back cannot stop (0.4 s for GPT-2 small);
-        then the best recipe is taken. A plan that the clock cut says so in its notes.
+      time_limit_s: wall-clock limit of planning, tracing apart, in seconds, or as
+        "2min". To build the model and to read a plan back cannot stop (0.4 s for GPT-2
+        small); then the best recipe is taken. A plan that the clock cut says so in
+        its notes.
       seed: of the search.
       refine: compile this many of the most promising plans (the best, recipes,
         runners-up), and besides dp, zero1 and fsdp with every activation pinned to
