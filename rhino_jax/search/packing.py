@@ -53,11 +53,10 @@ def with_packing(
     program, params = study.graph.program, max(1, len(study.roles.params))
     copies = 1 + len(study.roles.state) // params
     found: dict[tuple[int, int, int | None], Options] = {}
-    packed = list(options)
+    packed, combined = list(options), is_combined(study)[0]
     for node in study.graph.nodes:
         op = node.op
-        is_free = study.slack.nodes[node.id] in COMBINED
-        if node.kind is not NodeKind.OP or op is None or not is_free:
+        if node.kind is not NodeKind.OP or op is None or not combined[node.id]:
             continue
         own = options[node.id]
         if not any(s.partial for s in own.strategies):

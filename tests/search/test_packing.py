@@ -12,6 +12,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.search.draw import draw
 from rhino_jax.search.records import Drawn, Request
+from rhino_jax.search.slack import Wait
 from rhino_jax.search.study import Study
 
 
@@ -32,9 +33,9 @@ def step(weights: Any, x: Any) -> Any:
     return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
 
 
-def drawn(*, packs: bool) -> Drawn:
+def drawn(*, combines: bool) -> Drawn:
     program = trace(step, ([W] * 4, X), {}, donate_argnums=0).program
-    target = TARGET.replace(combines=packs)
+    target = TARGET.replace(combines=combines)
     request = Request(memory_budget_bytes=1e12, pins={}, output_pins={})
     return draw(Study.of(program, target), AXES, request)
 
@@ -42,7 +43,7 @@ def drawn(*, packs: bool) -> Drawn:
 @pytest.fixture(scope="module")
 def added() -> dict[Any, float]:
     """(reduced over, scattered dims) of a free gradient → seconds that packing adds."""
-    with_, without = drawn(packs=True), drawn(packs=False)
+    with_, without = drawn(combines=True), drawn(combines=False)
     found: dict[Any, float] = {}
     for node in with_.model.graph.nodes:
         mine, other = (d.model.options[node.id] for d in (with_, without))
@@ -79,3 +80,20 @@ def test_an_all_reduce_is_copied_to_a_buffer_and_sliced_out(
     assert added[(0, 1), ()] == pytest.approx(
         TARGET.launch_s + 4 * 4 * 256 * 256 / rate
     )
+
+
+def test_what_is_combined_pays_little_of_its_latency() -> None:
+    with_, without = drawn(combines=True), drawn(combines=False)
+    latency_s = 2 * 3 * TARGET.tiers[0].alpha_s
+    saved = [
+        float((b.cost_s - b.compute_s).max() - (a.cost_s - a.compute_s).max())
+        for node, a, b in zip(
+            with_.model.graph.nodes,
+            with_.model.options,
+            without.model.options,
+            strict=True,
+        )
+        if node.op is not None and node.op.name == "dot_general"
+        if with_.model.study.slack.nodes[node.id] == Wait.FREE
+    ]
+    assert saved == pytest.approx([0.94 * latency_s] * 4)
