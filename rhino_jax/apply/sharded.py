@@ -53,7 +53,10 @@ class ShardedFunction:
     """A function that runs sharded; see `rhino_jax.auto_shard`.
 
     Has what `jax.jit` objects have: `lower`, `trace`, `eval_shape`, `clear_cache`,
-    `__wrapped__`; and `plan`.
+    `__wrapped__`; and `plan` and `last_plan`.
+
+    Attributes:
+      hardware: what the user named for it, which `like=` takes over; or None.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class ShardedFunction:
         self._programs: dict[tuple[Signature, Any], str] = {}
         self._plans_itself = plans
         self._has_warned = not plans
+        self._has_told_ties = False
         self.hardware: Any = None
         functools.update_wrapper(self, parameters.fn)
         self.__wrapped__: Callable[..., Any] = parameters.fn
@@ -176,19 +180,28 @@ class ShardedFunction:
         except (PinError, InfeasiblePlanError):  # what the user asked for forbids it
             bound.feedback.ignore()
             return bound
-        paths = bound.traced.arguments.array_paths
-        out_paths = [o.path for o in bound.traced.program.outputs]
-        said = "; ".join(f"`{out_paths[o]}` as `{paths[i]}`" for o, i in ties.items())
-        warnings.warn(
-            f"{self._what}: results of `{self.__name__}` come back as arguments, laid"
-            f" out otherwise: {said}. It is planned again, once, so that they have one"
-            " sharding; donate such arguments, and it is known from the start.",
-            RhinoWarning,
-            stacklevel=3,
-        )
+        self._say_what_came_back(bound.traced, ties)
         self._plans[self._programs[key], mesh] = plan
         self._last = self._bounds[key] = Bound(traced, plan, bound.mesh)
         return self._last
+
+    def _say_what_came_back(self, traced: Traced, ties: dict[int, int]) -> None:
+        if self._has_told_ties:
+            return
+        self._has_told_ties = True
+        paths = traced.arguments.array_paths
+        outputs = traced.program.outputs
+        said = "; ".join(
+            f"`{outputs[o].path}` as `{paths[i]}`" for o, i in ties.items()
+        )
+        warnings.warn(
+            f"{self._what}: results of `{self.__name__}` come back as arguments, laid"
+            f" out otherwise: {said}. It is planned again so that they have one"
+            " sharding. This is said once; donate such arguments, and it is known from"
+            " the start.",
+            RhinoWarning,
+            stacklevel=4,
+        )
 
     def _last_bound(self, mesh: Any) -> Bound | None:
         """What was planned last for this mesh."""

@@ -71,7 +71,7 @@ class Plans(Mapping[str, Plan]):
     def __repr__(self) -> str:
         axes = " × ".join(f"{name}={size}" for name, size in self.mesh_axes)
         lines = [
-            f"Plans on {axes}: {len(self.shared)} arrays shared,"
+            f"Plans on {axes}: arrays shared {len(self.shared)},"
             f" {format_seconds(self.objective_s)} in all,"
             f" peak {format_bytes(self.peak_bytes)}"
         ]
