@@ -18,6 +18,7 @@ import jax
 from rhino_jax._compat import context_mesh
 from rhino_jax.apply.bound import Arguments, Bound
 from rhino_jax.apply.constraints import auto_twin
+from rhino_jax.apply.difference import difference, kept_text
 from rhino_jax.apply.feedback import tied, without
 from rhino_jax.apply.meshes import axes_of_mesh, make_mesh, read_mesh
 from rhino_jax.apply.stages import Lowered, lower
@@ -32,11 +33,9 @@ from rhino_jax.frontend.trace import (
     Call,
     Signature,
     Traced,
-    array_type,
     check_same_program,
     split_call,
     trace_call,
-    type_text,
 )
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.fits import check_fits
@@ -217,12 +216,12 @@ class ShardedFunction:
     def _say_that_it_replans(self, before: Bound, call: Call, plan: Plan) -> None:
         if self._has_warned:
             return
-        difference = _difference(before.traced, call)
-        if difference is None:
+        reason = difference(before.traced, call)
+        if reason is None:
             return
         self._has_warned = True
         warnings.warn(
-            f"{self._what}: `{self.__name__}` is planned again, because {difference}."
+            f"{self._what}: `{self.__name__}` is planned again, because {reason}."
             f" {kept_text(before.plan, plan)} This is said once; keep shapes the same"
             " from call to call to plan once, or clear_cache() to plan freely.",
             RhinoWarning,
@@ -292,47 +291,6 @@ class Method:
 
     def clear_cache(self) -> None:
         self.__func__.clear_cache()
-
-
-def kept_text(before: Plan, plan: Plan) -> str:
-    """Whether mesh and state stay where they were, in a sentence."""
-    if plan.mesh_axes != before.mesh_axes:
-        return "Nothing fits on the mesh as it was: state moves to another."
-    old = {(leaf.path, leaf.shape): leaf.spec for leaf in before.inputs}
-    same = [leaf for leaf in plan.inputs if (leaf.path, leaf.shape) in old]
-    moved = sum(old[leaf.path, leaf.shape] != leaf.spec for leaf in same)
-    if not same:
-        return "The mesh stays."
-    if moved:
-        return f"{moved} of {len(same)} shared arrays move, or nothing would fit."
-    return f"The mesh, and the layout of the {len(same)} arrays that both have, stay."
-
-
-def _difference(before: Traced, call: Call) -> str | None:
-    """The first thing in which a call differs from one that was traced.
-
-    None where only static values or the mesh differ, which the user knows.
-    """
-    now = call.signature()
-    if (now.statics, now.static_leaves) != (
-        before.signature.statics,
-        before.signature.static_leaves,
-    ):
-        return None
-    if now.tree != before.signature.tree:
-        is_mode = call.lifted is not None and now.arrays == before.signature.arrays
-        if is_mode and call.leaves.paths == before.arguments.paths:
-            return None  # an object is in another mode, as in training and evaluation
-        return "the structure of the arguments is another"
-    for path, x, was in zip(
-        call.leaves.array_paths,
-        call.leaves.arrays,
-        before.arguments.arrays,
-        strict=True,
-    ):
-        if array_type(x) != array_type(was):
-            return f"`{path}` is {type_text(x)}, was {type_text(was)}"
-    return None
 
 
 def jit_with_plan(

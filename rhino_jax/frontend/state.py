@@ -36,7 +36,7 @@ class _Subtree:
     Attributes:
       name: the key or attribute that leads to it ("" for a position).
       leaves: positions of its arrays among all arrays.
-      shape_of: what must agree: structure, then shape and type of each array.
+      shape_of: what must agree: path, shape and type of each array.
       depth: how deep it starts.
       is_small: nothing in it but scalars.
       is_told: a container that is known when it is seen again: it has keys or
@@ -172,7 +172,7 @@ def _argument_subtrees(
     first = 0
     place = {p: i for i, p in enumerate(arguments.positions)}
     for name, value in roots:
-        out += _subtrees(name, value, first, 0, place, avals)
+        out += _subtrees(name, value, first, 0, place, avals, arguments.paths, name)
         first += len(jax.tree.leaves(value))
     return sorted(out, key=lambda s: s.depth)
 
@@ -180,7 +180,8 @@ def _argument_subtrees(
 def _result_subtrees(result: Leaves, avals: Sequence[Any]) -> list[_Subtree]:
     place = {p: i for i, p in enumerate(result.positions)}
     value = jax.tree.unflatten(result.tree, list(result.values))
-    return sorted(_subtrees("", value, 0, 0, place, avals), key=lambda s: s.depth)
+    found = _subtrees("", value, 0, 0, place, avals, result.paths, "out")
+    return sorted(found, key=lambda s: s.depth)
 
 
 def _subtrees(
@@ -190,6 +191,8 @@ def _subtrees(
     depth: int,
     place: Mapping[int, int],
     avals: Sequence[Any],
+    paths: Sequence[str],
+    root: str,
 ) -> Iterator[_Subtree]:
     tree: Any = jax.tree.structure(value)
     positions = range(first, first + tree.num_leaves)
@@ -198,14 +201,19 @@ def _subtrees(
         held = tuple(avals[place[p]] if p in place else None for p in positions)
         is_small = all(not avals[i][0] for i in leaves)
         is_told = len(set(held)) > 1 or _has_names(value)
-        yield _Subtree(name, leaves, (tree, held), depth, is_small, is_told)
+        # By paths: the structure of an object may count others beside it.
+        below = tuple(paths[p].removeprefix(root) for p in positions)
+        yield _Subtree(name, leaves, (below, held), depth, is_small, is_told)
     if depth == _DEPTH:
         return
     children, _ = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     for path, child in children:
         if child is value:
             return
-        yield from _subtrees(_name(path), child, first, depth + 1, place, avals)
+        inner = root + keystr(path)
+        yield from _subtrees(
+            _name(path), child, first, depth + 1, place, avals, paths, inner
+        )
         first += len(jax.tree.leaves(child))
 
 
