@@ -132,7 +132,7 @@ def test_prng_keys_are_arguments_and_results() -> None:
         key, sub = jax.random.split(key)
         return key, x + jax.random.normal(sub, x.shape)
 
-    step = shard(fn, seed=2, donate_argnums=0)
+    step = shard(fn, seed=2, donate_argnums=(0, 1))
     key, x = jax.random.key(3), jnp.zeros((8, 64))
     want_key, want = key, x
     for _ in range(2):
