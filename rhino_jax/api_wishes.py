@@ -21,7 +21,7 @@ from rhino_jax.api_like import (
     plan_of_like,
 )
 from rhino_jax.apply.meshes import axes_of_mesh, devices_here, make_mesh
-from rhino_jax.apply.sharded import with_trees
+from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.errors import InfeasiblePlanError, PinError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target

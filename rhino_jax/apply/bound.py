@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from rhino_jax._compat import context_mesh, is_compile_only
-from rhino_jax.apply.constraints import auto_twin, partition_spec
+from rhino_jax.apply.constraints import (
+    auto_twin,
+    check_divides,
+    explicit_part,
+    partition_spec,
+)
+from rhino_jax.apply.copies import unshared
 from rhino_jax.apply.donation import Donations
 from rhino_jax.apply.feedback import Feedback
 from rhino_jax.apply.interpret import constrained
-from rhino_jax.errors import MeshError, PlanFileError
+from rhino_jax.apply.meshes import not_runnable
 from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced, array_type
-from rhino_jax.ir.spec import Spec, format_spec, is_even
 from rhino_jax.plan.plan import Leaf, Plan
 
 
@@ -30,15 +33,6 @@ _IDENTITY: tuple[Callable[[Any], Any], ...] = (
     operator.attrgetter("aval"),
     operator.attrgetter("sharding"),
 )
-
-
-def _count_of_one_holder() -> int:
-    """What `sys.getrefcount` says of an array in our list and in one other place."""
-    holder = [object()]
-    return next(map(sys.getrefcount, list(holder)))
-
-
-_HELD_ONCE = _count_of_one_holder()
 
 
 class Bound:
@@ -178,7 +172,7 @@ class Bound:
         """The arrays where the plan wants them; the user's own are not touched."""
         arrays, to_move = arguments.arrays, arguments.to_move
         if arguments.lifted is not None:
-            arrays, to_move = self._copy_what_is_held(arguments)
+            arrays = unshared(arrays, self._owned)
         if to_move:
             arrays = list(arrays)
             moved = jax.device_put(
@@ -187,26 +181,6 @@ class Bound:
             for i, array in zip(to_move, moved, strict=True):
                 arrays[i] = array
         return [*arrays, *self.consts]
-
-    def _copy_what_is_held(self, arguments: Arguments) -> tuple[list[Any], list[int]]:
-        """Copies in place of donated arrays that the user holds elsewhere, too.
-
-        What an object held before is of no use to it, so it is donated unasked; but it
-        may be in a snapshot, or in a moving average that began as a copy.
-
-        Returns:
-          The arrays, and which of them are still to be moved.
-        """
-        counts = list(map(sys.getrefcount, arguments.arrays))
-        held = [i for i in self._owned if counts[i] > _HELD_ONCE]
-        if not held:
-            return arguments.arrays, arguments.to_move
-        arrays = list(arguments.arrays)
-        for i in held:
-            if hasattr(arrays[i], "copy"):  # no Python scalar
-                # `device_put` shares memory, whatever it is told, if it moves an array.
-                arrays[i] = arrays[i].copy()
-        return arrays, arguments.to_move
 
     def run(self, arguments: Arguments, compiled: Any = None) -> Any:
         """Run on arrays; give the result back as the function would."""
@@ -325,22 +299,6 @@ def _are_same(arrays: Sequence[Any], seen: Sequence[Sequence[Any]]) -> bool:
         return False
 
 
-def explicit_part(sharding: NamedSharding) -> NamedSharding:
-    """The sharding as types have it, where only Explicit axes count."""
-    mesh = sharding.mesh
-    explicit = {
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind is AxisType.Explicit
-    }
-    dims = [
-        () if dim is None else dim if isinstance(dim, tuple) else (dim,)
-        for dim in sharding.spec
-    ]
-    kept = [tuple(name for name in dim if name in explicit) for dim in dims]
-    return NamedSharding(mesh, PartitionSpec(*(names or None for names in kept)))
-
-
 class Arguments:
     """The arrays of one call, and which of them are not where the plan wants them.
 
@@ -355,37 +313,3 @@ class Arguments:
     def __init__(self, arrays: list[Any], to_move: list[int]) -> None:
         self.arrays, self.to_move = arrays, to_move
         self.lifted: Lifted | None = None
-
-
-def check_divides(path: str, spec: Spec, shape: Sequence[int], mesh: Any) -> None:
-    """Refuse a spec that cuts an argument or result unevenly.
-
-    Raises:
-      PlanFileError: some dim is not divided.
-    """
-    if len(spec) == len(shape) and is_even(spec, shape, mesh.axis_sizes):
-        return
-    axes = ", ".join(f"{n}={s}" for n, s in mesh.shape.items())
-    raise PlanFileError(
-        "the plan cuts an array unevenly.",
-        where=path,
-        numbers=f"shape {tuple(shape)}, spec {format_spec(spec, mesh.axis_names)},"
-        f" mesh {axes}",
-        fix="plan again: rhino.plan(fn, *args, mesh=mesh).",
-    )
-
-
-def not_runnable(plan: Plan, mesh: Any) -> MeshError:
-    """The error of a call on a mesh that has no devices to run on."""
-    needed = math.prod(size for _, size in plan.mesh_axes)
-    have = len(jax.devices())
-    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
-    return MeshError(
-        f"`{plan.program_name}` cannot run: its mesh has no devices to run on.",
-        where=f"mesh ({axes})",
-        numbers=f"{needed} devices are needed, {have} are here"
-        f" ({jax.default_backend()})",
-        fix="pass a mesh of real devices, or emulate them on CPU by setting"
-        f" XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX"
-        " starts; .plan(...) and .lower(...) need none.",
-    )

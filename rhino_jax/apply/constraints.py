@@ -10,7 +10,8 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.cost.reshard import reshard_route
-from rhino_jax.ir.spec import Spec, shards_per_dim
+from rhino_jax.errors import PlanFileError
+from rhino_jax.ir.spec import Spec, format_spec, is_even, shards_per_dim
 
 
 def auto_twin(mesh: Any) -> Any:
@@ -94,3 +95,37 @@ def can_constrain(x: Any) -> bool:
     if not isinstance(aval, jax.core.ShapedArray) or not aval.shape:
         return False
     return aval.dtype != jax.dtypes.float0
+
+
+def explicit_part(sharding: NamedSharding) -> NamedSharding:
+    """The sharding as types have it, where only Explicit axes count."""
+    mesh = sharding.mesh
+    explicit = {
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind is AxisType.Explicit
+    }
+    dims = [
+        () if dim is None else dim if isinstance(dim, tuple) else (dim,)
+        for dim in sharding.spec
+    ]
+    kept = [tuple(name for name in dim if name in explicit) for dim in dims]
+    return NamedSharding(mesh, PartitionSpec(*(names or None for names in kept)))
+
+
+def check_divides(path: str, spec: Spec, shape: Sequence[int], mesh: Any) -> None:
+    """Refuse a spec that cuts an argument or result unevenly.
+
+    Raises:
+      PlanFileError: some dim is not divided.
+    """
+    if len(spec) == len(shape) and is_even(spec, shape, mesh.axis_sizes):
+        return
+    axes = ", ".join(f"{n}={s}" for n, s in mesh.shape.items())
+    raise PlanFileError(
+        "the plan cuts an array unevenly.",
+        where=path,
+        numbers=f"shape {tuple(shape)}, spec {format_spec(spec, mesh.axis_names)},"
+        f" mesh {axes}",
+        fix="plan again: rhino.plan(fn, *args, mesh=mesh).",
+    )

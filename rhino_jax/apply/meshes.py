@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from rhino_jax.errors import MeshError
 from rhino_jax.keywords import brief, whole
+from rhino_jax.plan.plan import Plan
 
 
 def read_mesh(mesh: Any, what: str = "`auto_shard`") -> Any | None:
@@ -101,4 +102,20 @@ def axes_of_mesh(mesh: Any) -> tuple[tuple[str, int], ...]:
     """(name, size) of the axes of a mesh, major first."""
     return tuple(
         (str(n), int(s)) for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True)
+    )
+
+
+def not_runnable(plan: Plan, mesh: Any) -> MeshError:
+    """The error of a call on a mesh that has no devices to run on."""
+    needed = math.prod(size for _, size in plan.mesh_axes)
+    have = len(jax.devices())
+    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
+    return MeshError(
+        f"`{plan.program_name}` cannot run: its mesh has no devices to run on.",
+        where=f"mesh ({axes})",
+        numbers=f"{needed} devices are needed, {have} are here"
+        f" ({jax.default_backend()})",
+        fix="pass a mesh of real devices, or emulate them on CPU by setting"
+        f" XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX"
+        " starts; .plan(...) and .lower(...) need none.",
     )

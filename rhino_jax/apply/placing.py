@@ -10,8 +10,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from rhino_jax._compat import is_compile_only
 from rhino_jax.apply.belonging import Kind, as_planned, leaves_for, of_equal_rank
-from rhino_jax.apply.bound import not_runnable
-from rhino_jax.apply.meshes import make_mesh
+from rhino_jax.apply.meshes import make_mesh, not_runnable
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.leaves import Leaves, split_result
 from rhino_jax.frontend.objects import nnx_graph

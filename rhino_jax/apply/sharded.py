@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,7 +19,8 @@ from rhino_jax.apply.bound import Arguments, Bound
 from rhino_jax.apply.constraints import auto_twin
 from rhino_jax.apply.difference import difference, kept_text
 from rhino_jax.apply.feedback import tied, without
-from rhino_jax.apply.meshes import axes_of_mesh, make_mesh, read_mesh
+from rhino_jax.apply.meshes import axes_of_mesh, read_mesh
+from rhino_jax.apply.method import Method
 from rhino_jax.apply.stages import Lowered, lower
 from rhino_jax.errors import (
     InfeasiblePlanError,
@@ -28,7 +28,7 @@ from rhino_jax.errors import (
     RhinoWarning,
     TraceError,
 )
-from rhino_jax.frontend.parameters import Parameters, read_parameters
+from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.trace import (
     Call,
     Signature,
@@ -38,7 +38,6 @@ from rhino_jax.frontend.trace import (
     trace_call,
 )
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.fits import check_fits
 from rhino_jax.plan.plan import Plan
 from rhino_jax.processes.agree import agreed, attending, processes_of_mesh
 
@@ -265,79 +264,3 @@ class ShardedFunction:
 
     def __repr__(self) -> str:
         return f"<{self._what} of {self.__name__}, {len(self._bounds)} signatures>"
-
-
-class Method:
-    """A sharded function as a method of an object."""
-
-    def __init__(self, function: ShardedFunction, instance: Any) -> None:
-        self.__func__, self.__self__ = function, instance
-        functools.update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
-
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        return self.__func__.plan(self.__self__, *args, **kwargs)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        return self.__func__.lower(self.__self__, *args, **kwargs)
-
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        return self.__func__.trace(self.__self__, *args, **kwargs)
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
-
-    def clear_cache(self) -> None:
-        self.__func__.clear_cache()
-
-
-def jit_with_plan(
-    fn: Callable[..., Any], plan: Plan, **options: Any
-) -> ShardedFunction:
-    """`fn` as a function that runs as an existing plan says.
-
-    Args:
-      fn: the function that was planned, or one that `auto_shard` made.
-      plan: its plan; without a mesh, one is made of the devices here.
-      options: `donate_argnums`, `donate_argnames`, `static_argnums`,
-        `static_argnames`, as in `jax.jit`.
-    Raises:
-      PlanFileError: on the first call, if the plan is of another program.
-    """
-    what = "`plan.jit`"
-    if isinstance(fn, ShardedFunction) and not options:
-        parameters = fn.parameters
-    else:
-        raw = fn.parameters.fn if isinstance(fn, ShardedFunction) else fn
-        parameters = read_parameters(raw, **options, what=what)
-    return sharded_by(parameters, plan, what)
-
-
-def sharded_by(parameters: Parameters, plan: Plan, what: str) -> ShardedFunction:
-    """The function of `parameters` as an existing plan says; see `jit_with_plan`."""
-    mesh = plan.mesh if plan.mesh is not None else make_mesh(plan.mesh_axes, what)
-
-    def planner(traced: Traced, mesh: Any, before: Plan | None) -> Plan:
-        axes = axes_of_mesh(mesh)
-        found = fingerprint(traced.program, axes)
-        check_fits(plan, found, axes, program=traced.program, what=what)
-        agreed(traced, processes_of_mesh(mesh), plan, what)
-        return with_trees(plan, traced, mesh)
-
-    return ShardedFunction(parameters, planner, mesh, what, plans=False)
-
-
-def with_trees(plan: Plan, traced: Traced, mesh: Any) -> Plan:
-    """The plan with its mesh and the trees of its function."""
-    in_tree, in_leaf_positions = traced.in_tree
-    out_tree, out_leaf_positions = traced.out_tree
-    return replace(
-        plan,
-        mesh=mesh,
-        in_tree=in_tree,
-        out_tree=out_tree,
-        in_leaf_positions=in_leaf_positions,
-        out_leaf_positions=out_leaf_positions,
-    )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.apply.sharded import with_trees
+from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.bench.methods import Method
 from rhino_jax.bench.suite import Row, model_of
 from rhino_jax.errors import InfeasiblePlanError

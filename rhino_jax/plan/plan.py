@@ -213,7 +213,7 @@ class Plan:
         Raises:
           PlanFileError: on the first call, if the plan is of another program.
         """
-        from rhino_jax.apply.sharded import jit_with_plan
+        from rhino_jax.apply.with_plan import jit_with_plan
 
         return jit_with_plan(fn, self, **options)
 

@@ -13,7 +13,9 @@ from typing import Any
 from jax.sharding import AxisType
 
 from rhino_jax.apply.meshes import axes_of_mesh
-from rhino_jax.apply.sharded import Method, Planner, ShardedFunction, sharded_by
+from rhino_jax.apply.method import Method
+from rhino_jax.apply.sharded import Planner, ShardedFunction
+from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.trace import split_call, trace_call

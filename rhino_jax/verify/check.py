@@ -19,7 +19,8 @@ from jax.sharding import AxisType, Mesh
 
 from rhino_jax._compat import is_compile_only
 from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.sharded import Method, sharded_by
+from rhino_jax.apply.method import Method
+from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import MeshError, TraceError
 from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.trace import Call, flat_function, split_call

@@ -12,8 +12,8 @@ import jax
 from jax.sharding import Mesh
 
 from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.sharded import with_trees
 from rhino_jax.apply.stages import lower
+from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import Plan

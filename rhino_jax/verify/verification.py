@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rhino_jax.apply.sharded import Method, ShardedFunction, sharded_by
+from rhino_jax.apply.method import Method
+from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.apply.stages import Lowered
+from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import Plan

@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from rhino_jax.apply.meshes import axes_of_mesh
-from rhino_jax.apply.sharded import ShardedFunction, with_trees
+from rhino_jax.apply.sharded import ShardedFunction
+from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program, Region

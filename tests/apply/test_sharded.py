@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType
 
 import rhino_jax as rhino
-from rhino_jax.apply.sharded import jit_with_plan
+from rhino_jax.apply.with_plan import jit_with_plan
 from rhino_jax.errors import PlanFileError
 from tests.apply.stand_in import assert_close, mesh_of, normal, shard
 from tests.apply.training import expected, state, train_step

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rhino_jax.apply.sharded import jit_with_plan
+from rhino_jax.apply.with_plan import jit_with_plan
 from rhino_jax.frontend.trace import trace
 from rhino_jax.plan.density import only_around_matmuls
 from tests.apply.programs import PROGRAMS, arguments
