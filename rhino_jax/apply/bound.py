@@ -17,7 +17,7 @@ from rhino_jax.apply.constraints import (
     explicit_part,
     partition_spec,
 )
-from rhino_jax.apply.copies import unshared
+from rhino_jax.apply.copies import copied, unshared
 from rhino_jax.apply.donation import Donations
 from rhino_jax.apply.feedback import Feedback
 from rhino_jax.apply.interpret import constrained
@@ -110,7 +110,7 @@ class Bound:
             return []
         with jax.ensure_compile_time_eval():
             return jax.device_put(
-                list(self.traced.consts), self.const_shardings, may_alias=False
+                [copied(x) for x in self.traced.consts], self.const_shardings
             )
 
     def read(self, args: Any, kwargs: Any) -> Arguments | None:

@@ -116,6 +116,16 @@ def test_captured_arrays_are_arguments_placed_once() -> None:
     step(x)
 
 
+def test_captured_arrays_share_no_memory_with_the_originals() -> None:
+    table = normal(0, 3)  # of three rows, so on every device whole
+    step = shard(lambda x: x + table)
+    step(normal(1, 8, 3))
+    (bound,) = step._bounds.values()
+    (const,) = bound.consts
+    shards = {s.data.unsafe_buffer_pointer() for s in const.addressable_shards}
+    assert len(shards) == 8 and table.unsafe_buffer_pointer() not in shards
+
+
 def test_scalars_of_every_kind_compile_once() -> None:
     step = shard(lambda x, s: x * s)
     x = normal(0, 8, 8)
