@@ -47,7 +47,9 @@ def auto_shard(
     functions in the same order.
 
     Args:
-      fn: the function; a `jax.jit` or `nnx.jit` object is taken off.
+      fn: the function; a `jax.jit` or `nnx.jit` object is taken off. Of one that
+        `auto_shard` made, hardware, budget, pins and time limit hold where nothing
+        else is said here; its mesh and `like`, where neither mesh nor hardware is.
       mesh: a `Mesh`, `AbstractMesh`, or mapping of axis name to size. None: the mesh
         in context (`jax.set_mesh`), or else rhino chooses.
       hardware: name, path of a TOML file, or `Target`; None: the devices present.
@@ -111,6 +113,10 @@ def auto_shard(
         what=what,
         like=like,
     )
+    if isinstance(fn, ShardedFunction) and isinstance(fn.wishes, Wishes):
+        is_elsewhere = mesh is not None or hardware is not None
+        mesh = mesh if is_elsewhere else fn.mesh
+        wishes = wishes.beside(fn.wishes, is_elsewhere)
     given = (donate_argnums, donate_argnames, static_argnums, static_argnames)
     if isinstance(fn, ShardedFunction) and given == (None,) * 4:
         parameters = fn.parameters
@@ -125,7 +131,10 @@ def auto_shard(
             what=what,
         )
     sharded = ShardedFunction(parameters, wishes.plan, read_mesh(mesh, what), what)
-    sharded.hardware = hardware if hardware is not None else hardware_of_like(like)
+    sharded.wishes = wishes
+    sharded.hardware = wishes.hardware
+    if sharded.hardware is None:
+        sharded.hardware = hardware_of_like(wishes.like)
     return sharded
 
 
@@ -151,7 +160,8 @@ def plan(
     """Plan `fn(*args, **kwargs)`; allocates and runs nothing.
 
     Args:
-      fn: a function, or what `auto_shard` made of one.
+      fn: a function, or what `auto_shard` made of one (then what was said there holds
+        where nothing else is said here).
       args, kwargs: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them.
       Others: see `auto_shard`.
     Raises:

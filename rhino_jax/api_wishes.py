@@ -88,6 +88,23 @@ class Wishes:
         ):
             object.__setattr__(self, name, value)
 
+    def beside(self, said: Wishes, is_elsewhere: bool) -> Wishes:
+        """These, and of others what is not said here.
+
+        Args:
+          is_elsewhere: on another mesh or hardware, which `like` would contradict.
+        """
+        names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
+        names += [] if is_elsewhere else ["like"]
+        return replace(
+            self,
+            **{n: getattr(said, n) for n in names if not self._says(n)},
+        )
+
+    def _says(self, name: str) -> bool:
+        value = getattr(self, name)
+        return bool(value) if name == "pins" else value is not None
+
     def plan(
         self, traced: Traced, mesh: Any | None, before: Plan | None = None
     ) -> Plan:

@@ -55,6 +55,7 @@ class ShardedFunction:
 
     Attributes:
       hardware: what the user named for it, which `like=` takes over; or None.
+      wishes: all that was asked for it, or None.
     """
 
     def __init__(
@@ -78,9 +79,15 @@ class ShardedFunction:
         self._has_warned = not plans
         self._has_told_ties = False
         self.hardware: Any = None
+        self.wishes: Any = None
         functools.update_wrapper(self, parameters.fn)
         self.__wrapped__: Callable[..., Any] = parameters.fn
         self.__name__ = parameters.name
+
+    @property
+    def mesh(self) -> Any | None:
+        """The mesh that was given, or None."""
+        return self._mesh
 
     @property
     def parameters(self) -> Parameters:

@@ -158,3 +158,24 @@ def test_import_starts_no_backend() -> None:
         "assert not b.backends_are_initialized(); assert 'ortools' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_was_said_of_a_sharded_function_holds_where_nothing_else_is_said():
+    pins = {"params['w1']": P("x", None)}
+    step = rhino.auto_shard(
+        train_step, mesh=mesh_of(), pins=pins, memory_budget_bytes="1GiB"
+    )
+    plan = rhino.plan(step, *shapes())
+    assert plan.mesh == mesh_of()
+    assert plan.memory_budget_bytes == 2**30
+    assert plan.in_specs[0]["w1"] == P("x")
+    other = rhino.plan(step, *shapes(), pins={"params['w1']": P(None, "x")})
+    assert other.in_specs[0]["w1"] == P(None, "x")
+    assert other.memory_budget_bytes == 2**30
+
+
+def test_another_mesh_does_not_keep_to_what_the_first_is_like():
+    like = rhino.plan(train_step, *shapes(), mesh=mesh_of())
+    step = rhino.auto_shard(train_step, like=like)
+    plan = rhino.plan(step, *shapes(), mesh={"x": 8})
+    assert plan.mesh_axes == (("x", 8),)
