@@ -116,7 +116,7 @@ def test_it_saves_what_even_cuts_cannot(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize(
     ("batch", "length", "mesh"),
-    [(1, 43, {"x": 8}), (6, 127, {"x": 4}), (3, 29, {"x": 2, "y": 4})],
+    [(1, 251, {"x": 8}), (6, 127, {"x": 4}), (3, 61, {"x": 2, "y": 4})],
 )
 def test_results_are_right_and_the_program_keeps_the_plan(
     batch: int, length: int, mesh: dict[str, int]
