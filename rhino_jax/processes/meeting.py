@@ -33,6 +33,10 @@ looked for, and errors of others."""
 HEARD_S = 5.0
 """How long the first process waits, before it raises an error, for all others."""
 
+MOMENT_S = 1.0
+"""What it then leaves them to say why they end: where it is process 0, JAX ends
+them with it."""
+
 MOST_BYTES = 1 << 20
 """Of one message; longer ones are sent in parts."""
 
@@ -138,11 +142,7 @@ class Meeting:
         raise error
 
     def _hear(self) -> None:
-        """Let the first process know that the error got here.
-
-        Where it is process 0 and ends at once, JAX ends the others before they can
-        say why.
-        """
+        """Let the first process know that the error got here."""
         until = time.monotonic() + HEARD_S
         self._service.put(f"{self._prefix}/heard/{self.me}", b"yes")
         if not self.is_first:
@@ -150,6 +150,7 @@ class Meeting:
         for process in self.processes:
             left_s = max(0.0, until - time.monotonic())
             self._service.get(f"{self._prefix}/heard/{process}", left_s)
+        time.sleep(MOMENT_S)
 
     def end(self) -> None:
         """Clean up, once all have what they need of this meeting."""
