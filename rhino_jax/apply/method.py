@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -39,3 +40,10 @@ class Method:
 
     def clear_cache(self) -> None:
         self.__func__.clear_cache()
+
+
+def unbound(fn: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """A function and its arguments; of a method, its instance is the first."""
+    if isinstance(fn, Method):
+        return fn.__func__, (fn.__self__, *args)
+    return fn, tuple(args)

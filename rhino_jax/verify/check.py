@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh
 
 from rhino_jax._compat import is_compile_only
 from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.method import Method
+from rhino_jax.apply.method import unbound
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import MeshError, TraceError
 from rhino_jax.frontend.leaves import is_python_scalar
@@ -95,8 +95,7 @@ def check(
 ) -> Check:
     """Run `fn` as planned, and on one device; see `Plan.check`."""
     what, started = "`plan.check`", time.monotonic()
-    if isinstance(fn, Method):
-        fn, args = fn.__func__, (fn.__self__, *args)
+    fn, args = unbound(fn, args)
     parameters = planned_parameters(
         plan,
         fn,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rhino_jax.apply.method import Method
+from rhino_jax.apply.method import unbound
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.apply.stages import Lowered
 from rhino_jax.apply.with_plan import sharded_by
@@ -139,8 +139,7 @@ def verify(
 ) -> Verification:
     """Compile `fn` as planned and read it back; see `Plan.verify`."""
     what = "`plan.verify`"
-    if isinstance(fn, Method):
-        fn, args = fn.__func__, (fn.__self__, *args)
+    fn, args = unbound(fn, args)
     parameters = planned_parameters(
         plan,
         fn,
