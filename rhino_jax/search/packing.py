@@ -52,7 +52,7 @@ def with_packing(
     sends = Sends(study.graph.program, mesh)
     program, params = study.graph.program, max(1, len(study.roles.params))
     copies = 1 + len(study.roles.state) // params
-    found: dict[tuple[int, int, int | None], Options] = {}
+    found: dict[tuple[object, ...], Options] = {}
     packed, combined = list(options), is_combined(study)[0]
     for node in study.graph.nodes:
         op = node.op
@@ -61,9 +61,9 @@ def with_packing(
         own = options[node.id]
         if not any(s.partial for s in own.strategies):
             continue
-        # Equal nodes share one object of options, and have results of equal shapes.
-        first = _first_dim(study.graph, node)
-        key = id(own), program.values[op.results[0]].bytes, first
+        # Nodes that do alike share one object of options.
+        first, made = _first_dim(study.graph, node), program.values[op.results[0]]
+        key = id(own), made.shape, made.dtype, first
         if key not in found:
             added = np.array(
                 [
