@@ -25,7 +25,7 @@ from jax._src import (
     source_info_util,
 )
 from jax._src.interpreters import partial_eval
-from jax._src.state import discharge
+from jax._src.state import discharge, types as state_types
 from jax.extend import core as jex_core
 from jaxlib import xla_client
 
@@ -348,6 +348,71 @@ def without_refs(jaxpr: Any) -> Any:
     if not any(isinstance(e, jax_core.InternalMutableArrayEffect) for e in effects):
         return jaxpr
     return discharge.discharge_state(jaxpr)
+
+
+def references_as_arguments(jaxpr: Any) -> tuple[Any, list[Any], list[bool]]:
+    """A closed jaxpr whose captured references are its last arguments.
+
+    Same on both versions.
+
+    Returns:
+      The jaxpr; the references; whether it writes to each.
+    """
+    opened, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
+    is_ref = [isinstance(c, jax.Ref) for c in consts]
+    moved = [v for v, found in zip(opened.constvars, is_ref, strict=True) if found]
+    if not moved:
+        return jaxpr, [], []
+    written = {
+        e.input
+        for e in opened.effects
+        if isinstance(e, state_types.WriteEffect | state_types.AccumEffect)
+    }
+    found = _with_inputs(
+        jaxpr,
+        [*opened.invars, *moved],
+        [v for v, found in zip(opened.constvars, is_ref, strict=True) if not found],
+        [c for c, found in zip(consts, is_ref, strict=True) if not found],
+    )
+    references = [c for c, found in zip(consts, is_ref, strict=True) if found]
+    return found, references, [v in written for v in moved]
+
+
+def discharged(jaxpr: Any) -> Any:
+    """A closed jaxpr on what its arguments that are references hold.
+
+    Gives, after its own results, what each holds in the end. Same on both versions.
+    """
+    return discharge.discharge_state(jaxpr)
+
+
+def last_as_consts(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    """A closed jaxpr whose last arguments are captured instead: these, as they are.
+
+    Same on both versions.
+    """
+    opened = open_jaxpr(jaxpr)
+    first = len(opened.invars) - len(consts)
+    return _with_inputs(
+        jaxpr,
+        opened.invars[:first],
+        [*opened.constvars, *opened.invars[first:]],
+        [*jaxpr_consts(jaxpr), *consts],
+    )
+
+
+def _with_inputs(
+    jaxpr: Any, invars: Sequence[Any], constvars: Sequence[Any], consts: Sequence[Any]
+) -> Any:
+    opened = open_jaxpr(jaxpr)
+    changes: dict[str, Any] = {
+        "invars": list(invars),
+        "constvars": list(constvars),
+        "debug_info": opened.debug_info.with_unknown_names(),
+    }
+    if opened is jaxpr:  # 0.12
+        return jaxpr.replace(**changes, consts=list(consts))
+    return close_jaxpr(opened.replace(**changes), consts)
 
 
 def num_tpu_chips() -> int:

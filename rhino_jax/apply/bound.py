@@ -90,7 +90,8 @@ class Bound:
     @cached_property
     def jitted(self) -> Any:
         """For arrays: donates, and pins what comes out."""
-        donated = [i for i, gone in enumerate(self.traced.donated) if gone]
+        inputs = self.traced.program.inputs
+        donated = [i for i, entry in enumerate(inputs) if entry.is_donated]
         return jax.jit(
             self.function(), donate_argnums=donated, out_shardings=self.out_shardings
         )
@@ -102,16 +103,32 @@ class Bound:
 
     @cached_property
     def consts(self) -> list[Any]:
-        """The captured arrays, placed once as planned.
+        """The captured arrays, placed once as planned; without references.
 
         Copies: the user may donate or delete the originals.
         """
-        if not self.traced.consts:
+        count = len(self.const_shardings) - len(self.traced.captured.references)
+        if not count:
             return []
         with jax.ensure_compile_time_eval():
             return jax.device_put(
-                [copied(x) for x in self.traced.consts], self.const_shardings
+                [copied(x) for x in self.traced.consts[:count]],
+                self.const_shardings[:count],
             )
+
+    def held(self) -> list[Any]:
+        """What captured references hold by now, where the plan wants it."""
+        captured = self.traced.captured
+        if not captured:
+            return []
+        values = unshared(captured.values(), captured.written)
+        wanted = self.const_shardings[-len(values) :]
+        placed = [
+            x if x.sharding == sharding and x.committed else jax.device_put(x, sharding)
+            for x, sharding in zip(values, wanted, strict=True)
+        ]
+        captured.keep(values, placed)
+        return placed
 
     def read(self, args: Any, kwargs: Any) -> Arguments | None:
         """The arrays of a call, or None if it is another signature."""
@@ -180,7 +197,7 @@ class Bound:
             )
             for i, array in zip(to_move, moved, strict=True):
                 arrays[i] = array
-        return [*arrays, *self.consts]
+        return [*arrays, *self.consts, *self.held()]
 
     def run(self, arguments: Arguments, compiled: Any = None) -> Any:
         """Run on arrays; give the result back as the function would."""
@@ -188,6 +205,8 @@ class Bound:
             raise not_runnable(self.plan, self.mesh)
         if arguments.lifted is None:
             self._donations.check(arguments.arrays, arguments.to_move)
+        else:
+            self._check_captured(arguments.lifted)
         call = self.jitted if compiled is None else compiled
         arrays = self.place(arguments)
         if arguments.lifted is not None:
@@ -203,9 +222,19 @@ class Bound:
             self._delete_donated(arguments, arrays)
         if self.is_emulated and not any(isinstance(x, jax.core.Tracer) for x in outs):
             jax.block_until_ready(outs)
+        outs = self.write_captured(outs)
         if arguments.lifted is not None:
             return self.finish(arguments.lifted, arrays, outs)
         return self.result(outs)
+
+    def _check_captured(self, lifted: Lifted) -> None:
+        self.traced.captured.check(lifted.references, self.traced.name)
+
+    def write_captured(self, outs: Sequence[Any]) -> list[Any]:
+        """Write back to captured references; gives the results of the function."""
+        own, after = self.traced.captured.split(outs)
+        self.traced.captured.write(after)
+        return own
 
     def finish(self, lifted: Lifted, arrays: Sequence[Any], outs: Sequence[Any]) -> Any:
         """Write back to the user's objects, and give the result."""
@@ -232,7 +261,9 @@ class Bound:
 
     def run_staged(self, arrays: Sequence[Any], lifted: Lifted | None) -> Any:
         """Run inside of an outer trace."""
-        outs = self.staged(*arrays, *self.traced.consts)
+        if lifted is not None:
+            self._check_captured(lifted)
+        outs = self.write_captured(self.staged(*arrays, *self.traced.consts))
         if lifted is not None:
             return self.finish(lifted, arrays, outs)
         return self.result(outs)

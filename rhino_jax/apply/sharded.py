@@ -254,11 +254,12 @@ class ShardedFunction:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes, types and shardings of the result."""
         bound = self._bind(split_call(self._parameters, args, kwargs, self._what))
-        shapes = bound.traced.out_shapes
-        return bound.result([
+        traced, shapes = bound.traced, bound.traced.out_shapes
+        outs = [
             jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
             for x, sharding in zip(shapes, bound.out_shardings, strict=True)
-        ])  # fmt: skip
+        ]
+        return bound.result(traced.captured.split(outs)[0])
 
     def clear_cache(self) -> None:
         """Forget all traces, plans and compiled programs."""

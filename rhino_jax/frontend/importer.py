@@ -61,6 +61,7 @@ def import_jaxpr(
     donated: Sequence[bool],
     output_paths: Sequence[str],
     state_of: Sequence[int | None],
+    captured_paths: Sequence[str] = (),
 ) -> Program:
     """Import a whole function.
 
@@ -71,6 +72,7 @@ def import_jaxpr(
         every argument.
       output_paths, state_of: tree path, and position of the argument that it
         replaces in the next call (or None), of every result.
+      captured_paths: names of the last constants, if they have any.
     Returns:
       The program; its inputs are the arguments, then captured constants.
     Raises:
@@ -96,9 +98,13 @@ def import_jaxpr(
         Input(value, path, bool(gone))
         for value, path, gone in zip(arguments, input_paths, donated, strict=True)
     ]
+    named = len(consts) - len(captured_paths)
     for i, value in enumerate(consts):
         path = f"const[{i}] {format_type(builder.values[value])}"
-        inputs.append(Input(value, path, is_const=True))
+        if i >= named:
+            path = captured_paths[i - named]
+        is_replaced = len(arguments) + i in state_of
+        inputs.append(Input(value, path, is_donated=is_replaced, is_const=True))
     env = dict(
         zip((*jaxpr.invars, *jaxpr.constvars), (*arguments, *consts), strict=True)
     )

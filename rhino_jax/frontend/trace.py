@@ -27,9 +27,10 @@ from rhino_jax.frontend.objects.lift import Lifted, lift, shown
 from rhino_jax.frontend.objects.written import Written
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.tracing.captured import refuse_objects
+from rhino_jax.frontend.tracing.captured_references import CapturedReferences
 from rhino_jax.frontend.tracing.in_context import trace_flat
 from rhino_jax.frontend.tracing.leaks import Watch
-from rhino_jax.frontend.tracing.ties import tie
+from rhino_jax.frontend.tracing.ties import tie, with_captured
 from rhino_jax.ir.program import Program
 
 
@@ -91,6 +92,8 @@ class Traced:
       donated: whether each argument array is donated.
       written: what is written back to objects among the arguments, if there are any;
         its arrays follow those of the result.
+      captured: references that the function captures; the last of its constants, and
+        what is written back to them the last of its results.
       in_tree, out_tree: structure and positions of the arrays of the arguments and of
         the result, as a plan shows them.
     """
@@ -103,13 +106,17 @@ class Traced:
     result: Leaves
     donated: tuple[bool, ...]
     written: Written | None
+    captured: CapturedReferences
     in_tree: tuple[Any, tuple[int, ...]]
     out_tree: tuple[Any, tuple[int, ...]]
 
     @property
     def consts(self) -> tuple[Any, ...]:
-        """The captured arrays."""
-        return jaxpr_consts(self.closed_jaxpr)
+        """The captured arrays, with what captured references hold by now."""
+        consts = jaxpr_consts(self.closed_jaxpr)
+        if not self.captured:
+            return consts
+        return (*consts[: -len(self.captured.references)], *self.captured.values())
 
     @property
     def out_shapes(self) -> list[Any]:
@@ -260,7 +267,7 @@ def trace_call(
     statics += [(arguments.paths[p], static.value) for p, static in arguments.statics]
     watch = Watch(parameters.fn, statics)
     try:
-        closed = trace_flat(
+        closed, captured = trace_flat(
             flat,
             types,
             fn=parameters.fn,
@@ -284,12 +291,15 @@ def trace_call(
     count = len(result.positions)
     result = _without(result, outs[:count])
     arguments = _without(arguments, types)
-    ends = tie(parameters, call.args, call.kwargs, arguments, result, written, outs)
+    own, _ = captured.split(outs)
+    ends = tie(parameters, call.args, call.kwargs, arguments, result, written, own)
+    ends = with_captured(ends, captured, closed)
     program = import_jaxpr(
         closed,
         name=parameters.name,
         input_paths=arguments.array_paths,
         donated=ends.donated,
+        captured_paths=captured.names,
         output_paths=ends.paths,
         state_of=ends.state_of,
     )
@@ -302,6 +312,7 @@ def trace_call(
         result,
         ends.donated,
         written,
+        captured,
         shown((tuple(call.args), dict(call.kwargs)), arguments.positions),
         out_tree,
     )

@@ -15,15 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_jaxpr
 from jax.sharding import AxisType, Mesh
 
-from rhino_jax._compat import is_compile_only
+from rhino_jax._compat import is_compile_only, open_jaxpr
 from rhino_jax.apply.bound import Bound
 from rhino_jax.apply.method import unbound
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import MeshError, TraceError
 from rhino_jax.frontend.leaves import is_python_scalar
-from rhino_jax.frontend.trace import Call, flat_function, split_call
+from rhino_jax.frontend.parameters import Parameters
+from rhino_jax.frontend.trace import Call, Traced, flat_function, split_call
 from rhino_jax.plan.plan import Plan
 from rhino_jax.verify.comparison import ComparedLeaf, compare
 from rhino_jax.verify.emulate import emulated_mesh
@@ -108,12 +110,14 @@ def check(
     call = split_call(parameters, args, kwargs, what)
     _check_arrays(call, what)
     arrays = [_whole(x) for x in call.leaves.arrays]
-    single = _on_one_device(bound.bound, flat_function(parameters, call), arrays)
-    planned = _as_planned(bound.bound, arrays)
     traced = bound.bound.traced
+    flat, consts = _flat(traced, parameters, call)
+    single = _on_one_device(bound.bound, flat, [*arrays, *consts])
+    planned = _as_planned(bound.bound, arrays)
     paths = [*traced.result.array_paths]
     if traced.written is not None:
         paths += traced.written.paths(len(paths))
+    paths += [f"out: {traced.captured.names[k]}" for k in traced.captured.written]
     leaves = [
         compare(path, a, b, tolerance)
         for path, a, b in zip(paths, planned, single, strict=True)
@@ -133,6 +137,22 @@ def check(
         ),
         seconds=time.monotonic() - started,
     )
+
+
+def _flat(traced: Traced, parameters: Parameters, call: Call) -> tuple[Any, list[Any]]:
+    """The user's function of arrays alone, and those that it takes after the arguments.
+
+    It is what was traced where it captures references: it would change them.
+    """
+    if not traced.captured:
+        return flat_function(parameters, call), []
+    jaxpr = open_jaxpr(traced.closed_jaxpr)
+    count = len(jaxpr.invars)
+
+    def run(*arrays: Any) -> list[Any]:
+        return eval_jaxpr(jaxpr, arrays[count:], *arrays[:count])
+
+    return run, [_whole(x) for x in traced.consts]
 
 
 def _badness(leaf: ComparedLeaf) -> tuple[bool, float]:

@@ -134,20 +134,6 @@ def test_within_another_trace_it_is_the_others_affair() -> None:
     assert len(seen) >= 1
 
 
-def test_a_captured_reference_is_refused() -> None:
-    total = jax.new_ref(jnp.zeros(8))
-
-    def fn(x: jax.Array) -> jax.Array:
-        total[...] += x[0]
-        return x
-
-    with pytest.raises(rhino.TraceError, match="would be lost") as caught:
-        shard(fn)(X)
-    assert caught.value.where == "total"
-    assert "argument of `fn`" in caught.value.fix
-    np.testing.assert_array_equal(total[...], np.zeros(8))
-
-
 @pytest.mark.parametrize("how", ["closure", "partial", "bound method"])
 def test_a_captured_module_that_changes_is_refused(how: str) -> None:
     nnx = pytest.importorskip("flax.nnx")

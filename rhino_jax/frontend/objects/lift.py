@@ -41,6 +41,7 @@ class Lifted:
 
     Attributes:
       args, kwargs: the arguments, objects in them as `Held`.
+      references: those of JAX among the arguments.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class Lifted:
             tree = nnx_graph.split(
                 tree, self._nodes, has_states=has_states, named=named
             )
-        self._references: list[Any] = []
-        self.args, self.kwargs = references.split(tree, self._references)
+        self.references: list[Any] = []
+        self.args, self.kwargs = references.split(tree, self.references)
 
     def forget(self) -> None:
         """Let go of the arrays, so that the objects alone hold them."""
@@ -73,7 +74,7 @@ class Lifted:
         for cell in written.cells:
             if cell.reference is not None:
                 value = cell.of(before, after)
-                references.set_value(self._references[cell.reference], value)
+                references.set_value(self.references[cell.reference], value)
         if written.held is None:
             return result
         outer = nnx_graph.new_objects(self._nodes)

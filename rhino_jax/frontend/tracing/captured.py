@@ -32,37 +32,14 @@ PLAIN = (
 """What holds nothing that a trace could leave behind."""
 
 
-def refuse_references(fn: Any, consts: Any, what: str, name: str) -> None:
-    """Refuse references that a function captures: they would not be written back.
-
-    Args:
-      fn: the user's function.
-      consts: what its trace captured.
-      what: the call that asks.
-      name: of the function.
-    Raises:
-      TraceError: names them.
-    """
-    found = [x for x in consts if isinstance(x, jax.Ref)]
-    if not found:
-        return
-    names = [path for path, x in reached_by(fn) if any(x is ref for ref in found)]
-    where = ", ".join(dict.fromkeys(names)) or "its closure"
-    raise TraceError(
-        f"{what}: `{name}` captures a reference that can change, and what it writes to"
-        " that would be lost.",
-        where=where,
-        numbers=", ".join(str(jax.typeof(x)) for x in found) + "; nothing has run",
-        fix=f"make {where} an argument of `{name}`: it is written back then.",
-    )
-
-
 def refuse_objects(fn: Any, error: Exception, what: str, name: str) -> None:
     """Refuse objects of Flax NNX that a function captures and changes.
 
     Args:
+      fn: the user's function.
       error: what the trace raised.
-      The rest: as of `refuse_references`.
+      what: the call that asks.
+      name: of the function.
     Raises:
       TraceError: names them, if that is what the error is about.
     """

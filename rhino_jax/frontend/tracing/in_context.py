@@ -11,15 +11,14 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
 from rhino_jax._compat import (
-    jaxpr_consts,
-    low_jaxpr,
+    last_as_consts,
     name_as,
     without_dead_code,
     without_refs,
 )
 from rhino_jax.errors import RhinoWarning
 from rhino_jax.frontend.noops import without_noops
-from rhino_jax.frontend.tracing.captured import refuse_references
+from rhino_jax.frontend.tracing.captured_references import CapturedReferences, as_values
 from rhino_jax.frontend.unmerge import unmerge
 
 
@@ -36,7 +35,7 @@ def trace_flat(
     paths: Sequence[str],
     mesh: Any,
     what: str,
-) -> Any:
+) -> tuple[Any, CapturedReferences]:
     """Trace `flat` on these types; no-ops are dropped and merged dims kept apart.
 
     Annotations in the function may name axes of the mesh, so the mesh is in context.
@@ -50,13 +49,17 @@ def trace_flat(
         errors show them.
       mesh: mesh with Auto axes, or None.
       what: the call that asks, for messages.
+    Returns:
+      The closed jaxpr; its last constants are the references that the function
+      captured, its last results what is written back to them.
     """
     name_as(flat, fn, name, paths)
     jaxpr = _trace_within(mesh, flat, types, name, what)
-    refuse_references(fn, jaxpr_consts(jaxpr), what, name)
-    cleaned = without_noops(without_refs(low_jaxpr(jaxpr)))
+    jaxpr, captured = as_values(jaxpr, fn)
+    cleaned = without_noops(without_refs(jaxpr))
     # XLA drops dead code; kept, it would be planned, priced and reported.
-    return _unmerged(without_dead_code(cleaned), name)
+    found = _unmerged(without_dead_code(cleaned), name)
+    return last_as_consts(found, captured.references), captured
 
 
 def _trace_within(

@@ -4,15 +4,17 @@ results take the place of which arguments."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.tree_util import tree_flatten_with_path
 
+from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.frontend.objects.written import Written
 from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.state import match_state
+from rhino_jax.frontend.tracing.captured_references import CapturedReferences
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,26 @@ def tie(
             for o, path in enumerate(paths)
         ),
         tuple(state.get(o) for o in range(len(outs))),
+    )
+
+
+def with_captured(ends: Ends, captured: CapturedReferences, jaxpr: Any) -> Ends:
+    """The same, with what is written back to captured references.
+
+    Args:
+      ends: of the function's own arguments and results.
+      captured: the references, the last constants of the jaxpr.
+      jaxpr: of the function, closed.
+    """
+    if not captured.written:
+        return ends
+    opened = open_jaxpr(jaxpr)
+    count = len(opened.invars) + len(opened.constvars)
+    first = count - len(captured.references)
+    return replace(
+        ends,
+        paths=(*ends.paths, *(f"out: {captured.names[k]}" for k in captured.written)),
+        state_of=(*ends.state_of, *(first + k for k in captured.written)),
     )
 
 
