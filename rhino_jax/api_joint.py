@@ -95,13 +95,13 @@ class Together:
     ) -> tuple[MeshAxes, Layout, list[Member]]:
         """The best mesh, and the best layout on it."""
         # The solver takes a second to import; who only loads plans need not wait.
+        from rhino_jax.analysis.program_analysis import ProgramAnalysis
+        from rhino_jax.optimize.incumbents import EFFORTS
         from rhino_jax.search.driver import COMPARED, distinct_meshes
-        from rhino_jax.search.pool import EFFORTS
-        from rhino_jax.search.study import Study
         from rhino_jax.search.together import search_layout
 
         wishes = next(iter(self.wishes.values()))
-        studies = [Study.of(program, target) for program in self.programs]
+        studies = [ProgramAnalysis.of(program, target) for program in self.programs]
         meshes = self._meshes(target)
         limit = wishes.time_limit_s
         deadline = self.started + (math.inf if limit is None else limit / 2)

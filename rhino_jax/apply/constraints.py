@@ -30,12 +30,12 @@ class Constraints:
 
     Attributes:
       mesh: the mesh.
-      gathers_by_axis, says_stops: as of `Decisions`.
+      gathers_by_axis, says_waypoints: as of `Decisions`.
     """
 
     mesh: Any
     gathers_by_axis: bool = False
-    says_stops: bool = True
+    says_waypoints: bool = True
     _known: dict[tuple[Spec, tuple[int, ...]], NamedSharding] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -61,13 +61,15 @@ class Constraints:
         """`x`, taken from one spec to another one collective at a time."""
         if wanted is None or held is None or len(held) != len(wanted):
             return self.place(x, wanted)
-        if not self.says_stops:
+        if not self.says_waypoints:
             return self.place(x, wanted)
         if not can_constrain(x) or len(wanted) != x.ndim:
             return x
         sizes = tuple(self.mesh.axis_sizes)
-        for stop in reshard_route(held, wanted, sizes, by_axis=self.gathers_by_axis):
-            x = self.place(x, stop)
+        for waypoint in reshard_route(
+            held, wanted, sizes, by_axis=self.gathers_by_axis
+        ):
+            x = self.place(x, waypoint)
         return x
 
 

@@ -47,7 +47,7 @@ def constrained(
       to the list of its results.
     """
     constraints = Constraints(
-        auto_twin(mesh), decisions.gathers_by_axis, decisions.says_stops
+        auto_twin(mesh), decisions.gathers_by_axis, decisions.says_waypoints
     )
     walk = _Walk(program, decisions, constraints)
     jaxpr = open_jaxpr(closed_jaxpr)
@@ -139,8 +139,8 @@ class _Walk:
 
     def made(self, x: Any, value: int, whole: Spec | None) -> Any:
         """A result, taken to the spec in which it is held."""
-        for stop in self.decisions.stops.get(value, ()):
-            x = self.mesh.place(x, stop)
+        for waypoint in self.decisions.waypoints.get(value, ()):
+            x = self.mesh.place(x, waypoint)
         held = self.decisions.values.get(value)
         return self.mesh.travel(self.mesh.place(x, whole), whole, held)
 

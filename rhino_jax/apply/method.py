@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from rhino_jax.apply.stages import Lowered
+from rhino_jax.apply.lowering import Lowered
 from rhino_jax.plan.plan import Plan
 
 

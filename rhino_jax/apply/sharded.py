@@ -19,9 +19,9 @@ from rhino_jax.apply.bound import Arguments, Bound
 from rhino_jax.apply.constraints import auto_twin
 from rhino_jax.apply.difference import difference, kept_text
 from rhino_jax.apply.feedback import tied, without
+from rhino_jax.apply.lowering import Lowered, lower
 from rhino_jax.apply.meshes import axes_of_mesh, read_mesh
 from rhino_jax.apply.method import Method
-from rhino_jax.apply.stages import Lowered, lower
 from rhino_jax.errors import (
     InfeasiblePlanError,
     PinError,

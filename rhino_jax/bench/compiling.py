@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.stages import lower
+from rhino_jax.apply.lowering import lower
 from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.bench.programs import Programs
 from rhino_jax.bench.records import Measure

@@ -40,7 +40,7 @@ def combine_steps(
     # Large matmuls on tori of two dims are an exception: they become loops that
     # scatter over all axes at once (GPT 1.3B on v5e:4x4).
     is_looped = mesh.scatters_by_axis and not mesh.gathers_by_axis
-    if len(parts) > 1 and not mesh.says_stops and not is_looped:
+    if len(parts) > 1 and not mesh.says_waypoints and not is_looped:
         return (Step(ALL_REDUCE, partial, made_bytes),)
     most = MOST_SCATTERED - 1 if mesh.gathers_by_axis else MOST_SCATTERED
     steps: list[Step] = []

@@ -38,7 +38,7 @@ def reshard_steps(
     sizes: tuple[int, ...],
     *,
     by_axis: bool = False,
-    says_stops: bool = True,
+    says_waypoints: bool = True,
 ) -> tuple[Step, ...]:
     """The collectives that turn `src` into `dst`.
 
@@ -48,11 +48,11 @@ def reshard_steps(
       whole_bytes: bytes of the whole value.
       sizes: mesh axis sizes.
       by_axis: gather over one mesh axis at a time, see `Device.gathers_by_axis`.
-      says_stops: whether the compiler is told every stop, or only `dst`.
+      says_waypoints: whether the compiler is told every stop, or only `dst`.
     Returns:
       Steps in order; empty where the change is local.
     """
-    steps, _ = _reshard(src, dst, whole_bytes, sizes, by_axis, says_stops)
+    steps, _ = _reshard(src, dst, whole_bytes, sizes, by_axis, says_waypoints)
     return tuple(steps)
 
 
@@ -66,10 +66,12 @@ def reshard_route(
     gathers the last dim first, whatever links that takes; told every stop, it
     gathers over slow links while the shard is small.
     """
-    _, route = _reshard(src, dst, 1, sizes, by_axis, says_stops=True)
-    stops = [*route, dst]
+    _, route = _reshard(src, dst, 1, sizes, by_axis, says_waypoints=True)
+    waypoints = [*route, dst]
     return tuple(
-        s for s, before in zip(stops, [src, *stops], strict=False) if s != before
+        s
+        for s, before in zip(waypoints, [src, *waypoints], strict=False)
+        if s != before
     )
 
 
@@ -79,7 +81,7 @@ def _reshard(
     whole_bytes: int,
     sizes: tuple[int, ...],
     by_axis: bool,
-    says_stops: bool,
+    says_waypoints: bool,
 ) -> tuple[list[Step], list[Spec]]:
     """Steps, and the specs before each all-to-all and gather, and behind the last."""
     if src == dst:
@@ -134,12 +136,12 @@ def _reshard(
         if len(dim) > keep:
             extras[i] = dim[keep:]
     every = tuple(a for extra in extras.values() for a in extra)
-    if by_axis and not says_stops and len(every) > 1:
+    if by_axis and not says_waypoints and len(every) > 1:
         for i, extra in extras.items():
             del now[i][-len(extra) :]
         return [*steps, Step(ALL_REDUCE, every, local_bytes())], route
     for i, extra in sorted(
-        extras.items(), key=lambda e: min(e[1]) if says_stops else -e[0]
+        extras.items(), key=lambda e: min(e[1]) if says_waypoints else -e[0]
     ):
         for group in [[a] for a in reversed(extra)] if by_axis else [extra]:
             stop_here()

@@ -52,7 +52,7 @@ class LaidMesh:
     Attributes:
       axes: major first.
       gathers_by_axis, scatters_by_axis: as of `Device`.
-      says_stops: whether programs that run on it say every stop on the way from one
+      says_waypoints: whether programs that run on it say every stop on the way from one
         spec to another; as of `Decisions`.
       joins: positions of several axes, ascending, of more than one device each → the
         axis that they are together. Empty where links are stated by axis.
@@ -61,7 +61,7 @@ class LaidMesh:
     axes: tuple[Axis, ...]
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
-    says_stops: bool = True
+    says_waypoints: bool = True
     joins: Mapping[tuple[int, ...], Axis] = field(default_factory=dict, hash=False)
 
     @functools.cached_property

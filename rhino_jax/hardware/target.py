@@ -43,7 +43,7 @@ class Device:
         reduce-scatters, over one mesh axis at a time only; of others it makes
         all-reduces, for twice the bytes.
       combines: whether collectives that nothing waits for become few, with kernels
-        that pack and unpack them (see `rhino_jax.search.packing`).
+        that pack and unpack them (see `rhino_jax.model.packing`).
       recomputes: names of costly elementwise ops that the compiler computes again in
         the backward pass rather than keep their results.
       tile: rows and lanes of the tiles in which memory holds arrays, padded to whole

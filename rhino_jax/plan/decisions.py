@@ -25,10 +25,10 @@ class Decisions:
       region_outputs: (op id, region position, output position) → spec in which a
         value leaves a region, only where it is not how the value is held.
       outputs: one spec per program output.
-      stops: value id → specs that its partial sums pass through before it is held
+      waypoints: value id → specs that its partial sums pass through before it is held
         as `values` says, one after each reduce-scatter but the last.
       gathers_by_axis: as of `Device`.
-      says_stops: whether the compiler is told every stop on the way from one spec to
+      says_waypoints: whether the compiler is told every spec on the way from one to
         another, or only the last.
     """
 
@@ -36,6 +36,6 @@ class Decisions:
     operands: Mapping[tuple[int, int], Spec] = field(default_factory=dict)
     region_outputs: Mapping[tuple[int, int, int], Spec] = field(default_factory=dict)
     outputs: tuple[Spec, ...] = ()
-    stops: Mapping[int, tuple[Spec, ...]] = field(default_factory=dict)
+    waypoints: Mapping[int, tuple[Spec, ...]] = field(default_factory=dict)
     gathers_by_axis: bool = False
-    says_stops: bool = True
+    says_waypoints: bool = True

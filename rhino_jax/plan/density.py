@@ -46,7 +46,7 @@ def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:
         operands=operands,
         region_outputs=decisions.region_outputs,
         outputs=decisions.outputs,
-        says_stops=False,
+        says_waypoints=False,
     )
 
 
@@ -72,7 +72,7 @@ def only_the_batch(
     return Decisions(
         values=pinned | {v: spec for v, spec in held.items() if v in kept},
         outputs=decisions.outputs,
-        says_stops=False,
+        says_waypoints=False,
     )
 
 

@@ -77,11 +77,11 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             ],
             "outputs": [specs.index(s) for s in decisions.outputs],
             "stops": [
-                [v, [specs.index(s) for s in stops]]
-                for v, stops in decisions.stops.items()
+                [v, [specs.index(s) for s in waypoints]]
+                for v, waypoints in decisions.waypoints.items()
             ],
             "gathers_by_axis": decisions.gathers_by_axis,
-            "says_stops": decisions.says_stops,
+            "says_stops": decisions.says_waypoints,
             "specs": specs.specs,
         },
     }
@@ -117,11 +117,12 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
                 (op, r, o): specs[s] for op, r, o, s in decisions["region_outputs"]
             },
             outputs=tuple(specs[s] for s in decisions["outputs"]),
-            stops={
-                v: tuple(specs[s] for s in stops) for v, stops in decisions["stops"]
+            waypoints={
+                v: tuple(specs[s] for s in waypoints)
+                for v, waypoints in decisions["stops"]
             },
             gathers_by_axis=bool(decisions["gathers_by_axis"]),
-            says_stops=bool(decisions["says_stops"]),
+            says_waypoints=bool(decisions["says_stops"]),
         ),
         predicted=_predicted(data["predicted"]),
         collectives=tuple(_collective(x) for x in data["collectives"]),

@@ -183,8 +183,8 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
     said: dict[int, list[str]] = {}
     for value, spec in decisions.values.items():
         said.setdefault(value, []).append(text(spec))
-    for value, stops in decisions.stops.items():
-        said.setdefault(value, []).extend(f"over {text(s)}" for s in stops)
+    for value, waypoints in decisions.waypoints.items():
+        said.setdefault(value, []).extend(f"over {text(s)}" for s in waypoints)
     read: dict[int, list[str]] = {}
     for (op_id, operand), spec in sorted(decisions.operands.items()):
         read.setdefault(op_id, []).append(f"reads {operand} as {text(spec)}")
@@ -198,6 +198,6 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
     for value, texts in sorted(said.items()):
         if value not in made_by_ops:
             lines.append(Line(f"value %{value}", "; ".join(texts)))
-    how = (decisions.gathers_by_axis, decisions.says_stops)
+    how = (decisions.gathers_by_axis, decisions.says_waypoints)
     lines.append(Line("gathers by axis, says stops", str(how)))
     return lines

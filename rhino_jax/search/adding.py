@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.ir.program import Program
+from rhino_jax.memo import Memo
+from rhino_jax.optimize.overlap import Overlap
+from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, PairTable, Problem
+from rhino_jax.optimize.slack import Slack, Wait
 from rhino_jax.plan.shared import Slot, taken_with
-from rhino_jax.search.graph import NodeKind
-from rhino_jax.search.makes import Makes
-from rhino_jax.search.overlap import Overlap
-from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
-from rhino_jax.search.records import Drawn, Request
-from rhino_jax.search.slack import Slack, Wait
+from rhino_jax.search.records import MeshProblem, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Adding:
     """Adds the programs' costs and memory up."""
 
     members: Sequence[Member]
-    drawn: Sequence[Drawn]
+    mesh_problem: Sequence[MeshProblem]
     shared: Sequence[Sequence[Slot]]
     node: Sequence[np.ndarray]
     picks: Sequence[Sequence[np.ndarray]]
@@ -47,22 +47,24 @@ class Adding:
     def overlap(self) -> Overlap:
         count = 1 + max(int(n.max(initial=-1)) for n in self.node)
         problem = Problem(
-            self._of_nodes(count, [d.folded.problem.costs for d in self.drawn]),
+            self._of_nodes(count, [d.folded.problem.costs for d in self.mesh_problem]),
             [],
             limit=min(m.request.memory_budget_bytes for m in self.members),
-            end=sum(d.folded.problem.end for d in self.drawn),
+            end=sum(d.folded.problem.end for d in self.mesh_problem),
         )
-        compute = self._of_nodes(count, [d.folded.compute.costs for d in self.drawn])
+        compute = self._of_nodes(
+            count, [d.folded.compute.costs for d in self.mesh_problem]
+        )
         waits = np.full(count, Wait.FREE, dtype=np.int64)
         slack_edges: list[int] = []
         start = 0
-        for m, d in enumerate(self.drawn):
+        for m, d in enumerate(self.mesh_problem):
             np.minimum.at(waits, self.node[m], d.folded.slack.nodes)
             slack_edges += d.folded.slack.edges
             self._add_edges(problem, m)
             self._add_memory(problem, m, start)
             start += d.folded.problem.end
-        any_one = self.drawn[0].folded
+        any_one = self.mesh_problem[0].folded
         return Overlap.of(
             problem,
             compute,
@@ -83,27 +85,31 @@ class Adding:
         return [x for x in found if x is not None]
 
     def _add_edges(self, problem: Problem, m: int) -> None:
-        makes, weight = Makes(), self.members[m].weight
+        memo, weight = Memo(), self.members[m].weight
         node, picks = self.node[m], self.picks[m]
-        for source, target, table in self.drawn[m].folded.problem.edges:
-            part = _part(makes, table, picks[source], picks[target])
-            scaled = makes.scaled(part, weight)
+        for source, target, table in self.mesh_problem[m].folded.problem.edges:
+            part = _part(memo, table, picks[source], picks[target])
+            scaled = memo.scaled(part, weight)
             problem.edges.append(
                 PairTable(int(node[source]), int(node[target]), scaled)
             )
 
     def _add_memory(self, problem: Problem, m: int, start: int) -> None:
-        folded, node, picks = self.drawn[m].folded.problem, self.node[m], self.picks[m]
-        makes = Makes()
+        folded, node, picks = (
+            self.mesh_problem[m].folded.problem,
+            self.node[m],
+            self.picks[m],
+        )
+        memo = Memo()
         for one in folded.node_usages:
-            usage = makes.make(np.take, one.usage, picks[one.node])
+            usage = memo.make(np.take, one.usage, picks[one.node])
             problem.node_usages.append(
                 NodeUsage(
                     int(node[one.node]), usage, start + one.start, start + one.stop
                 )
             )
         for pair in folded.edge_usages:
-            usage = _part(makes, pair.usage, picks[pair.source], picks[pair.target])
+            usage = _part(memo, pair.usage, picks[pair.source], picks[pair.target])
             ends = int(node[pair.source]), int(node[pair.target])
             times = start + pair.start, start + pair.stop
             if ends[0] == ends[1]:
@@ -112,39 +118,39 @@ class Adding:
                 )
             else:
                 problem.edge_usages.append(EdgeUsage(*ends, usage, *times))
-        for k in range(len(self.drawn)):
+        for k in range(len(self.mesh_problem)):
             if k != m:
                 self._hold(problem, k, m, start, start + folded.end)
 
     def _hold(self, problem: Problem, k: int, m: int, start: int, stop: int) -> None:
         """What member k needs later stays while m runs, unless m takes it too."""
         taken = taken_with(self.shared, k, m)
-        d, inputs = self.drawn[k], input_nodes(self.drawn[k])
+        d, inputs = self.mesh_problem[k], input_nodes(self.mesh_problem[k])
         nodes = {n for s, n in inputs.items() if s in self.members[k].stays - taken}
         for one in d.overlap.problem.node_usages:
             if one.node in nodes:
-                c = int(d.folding.classes[one.node])
+                c = int(d.symmetry.classes[one.node])
                 usage = one.usage[self.picks[k][c]]
                 held = NodeUsage(int(self.node[k][c]), usage, start, stop)
                 problem.node_usages.append(held)
 
 
 def _part(
-    makes: Makes, table: np.ndarray, rows: np.ndarray, columns: np.ndarray
+    memo: Memo, table: np.ndarray, rows: np.ndarray, columns: np.ndarray
 ) -> np.ndarray:
     """The rows and columns of a table that are picked; itself where all are."""
     if table.shape == (len(rows), len(columns)):
         is_all = (rows == np.arange(len(rows))).all()
         if is_all and (columns == np.arange(len(columns))).all():
             return table
-    return makes.make(_picked, table, rows, columns)
+    return memo.make(_picked, table, rows, columns)
 
 
 def _picked(table: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return table[rows][:, columns]
 
 
-def input_nodes(drawn: Drawn) -> dict[int, int]:
+def input_nodes(mesh_problem: MeshProblem) -> dict[int, int]:
     """Input → node; scalars have none."""
-    nodes = drawn.model.graph.nodes
+    nodes = mesh_problem.model.graph.nodes
     return {n.slot: n.id for n in nodes if n.kind is NodeKind.INPUT}

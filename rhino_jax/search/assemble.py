@@ -7,16 +7,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rhino_jax.analysis.padding import padding_notes
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.coverage import coverage_shares
 from rhino_jax.ir.program import USERS_CONSTRAINT, Program, item_bytes
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
+from rhino_jax.model.build import Model
+from rhino_jax.optimize.incumbents import OPTIMAL_GAP
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.density import only_around_matmuls, only_the_batch
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import CUT_BY_CLOCK, Coverage, Predicted, SearchReport
-from rhino_jax.search.build import Model
 from rhino_jax.search.extract import (
     decisions_of,
     led_by_batch,
@@ -24,8 +26,6 @@ from rhino_jax.search.extract import (
     predicted_of,
 )
 from rhino_jax.search.infeasible import explain
-from rhino_jax.search.padding import padding_notes
-from rhino_jax.search.pool import OPTIMAL_GAP
 from rhino_jax.search.records import Found, Request
 from rhino_jax.search.traffic import Traffic
 
@@ -37,17 +37,17 @@ def assemble(
     started: float,
     meshes: tuple[tuple[tuple[int, ...], float], ...],
 ) -> Plan:
-    drawn, solution = found.drawn, found.solution
-    model, folding = drawn.model, drawn.folding
+    mesh_problem, solution = found.mesh_problem, found.solution
+    model, symmetry = mesh_problem.model, mesh_problem.symmetry
     program = model.graph.program
     if solution.labels is None:
         raise explain(model, solution, request, program)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     labels = solution.labels
     decisions = decisions_of(model, labels)
-    if drawn.density == "matmul":
+    if mesh_problem.density == "matmul":
         decisions = only_around_matmuls(program, decisions)
-    elif drawn.density == "batch":
+    elif mesh_problem.density == "batch":
         decisions = only_the_batch(program, decisions, led_by_batch(model))
     decisions = _with_pins(decisions, decisions_of(model, labels), request)
     names = model.mesh.names
@@ -56,7 +56,7 @@ def assemble(
         notes.append(
             f"{CUT_BY_CLOCK} was over before the search began: this is the best recipe."
         )
-    elif found.is_cut or drawn.is_cut:
+    elif found.is_cut or mesh_problem.is_cut:
         notes.append(
             f"{CUT_BY_CLOCK} ended the search: with more time, on another machine or"
             " beside other work, another plan may be found."
@@ -74,16 +74,16 @@ def assemble(
         )
     notes += padding_notes(program, decisions.values, model.mesh)
     recipes: dict[str, Predicted | None] = {}
-    folded = Traffic.folded(model, folding)
-    overlap, traffic, choice = drawn.folded, folded, folding.contract(labels)
+    folded = Traffic.folded(model, symmetry)
+    overlap, traffic, choice = mesh_problem.folded, folded, symmetry.contract(labels)
     # Where repeats choose alike, one of each says it all.
-    if (folding.expand(choice) != labels).any():
-        overlap, traffic, choice = drawn.overlap, Traffic.of(model), labels
-    for name, known in drawn.recipes.items():
+    if (symmetry.expand(choice) != labels).any():
+        overlap, traffic, choice = mesh_problem.overlap, Traffic.of(model), labels
+    for name, known in mesh_problem.recipes.items():
         recipes[name] = (
             None
             if known is None
-            else predicted_of(drawn.folded, folded, folding.contract(known))
+            else predicted_of(mesh_problem.folded, folded, symmetry.contract(known))
         )
     ops, flops, size, unknown = coverage_shares(program)
     if unknown:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rhino_jax.memo import Memo
+from rhino_jax.optimize.incumbents import Effort
+from rhino_jax.optimize.problem import Labels, PairTable, Problem
+from rhino_jax.optimize.solve import solve
 from rhino_jax.plan.plan import Plan
-from rhino_jax.search.makes import Makes
-from rhino_jax.search.pool import Effort
-from rhino_jax.search.problem import Labels, PairTable, Problem
-from rhino_jax.search.records import Drawn, Found
-from rhino_jax.search.solve import solve
+from rhino_jax.search.records import Found, MeshProblem
 
 
 COMMUNICATION_WEIGHTS = (2.0, 0.5)
@@ -49,7 +49,7 @@ class Candidate:
 
 
 def candidates_of(
-    found: Sequence[Found], around_matmuls: Drawn, effort: Effort, count: int
+    found: Sequence[Found], around_matmuls: MeshProblem, effort: Effort, count: int
 ) -> list[tuple[str, Found]]:
     """The most promising choices that differ, at most `count`.
 
@@ -66,7 +66,7 @@ def candidates_of(
     best = found[0]
     said = [
         (f"{name}@matmul", one)
-        for name, one in _recipes(replace(best, drawn=around_matmuls))
+        for name, one in _recipes(replace(best, mesh_problem=around_matmuls))
     ]
     said.sort(key=_promised_s)
     others = [
@@ -84,7 +84,9 @@ def candidates_of(
     return kept[:count]
 
 
-def plain_of(best: Found, plain: Drawn) -> tuple[list[tuple[str, Found]], list[str]]:
+def plain_of(
+    best: Found, plain: MeshProblem
+) -> tuple[list[tuple[str, Found]], list[str]]:
     """The recipes as most people type them that may be faster once compiled.
 
     Args:
@@ -97,7 +99,9 @@ def plain_of(best: Found, plain: Drawn) -> tuple[list[tuple[str, Found]], list[s
     kept: list[tuple[str, Found]] = []
     left_out: list[str] = []
     limit = (1 + PREDICTION_ERROR) * best.solution.objective
-    named = [(f"{n}@batch", one) for n, one in _recipes(replace(best, drawn=plain))]
+    named = [
+        (f"{n}@batch", one) for n, one in _recipes(replace(best, mesh_problem=plain))
+    ]
     for name, one in sorted(named, key=_promised_s):
         promised = one.solution.objective
         if any(_is_same(one, other) for _, other in kept):
@@ -122,32 +126,32 @@ def _promised_s(candidate: tuple[str, Found]) -> float:
 
 def _is_same(one: Found, other: Found) -> bool:
     a, b = one.solution.labels, other.solution.labels
-    if a is None or b is None or one.drawn is not other.drawn:
+    if a is None or b is None or one.mesh_problem is not other.mesh_problem:
         return False
     return bool((a == b).all())
 
 
 def _shape(found: Found) -> str:
-    return "x".join(str(a.size) for a in found.drawn.model.mesh.axes)
+    return "x".join(str(a.size) for a in found.mesh_problem.model.mesh.axes)
 
 
 def _recipes(found: Found) -> list[tuple[str, Found]]:
     """The recipes that fit."""
     return [
         (name, chosen(found, labels))
-        for name, labels in found.drawn.recipes.items()
+        for name, labels in found.mesh_problem.recipes.items()
         if labels is not None and _fits(found, labels)
     ]
 
 
 def _fits(found: Found, labels: Labels) -> bool:
-    problem = found.drawn.model.problem
+    problem = found.mesh_problem.model.problem
     return problem.peak(labels) <= problem.limit
 
 
 def chosen(found: Found, labels: Labels) -> Found:
     """Another choice in the same model, under the same bound."""
-    overlap = found.drawn.overlap
+    overlap = found.mesh_problem.overlap
     peak = overlap.problem.peak(labels)
     solution = replace(
         found.solution, labels=labels, objective=overlap.step_s(labels), peak=peak
@@ -157,9 +161,9 @@ def chosen(found: Found, labels: Labels) -> Found:
 
 def _reweighted(found: Found, effort: Effort) -> list[tuple[str, Found]]:
     """The best choices where communication costs more, and less."""
-    folding, folded = found.drawn.folding, found.drawn.folded
+    symmetry, folded = found.mesh_problem.symmetry, found.mesh_problem.folded
     assert found.solution.labels is not None
-    best = folding.contract(found.solution.labels)
+    best = symmetry.contract(found.solution.labels)
     named = []
     for weight in COMMUNICATION_WEIGHTS:
         problem = _with_weight(folded.problem, folded.compute.costs, weight)
@@ -167,14 +171,14 @@ def _reweighted(found: Found, effort: Effort) -> list[tuple[str, Found]]:
         if labels is None:
             continue  # only repeats that choose differently fit
         name = "less communication" if weight > 1 else "more communication"
-        named.append((name, chosen(found, folding.expand(labels))))
+        named.append((name, chosen(found, symmetry.expand(labels))))
     return named
 
 
 def _with_weight(
     problem: Problem, compute: Sequence[np.ndarray], weight: float
 ) -> Problem:
-    makes = Makes()
+    memo = Memo()
     return replace(
         problem,
         costs=[
@@ -182,7 +186,7 @@ def _with_weight(
             for total, c in zip(problem.costs, compute, strict=True)
         ],
         edges=[
-            PairTable(e.source, e.target, makes.scaled(e.table, weight))
+            PairTable(e.source, e.target, memo.scaled(e.table, weight))
             for e in problem.edges
         ],
     )

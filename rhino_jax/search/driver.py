@@ -10,20 +10,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
+from rhino_jax.optimize.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
+from rhino_jax.optimize.problem import Labels
+from rhino_jax.optimize.solve import Solution
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import CUT_BY_CLOCK
+from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.search.assemble import assemble
 from rhino_jax.search.candidates import Candidate, candidates_of, plain_of
-from rhino_jax.search.draw import draw, first_choices, solve_drawn, with_recipes
-from rhino_jax.search.pool import EFFORTS, RECIPE_EFFORTS, Effort
-from rhino_jax.search.problem import Labels
-from rhino_jax.search.recipes import plain_recipes
-from rhino_jax.search.records import Drawn, Found, Progress, Request
-from rhino_jax.search.solve import Solution
-from rhino_jax.search.study import Study
+from rhino_jax.search.mesh_problem import (
+    build_mesh_problem,
+    first_choices,
+    solve_mesh_problem,
+    with_recipes,
+)
+from rhino_jax.search.records import Found, MeshProblem, Progress, Request
 
 
 MOST_KEPT = 3
@@ -129,9 +134,11 @@ def make_candidates(
     found, compared, notes = _search(program, meshes, target, request, progress)
     variants = [("best", found[0])]
     if found[0].solution.labels is not None and not _is_over(request):
-        model, effort = found[0].drawn.model, _recipe_effort(request)
+        model, effort = found[0].mesh_problem.model, _recipe_effort(request)
         axes = [(a.name, a.size) for a in model.mesh.axes]
-        said = draw(model.study, axes, replace(request, density="matmul"))
+        said = build_mesh_problem(
+            model.analysis, axes, replace(request, density="matmul")
+        )
         plain = replace(said, density="batch")
         plain = with_recipes(plain, effort, every=plain_recipes(model.mesh))
         recipes, left_out = plain_of(found[0], plain)
@@ -165,20 +172,26 @@ def make_recipe_plans(
     batch is, as most people type them.
     """
     started = time.monotonic()
-    drawn = draw(Study.of(program, target), mesh_axes, request)
-    every = plain_recipes(drawn.model.mesh) if request.density == "batch" else None
-    drawn = with_recipes(drawn, RECIPE_EFFORTS[request.level], every=every)
+    mesh_problem = build_mesh_problem(
+        ProgramAnalysis.of(program, target), mesh_axes, request
+    )
+    every = (
+        plain_recipes(mesh_problem.model.mesh) if request.density == "batch" else None
+    )
+    mesh_problem = with_recipes(
+        mesh_problem, RECIPE_EFFORTS[request.level], every=every
+    )
     return {
         name: None
         if labels is None
         else assemble(
             target,
             request,
-            Found(drawn, _as_solution(drawn, labels)),
+            Found(mesh_problem, _as_solution(mesh_problem, labels)),
             started,
             (),
         )
-        for name, labels in drawn.recipes.items()
+        for name, labels in mesh_problem.recipes.items()
     }
 
 
@@ -196,16 +209,16 @@ def _search(
       objectives of those that were searched; notes.
     """
     begun = time.monotonic()
-    study = Study.of(program, target)
+    analysis = ProgramAnalysis.of(program, target)
     # To make a plan of what is found takes about as long as this did.
     studied_s = time.monotonic() - begun
     request = replace(request, deadline=request.deadline - studied_s)
     effort = EFFORTS[request.level]
     different = distinct_meshes(meshes, target)
     if len(meshes) == 1:
-        drawn = draw(study, different[0], request)
-        drawn = with_recipes(drawn, _recipe_effort(request), WORTH)
-        return [_solve(drawn, effort, request, progress)], (), []
+        mesh_problem = build_mesh_problem(analysis, different[0], request)
+        mesh_problem = with_recipes(mesh_problem, _recipe_effort(request), WORTH)
+        return [_solve(mesh_problem, effort, request, progress)], (), []
     every: list[Found] = []
     compared: list[tuple[tuple[int, ...], float]] = []
     limits = _MoreAxes()
@@ -215,19 +228,19 @@ def _search(
             continue
         if not limits.allow(len(axes)):
             continue
-        drawn = draw(study, axes, request)
-        starts = first_choices(drawn)
-        found = _solve(drawn, COMPARED, request, None, starts)
+        mesh_problem = build_mesh_problem(analysis, axes, request)
+        starts = first_choices(mesh_problem)
+        found = _solve(mesh_problem, COMPARED, request, None, starts)
         limits.met(len(axes), found)
         compared.append((tuple(n for _, n in axes), found.solution.objective))
         every = sorted([*every, found], key=lambda f: f.solution.objective)[:MOST_KEPT]
         best = every[0].solution.objective
         if progress is not None and math.isfinite(best):
             progress(best, None)
-    drawn = with_recipes(every[0].drawn, _recipe_effort(request), WORTH)
+    mesh_problem = with_recipes(every[0].mesh_problem, _recipe_effort(request), WORTH)
     known = every[0].solution.labels
     starts = [] if known is None else [known]
-    every[0] = _solve(drawn, effort, request, progress, starts)
+    every[0] = _solve(mesh_problem, effort, request, progress, starts)
     return every, tuple(sorted(compared, key=lambda c: c[1])), limits.notes()
 
 
@@ -248,7 +261,7 @@ class _MoreAxes:
     untimely: int = 0
 
     def met(self, num_axes: int, found: Found) -> None:
-        edges = found.drawn.folded.problem.edges
+        edges = found.mesh_problem.folded.problem.edges
         self.cells = max(self.cells, sum(e.table.size for e in edges))
         before = self.best.get(num_axes, math.inf)
         self.best[num_axes] = min(before, found.solution.objective)
@@ -289,23 +302,25 @@ def distinct_meshes(
 
 
 def _solve(
-    drawn: Drawn,
+    mesh_problem: MeshProblem,
     effort: Effort,
     request: Request,
     progress: Progress | None,
     starts: Sequence[Labels] = (),
 ) -> Found:
     """Search, from the recipes and other known choices."""
-    problem = drawn.model.problem
-    known = [*starts, *(x for x in drawn.recipes.values() if x is not None)]
+    problem = mesh_problem.model.problem
+    known = [*starts, *(x for x in mesh_problem.recipes.values() if x is not None)]
     if _is_over(request):
         fitting = [s for s in known if problem.peak(s) <= problem.limit]
         if fitting:
-            return Found(drawn, _best_start(drawn, fitting), is_fallback=True)
+            return Found(
+                mesh_problem, _best_start(mesh_problem, fitting), is_fallback=True
+            )
     effort = replace(effort, deadline=request.deadline, seed=request.seed)
     report = progress or (lambda best, bound: None)
-    solution = solve_drawn(drawn, known, effort, report)
-    return Found(drawn, solution, is_cut=_is_over(request))
+    solution = solve_mesh_problem(mesh_problem, known, effort, report)
+    return Found(mesh_problem, solution, is_cut=_is_over(request))
 
 
 def _with_deadline(request: Request, started: float) -> Request:
@@ -325,12 +340,15 @@ def _recipe_effort(request: Request) -> Effort:
     return replace(RECIPE_EFFORTS[request.level], deadline=deadline)
 
 
-def _best_start(drawn: Drawn, starts: list[Labels]) -> Solution:
-    return _as_solution(drawn, min(starts, key=drawn.overlap.step_s))
+def _best_start(mesh_problem: MeshProblem, starts: list[Labels]) -> Solution:
+    return _as_solution(mesh_problem, min(starts, key=mesh_problem.overlap.step_s))
 
 
-def _as_solution(drawn: Drawn, labels: Labels) -> Solution:
+def _as_solution(mesh_problem: MeshProblem, labels: Labels) -> Solution:
     """A known choice, of which nothing is proved."""
-    peak, count = drawn.model.problem.peak(labels), len(drawn.model.graph.nodes)
-    objective = drawn.overlap.step_s(labels)
+    peak, count = (
+        mesh_problem.model.problem.peak(labels),
+        len(mesh_problem.model.graph.nodes),
+    )
+    objective = mesh_problem.overlap.step_s(labels)
     return Solution(labels, objective, 0.0, peak, peak, 0, (count, count))

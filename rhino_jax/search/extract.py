@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.cost.combine import combine_route
 from rhino_jax.ir.spec import Spec, replicated
+from rhino_jax.model.build import Model
+from rhino_jax.model.strategies import Strategy
+from rhino_jax.optimize.overlap import Overlap
+from rhino_jax.optimize.problem import Labels
+from rhino_jax.optimize.slack import Wait
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import Holding, Predicted
-from rhino_jax.search.build import Model
-from rhino_jax.search.graph import Node, NodeKind
-from rhino_jax.search.overlap import Overlap
-from rhino_jax.search.problem import Labels
-from rhino_jax.search.slack import Wait
-from rhino_jax.search.strategies import Strategy
 from rhino_jax.search.traffic import Traffic, name_of
 
 
@@ -51,12 +51,12 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
         operands,
         region_outputs,
         tuple(outputs),
-        stops=_stops(model, chosen),
+        waypoints=_waypoints(model, chosen),
         gathers_by_axis=model.mesh.gathers_by_axis,
     )
 
 
-def _stops(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ...]]:
+def _waypoints(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ...]]:
     """Where partial sums pass through on the way to how they are held."""
     found: dict[int, tuple[Spec, ...]] = {}
     for node, strategy in zip(model.graph.nodes, chosen, strict=True):
@@ -78,8 +78,8 @@ def _stops(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ...]]:
 
 def led_by_batch(model: Model) -> frozenset[int]:
     """The values whose leading dim is the batch's."""
-    graph, classes = model.graph, model.study.classes
-    batch, found = model.study.roles.batch, set()
+    graph, classes = model.graph, model.analysis.classes
+    batch, found = model.analysis.roles.batch, set()
     for value, port in graph.held.items():
         dims = classes.results(graph.nodes[port.node], port.result)
         if dims and dims[0] in batch:
@@ -93,7 +93,7 @@ def overlap_of(model: Model) -> Overlap:
     return Overlap.of(
         model.problem,
         model.compute_costs(),
-        model.study.slack,
+        model.analysis.slack,
         share=target.overlap_share,
         shares={
             Wait.BACK: target.hidable_share,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import format_spec
-from rhino_jax.search.build import Model, build_model
+from rhino_jax.model.build import Model, build_model
+from rhino_jax.optimize.least_peak import smallest_peak
+from rhino_jax.optimize.solve import Solution
 from rhino_jax.search.extract import live_at
-from rhino_jax.search.graph import NodeKind
-from rhino_jax.search.least_peak import smallest_peak
 from rhino_jax.search.records import Request
-from rhino_jax.search.solve import Solution
 from rhino_jax.units import format_bytes
 
 
@@ -70,7 +70,7 @@ def _costly_pins(
     found: list[tuple[float, str]] = []
     for name, nodes in list(_nodes_of_pins(model, request).items())[:MOST_PINS]:
         others = {n: pin for n, pin in pinned.items() if n not in nodes}
-        problem = build_model(model.study, model.mesh, others, budget).problem
+        problem = build_model(model.analysis, model.mesh, others, budget).problem
         without = problem.peak(smallest_peak(problem))
         if without < 0.999 * peak:
             found.append((without, name))

@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rhino_jax.analysis.dim_classes import Element
+from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
 from rhino_jax.cost.collectives import PERMUTE
 from rhino_jax.cost.reshard import Step
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec, format_spec
-from rhino_jax.search.build import Model
-from rhino_jax.search.classes import Element
-from rhino_jax.search.graph import Edge, Node, NodeKind, Port
-from rhino_jax.search.strategies import Strategy
+from rhino_jax.model.build import Model
+from rhino_jax.model.strategies import Strategy
 
 
 SAME_DATA = frozenset(
@@ -117,7 +117,7 @@ class Reasons:
         return self._gradients[port.id]
 
     def _find_gradient(self, port: Port) -> str | None:
-        graph, roles = self.model.graph, self.model.study.roles
+        graph, roles = self.model.graph, self.model.analysis.roles
         made_by = graph.nodes[port.node].op
         if made_by is None or not _is_backward(made_by):
             return None
@@ -155,7 +155,7 @@ class Reasons:
     def _dim(self, node: Node, factor: int) -> str:
         model, op = self.model, node.op
         assert op is not None and op.rule is not None
-        roles = model.study.roles
+        roles = model.analysis.roles
         element = model.classes.factors(node)[factor]
         if element in roles.batch:
             return "the batch"
@@ -176,7 +176,7 @@ class Reasons:
 
     def _every_dim(self) -> Iterator[tuple[Element, tuple[bool, str, int]]]:
         graph, classes = self.model.graph, self.model.classes
-        params = self.model.study.roles.params
+        params = self.model.analysis.roles.params
         for node in graph.nodes:
             if node.kind is NodeKind.INPUT:
                 path = graph.program.inputs[node.slot].path

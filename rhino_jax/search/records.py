@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rhino_jax.ir.spec import Spec
+from rhino_jax.model.build import Model
+from rhino_jax.optimize.overlap import Overlap
+from rhino_jax.optimize.problem import Labels
+from rhino_jax.optimize.solve import Solution
 from rhino_jax.plan.interior_pins import ValuePin
-from rhino_jax.search.build import Model
-from rhino_jax.search.folding import Folding
-from rhino_jax.search.overlap import Overlap
-from rhino_jax.search.problem import Labels
-from rhino_jax.search.recipe_book import RecipeBook
-from rhino_jax.search.solve import Solution
+from rhino_jax.recipes.recipe_book import RecipeBook
+from rhino_jax.search.symmetry import Symmetry
 
 
 Progress = Callable[[float | None, float | None], None]
@@ -50,14 +50,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
+class MeshProblem:
     """A priced model on one mesh, and the recipes' choices in it.
 
     Attributes:
       model: options and costs of every node.
       overlap: what of the model's costs can hide.
       book: what recipes allow.
-      folding: which nodes choose alike.
+      symmetry: which nodes choose alike.
       folded: `overlap` of the classes.
       recipes: name → choice of all nodes, or None where it is not allowed; empty
         until they are asked for.
@@ -68,7 +68,7 @@ class Drawn:
     model: Model
     overlap: Overlap
     book: RecipeBook
-    folding: Folding
+    symmetry: Symmetry
     folded: Overlap
     recipes: dict[str, Labels | None] = field(default_factory=dict)
     is_cut: bool = False
@@ -80,13 +80,13 @@ class Found:
     """A searched model.
 
     Attributes:
-      drawn: what was searched.
+      mesh_problem: what was searched.
       solution: what was found.
       is_fallback: the time was over before the search.
       is_cut: the time was over before the search was.
     """
 
-    drawn: Drawn
+    mesh_problem: MeshProblem
     solution: Solution
     is_fallback: bool = False
     is_cut: bool = False

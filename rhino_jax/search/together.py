@@ -19,17 +19,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.ir.spec import Spec
+from rhino_jax.optimize.incumbents import RECIPE_EFFORTS, Effort, Report
+from rhino_jax.optimize.overlap import Overlap
+from rhino_jax.optimize.problem import Labels
+from rhino_jax.optimize.solve import solve_overlapped
 from rhino_jax.plan.shared import Slot
+from rhino_jax.recipes.recipes import recipes_for
 from rhino_jax.search.adding import Adding, Member, input_nodes
-from rhino_jax.search.draw import draw, first_choices, with_recipes
-from rhino_jax.search.overlap import Overlap
-from rhino_jax.search.pool import RECIPE_EFFORTS, Effort, Report
-from rhino_jax.search.problem import Labels
-from rhino_jax.search.recipes import recipes_for
-from rhino_jax.search.records import Drawn
-from rhino_jax.search.solve import solve_overlapped
-from rhino_jax.search.study import Study
+from rhino_jax.search.mesh_problem import (
+    build_mesh_problem,
+    first_choices,
+    with_recipes,
+)
+from rhino_jax.search.records import MeshProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Layout:
 
 def search_layout(
     members: Sequence[Member],
-    studies: Sequence[Study],
+    studies: Sequence[ProgramAnalysis],
     shared: Sequence[Sequence[Slot]],
     mesh_axes: Sequence[tuple[str, int]],
     effort: Effort,
@@ -71,15 +75,15 @@ def search_layout(
       report: called with new best objectives and bounds, in seconds.
       is_brief: begin from the recipes as they are first met, not at their best.
     """
-    drawn = [
-        draw(study, mesh_axes, member.request)
-        for study, member in zip(studies, members, strict=True)
+    mesh_problem = [
+        build_mesh_problem(analysis, mesh_axes, member.request)
+        for analysis, member in zip(studies, members, strict=True)
     ]
     if is_brief:
-        drawn = [replace(d, recipes=_first_recipes(d)) for d in drawn]
+        mesh_problem = [replace(d, recipes=_first_recipes(d)) for d in mesh_problem]
     else:
-        drawn = [with_recipes(d, RECIPE_EFFORTS["fast"]) for d in drawn]
-    joint = Joint.of(members, drawn, shared)
+        mesh_problem = [with_recipes(d, RECIPE_EFFORTS["fast"]) for d in mesh_problem]
+    joint = Joint.of(members, mesh_problem, shared)
     found = solve_overlapped(joint.overlap, joint.starts(), effort, report)
     if found.labels is None:
         nothing: tuple[dict[int, Spec], ...] = ({},) * len(members)
@@ -94,9 +98,13 @@ def search_layout(
     )
 
 
-def _first_recipes(drawn: Drawn) -> dict[str, Labels | None]:
-    names = [r.name for r in recipes_for(drawn.model.mesh) if drawn.book.allows(r)]
-    return dict(zip(names, first_choices(drawn), strict=False))
+def _first_recipes(mesh_problem: MeshProblem) -> dict[str, Labels | None]:
+    names = [
+        r.name
+        for r in recipes_for(mesh_problem.model.mesh)
+        if mesh_problem.book.allows(r)
+    ]
+    return dict(zip(names, first_choices(mesh_problem), strict=False))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,14 +112,14 @@ class Joint:
     """The problem of all programs.
 
     Attributes:
-      drawn: each by itself.
+      mesh_problem: each by itself.
       told: of every member, inputs whose specs are wanted.
       node: of every member, [classes], the joint node.
       picks: of every member and class, [options of the joint node], its own option.
       overlap: the problem, and what of it can hide.
     """
 
-    drawn: Sequence[Drawn]
+    mesh_problem: Sequence[MeshProblem]
     told: Sequence[frozenset[int]]
     node: Sequence[np.ndarray]
     picks: Sequence[Sequence[np.ndarray]]
@@ -121,16 +129,16 @@ class Joint:
     def of(
         cls,
         members: Sequence[Member],
-        drawn: Sequence[Drawn],
+        mesh_problem: Sequence[MeshProblem],
         shared: Sequence[Sequence[Slot]],
     ) -> Joint:
-        node, picks = _join_nodes(drawn, shared)
-        overlap = Adding(members, drawn, shared, node, picks).overlap()
+        node, picks = _join_nodes(mesh_problem, shared)
+        overlap = Adding(members, mesh_problem, shared, node, picks).overlap()
         told = [
             members[m].stays | {slot for place in shared for k, slot in place if k == m}
             for m in range(len(members))
         ]
-        return cls(drawn, told, node, picks, overlap)
+        return cls(mesh_problem, told, node, picks, overlap)
 
     def labels_of(self, member: int, labels: Labels) -> Labels:
         """A member's choice of all of its nodes."""
@@ -138,22 +146,22 @@ class Joint:
             pick[labels[j]]
             for pick, j in zip(self.picks[member], self.node[member], strict=True)
         ]
-        return self.drawn[member].folding.expand(np.array(own, dtype=np.int64))
+        return self.mesh_problem[member].symmetry.expand(np.array(own, dtype=np.int64))
 
     def specs_of(self, member: int, labels: Labels) -> dict[int, Spec]:
-        model, chosen = self.drawn[member].model, self.labels_of(member, labels)
+        model, chosen = self.mesh_problem[member].model, self.labels_of(member, labels)
         return {
             slot: model.spec(model.graph.nodes[n].ports[0], int(chosen[n]))
-            for slot, n in input_nodes(self.drawn[member]).items()
+            for slot, n in input_nodes(self.mesh_problem[member]).items()
             if slot in self.told[member]
         }
 
     def starts(self) -> list[Labels]:
         """The recipes that all programs have; shared arrays as the first has them."""
-        names = [n for n, x in self.drawn[0].recipes.items() if x is not None]
+        names = [n for n, x in self.mesh_problem[0].recipes.items() if x is not None]
         found = []
         for name in names:
-            every = [d.recipes.get(name) for d in self.drawn]
+            every = [d.recipes.get(name) for d in self.mesh_problem]
             known = [x for x in every if x is not None]
             if len(known) == len(every):
                 found.append(self.join(known))
@@ -162,8 +170,8 @@ class Joint:
     def join(self, labels: Sequence[Labels]) -> Labels:
         """One choice of the members' own; the first member decides what is shared."""
         joint = np.zeros(len(self.overlap.problem.costs), dtype=np.int64)
-        for member in reversed(range(len(self.drawn))):
-            own = self.drawn[member].folding.contract(labels[member])
+        for member in reversed(range(len(self.mesh_problem))):
+            own = self.mesh_problem[member].symmetry.contract(labels[member])
             for c, (pick, j) in enumerate(
                 zip(self.picks[member], self.node[member], strict=True)
             ):
@@ -174,15 +182,15 @@ class Joint:
 
 
 def _join_nodes(
-    drawn: Sequence[Drawn], shared: Sequence[Sequence[Slot]]
+    mesh_problem: Sequence[MeshProblem], shared: Sequence[Sequence[Slot]]
 ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
     """Joint nodes of all classes, and which of its own options each class takes."""
-    first = [0, *itertools.accumulate(len(d.folding.first) for d in drawn)]
+    first = [0, *itertools.accumulate(len(d.symmetry.first) for d in mesh_problem)]
     root = np.arange(first[-1])
-    inputs = [input_nodes(d) for d in drawn]
+    inputs = [input_nodes(d) for d in mesh_problem]
     for place in shared:
         ends = [
-            first[m] + int(drawn[m].folding.classes[inputs[m][slot]])
+            first[m] + int(mesh_problem[m].symmetry.classes[inputs[m][slot]])
             for m, slot in place
             if slot in inputs[m]
         ]
@@ -193,13 +201,13 @@ def _join_nodes(
     node = [joint[a:b] for a, b in itertools.pairwise(first)]
     common: dict[int, list[Spec]] = {}
     sizes = np.bincount(joint)
-    for m, d in enumerate(drawn):
+    for m, d in enumerate(mesh_problem):
         for c, j in enumerate(node[m].tolist()):
             if sizes[j] > 1:
                 own = _specs(d, c)
                 common[j] = [s for s in common.get(j, own) if s in set(own)]
     picks = []
-    for m, d in enumerate(drawn):
+    for m, d in enumerate(mesh_problem):
         mine = []
         for c, j in enumerate(node[m].tolist()):
             count = len(d.folded.problem.costs[c])
@@ -212,7 +220,7 @@ def _join_nodes(
     return node, picks
 
 
-def _specs(drawn: Drawn, of_class: int) -> list[Spec]:
+def _specs(mesh_problem: MeshProblem, of_class: int) -> list[Spec]:
     """Of a class of inputs, the spec of each option."""
-    options = drawn.model.options[int(drawn.folding.first[of_class])]
+    options = mesh_problem.model.options[int(mesh_problem.symmetry.first[of_class])]
     return [s.results[0] for s in options.strategies]

@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.reshard import Step, reshard_steps
 from rhino_jax.hardware.mesh import size_of
 from rhino_jax.ir.spec import Spec, padding_of
+from rhino_jax.model.build import Model
+from rhino_jax.model.op_collectives import own_steps
+from rhino_jax.model.packing import COMBINED_LATENCY, is_combined
+from rhino_jax.numbering import groups, number_objects, number_rows
+from rhino_jax.optimize.lookups import Lookups
+from rhino_jax.optimize.problem import Labels
 from rhino_jax.plan.records import Collective
-from rhino_jax.search.build import Model
-from rhino_jax.search.flat import Lookups
-from rhino_jax.search.folding import Folding
-from rhino_jax.search.graph import Edge, Node, NodeKind, Port
-from rhino_jax.search.numbering import groups, number_objects, number_rows
-from rhino_jax.search.packing import COMBINED_LATENCY, is_combined
-from rhino_jax.search.problem import Labels
 from rhino_jax.search.reasons import Reasons
-from rhino_jax.search.sends import own_steps
+from rhino_jax.search.symmetry import Symmetry
 
 
 class Priced(NamedTuple):
@@ -78,7 +78,7 @@ class Traffic:
     def __post_init__(self) -> None:
         self._reasons = Reasons(self.model)
         graph = self.model.graph
-        of_nodes, of_edges = is_combined(self.model.study)
+        of_nodes, of_edges = is_combined(self.model.analysis)
         edges = zip(graph.edges, of_edges, strict=True)
         self._combined = of_nodes, frozenset(id(e) for e, is_so in edges if is_so)
 
@@ -90,9 +90,9 @@ class Traffic:
         return cls(model, places)
 
     @classmethod
-    def folded(cls, model: Model, folding: Folding) -> Traffic:
+    def folded(cls, model: Model, symmetry: Symmetry) -> Traffic:
         """Of choices of classes: what repeats is looked at once."""
-        graph, classes, columns = model.graph, folding.classes, model.graph.columns
+        graph, classes, columns = model.graph, symmetry.classes, model.graph.columns
         places = [
             Place([graph.nodes[n] for n in members.tolist()], c, c)
             for c, members in enumerate(groups(classes))
@@ -176,7 +176,7 @@ class Traffic:
                 *change,
                 mesh.sizes,
                 by_axis=mesh.gathers_by_axis,
-                says_stops=mesh.says_stops,
+                says_waypoints=mesh.says_waypoints,
             )
             found = self._moves[key] = self._price(steps, is_combined)
         return found

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from rhino_jax._compat import compiling_anew
-from rhino_jax.apply.stages import Lowered
+from rhino_jax.apply.lowering import Lowered
 from rhino_jax.hardware.compile_only import TpuLog, compiler_options
 from rhino_jax.streams import captured_stderr, write_stderr
 from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.stages import lower
+from rhino_jax.apply.lowering import lower
 from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target

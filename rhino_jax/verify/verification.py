@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rhino_jax.apply.lowering import Lowered
 from rhino_jax.apply.method import unbound
 from rhino_jax.apply.sharded import ShardedFunction
-from rhino_jax.apply.stages import Lowered
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.ir.program import Program

@@ -118,7 +118,9 @@ def test_partial_sums_pass_through_every_stop() -> None:
 
     traced = trace(product, arguments(), {})
     (value,) = traced.program.ops[0].results
-    decisions = Decisions(values={value: ((0,), (1,))}, stops={value: (((), (1,)),)})
+    decisions = Decisions(
+        values={value: ((0,), (1,))}, waypoints={value: (((), (1,)),)}
+    )
     jaxpr, _ = _applied(product, decisions)
     first, last = _eqns(jaxpr, "sharding_constraint")
     assert first.params["sharding"].spec == P(None, "y")

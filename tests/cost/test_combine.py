@@ -60,7 +60,7 @@ def test_told_only_the_end_compilers_all_reduce_the_whole() -> None:
     done = ((0,), (1,))
     torus = lay_out(load_target("v5p:4x4x4"), [("data", 16), ("model", 4)])
     for mesh in (GPU, torus):
-        told_less = replace(mesh, says_stops=False)
+        told_less = replace(mesh, says_waypoints=False)
         (step,) = combine_steps(WHOLE, done, (0, 1), 1024.0, told_less)
         assert (step.kind, step.axes, step.local_bytes) == (ALL_REDUCE, (0, 1), 1024.0)
         (step,) = combine_steps(WHOLE, ((0,), ()), (0,), 1024.0, told_less)
@@ -68,7 +68,7 @@ def test_told_only_the_end_compilers_all_reduce_the_whole() -> None:
     kinds = {
         s.kind
         for s in combine_steps(
-            WHOLE, done, (0, 1), 1024.0, replace(TPU, says_stops=False)
+            WHOLE, done, (0, 1), 1024.0, replace(TPU, says_waypoints=False)
         )
     }
     assert kinds == {REDUCE_SCATTER}

@@ -17,7 +17,7 @@ from rhino_jax.cost.collectives import (
 )
 from rhino_jax.cost.reshard import reshard_route, reshard_steps
 from rhino_jax.hardware.mesh import Axis
-from rhino_jax.search.strategies import all_specs
+from rhino_jax.model.strategies import all_specs
 
 
 SIZES = (2, 4)
@@ -118,16 +118,16 @@ def test_gathers_by_axis_take_the_minor_axis_first() -> None:
     assert [s.axes for s in steps] == [(1,), (0,)]
     assert reshard_route(src, dst, SIZES, by_axis=True) == (((0,), ()), dst)
     # Told only the end, such compilers make an all-reduce of it.
-    (reduce,) = reshard_steps(src, dst, 4096, SIZES, by_axis=True, says_stops=False)
+    (reduce,) = reshard_steps(src, dst, 4096, SIZES, by_axis=True, says_waypoints=False)
     assert (reduce.kind, reduce.local_bytes) == (ALL_REDUCE, whole.local_bytes)
 
 
 def test_told_only_the_end_the_last_dim_is_gathered_first() -> None:
     src, dst = ((0,), (1,)), ((), ())
     assert [s.axes for s in reshard_steps(src, dst, 4096, SIZES)] == [(0,), (1,)]
-    steps = reshard_steps(src, dst, 4096, SIZES, says_stops=False)
+    steps = reshard_steps(src, dst, 4096, SIZES, says_waypoints=False)
     assert [s.axes for s in steps] == [(1,), (0,)]
-    (step,) = reshard_steps(src, dst, 4096, SIZES, by_axis=True, says_stops=False)
+    (step,) = reshard_steps(src, dst, 4096, SIZES, by_axis=True, says_waypoints=False)
     assert (step.kind, step.axes, step.local_bytes) == (ALL_REDUCE, (0, 1), 4096)
 
 

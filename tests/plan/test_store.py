@@ -32,9 +32,9 @@ def test_stops_come_back() -> None:
     plan = sample_plan()
     decisions = dataclasses.replace(
         plan.decisions,
-        stops={3: (((), (1,)), ((0,), (1,)))},
+        waypoints={3: (((), (1,)), ((0,), (1,)))},
         gathers_by_axis=True,
-        says_stops=False,
+        says_waypoints=False,
     )
     text = plan_to_json(dataclasses.replace(plan, decisions=decisions))
     assert plan_from_json(text).decisions == decisions

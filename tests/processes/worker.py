@@ -54,13 +54,13 @@ def slowed(seconds: float) -> None:
     """Let this process's search take so much longer."""
     from rhino_jax.search import driver
 
-    solve_drawn = driver.solve_drawn
+    solve_mesh_problem = driver.solve_mesh_problem
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         time.sleep(seconds)
-        return solve_drawn(*args, **kwargs)
+        return solve_mesh_problem(*args, **kwargs)
 
-    driver.solve_drawn = slow
+    driver.solve_mesh_problem = slow
 
 
 def plans(i: int) -> Any:

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.cost.collectives import collective_s
 from rhino_jax.cost.reshard import reshard_steps
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import shards_per_dim
-from rhino_jax.search.build import Model, build_model
-from rhino_jax.search.problem import EdgeUsage, NodeUsage, PairTable, Problem
-from rhino_jax.search.resharding import TIE_S
-from rhino_jax.search.sends import own_steps
-from rhino_jax.search.study import Study
+from rhino_jax.model.build import Model, build_model
+from rhino_jax.model.op_collectives import own_steps
+from rhino_jax.model.resharding import TIE_S
+from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, PairTable, Problem
 
 
 def model_of(
@@ -31,7 +31,9 @@ def model_of(
     """The search model of a function on a mesh."""
     traced = trace(fn, args, {})
     laid = lay_out(target, tuple(mesh.items()))
-    return build_model(Study.of(traced.program, target), laid, {}, budget_bytes)
+    return build_model(
+        ProgramAnalysis.of(traced.program, target), laid, {}, budget_bytes
+    )
 
 
 def every_sum(

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
-from rhino_jax.search.draw import draw, with_recipes
-from rhino_jax.search.pool import RECIPE_EFFORTS
+from rhino_jax.optimize.incumbents import RECIPE_EFFORTS
+from rhino_jax.search.mesh_problem import build_mesh_problem, with_recipes
 from rhino_jax.search.records import Request
-from rhino_jax.search.study import Study
 from tests.search.zoo import planned
 
 
@@ -45,11 +45,15 @@ def test_only_recipes_that_are_no_choice_are_searched_less() -> None:
     work = registry.get("llama-tiny-unrolled")
     program = trace(work.step, work.abstract_args(), {}).program
     axes, target = [("data", 4), ("model", 4)], load_target("v5e:4x4")
-    drawn = draw(Study.of(program, target), axes, Request(1e12, {}, {}))
+    mesh_problem = build_mesh_problem(
+        ProgramAnalysis.of(program, target), axes, Request(1e12, {}, {})
+    )
     whole, less = (
         {
-            name: drawn.overlap.problem.objective(labels)
-            for name, labels in with_recipes(drawn, effort, worth).recipes.items()
+            name: mesh_problem.overlap.problem.objective(labels)
+            for name, labels in with_recipes(
+                mesh_problem, effort, worth
+            ).recipes.items()
             if labels is not None
         }
         for effort in [RECIPE_EFFORTS["best"]]

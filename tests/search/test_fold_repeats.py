@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
-from rhino_jax.search import draw
+from rhino_jax.recipes.recipe_book import RecipeBook
+from rhino_jax.search import mesh_problem
 from rhino_jax.search.extract import overlap_of
-from rhino_jax.search.folding import find_folding, marks_of
-from rhino_jax.search.recipe_book import RecipeBook
+from rhino_jax.search.symmetry import find_symmetry, marks_of
 from rhino_jax.search.traffic import Traffic
 from tests.search.brute_force import model_of
 from tests.search.zoo import WITHOUT_TILES, planned
@@ -30,25 +30,25 @@ UNROLLED = {
 }
 
 
-def drawn(name, most, **overrides):
+def whole_and_symmetry(name, most, **overrides):
     """The whole problem and its folding."""
     work = registry.get(name, **overrides)
     target = load_target("v5e:4x4")
     model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
     overlap = overlap_of(model)
-    return overlap, find_folding(overlap, marks_of(RecipeBook.of(model)), most)
+    return overlap, find_symmetry(overlap, marks_of(RecipeBook.of(model)), most)
 
 
 @pytest.mark.parametrize("name", UNROLLED)
 def test_a_folded_choice_costs_and_holds_what_its_expansion_does(name: str) -> None:
-    whole, folding = drawn(name, most=1, **UNROLLED[name])
-    folded = folding.overlap(whole)
-    assert len(folding.first) < 0.8 * len(folding.classes)
+    whole, symmetry = whole_and_symmetry(name, most=1, **UNROLLED[name])
+    folded = symmetry.overlap(whole)
+    assert len(symmetry.first) < 0.8 * len(symmetry.classes)
     rng = np.random.default_rng(0)
     for _ in range(5):
         labels = np.array([rng.integers(len(c)) for c in folded.problem.costs])
-        every = folding.expand(labels)
-        assert (folding.contract(every) == labels).all()
+        every = symmetry.expand(labels)
+        assert (symmetry.contract(every) == labels).all()
         assert folded.step_s(labels) == pytest.approx(whole.step_s(every), rel=1e-9)
         assert folded.hidden_s(labels) == pytest.approx(whole.hidden_s(every), rel=1e-9)
         assert folded.is_exposed(labels) == whole.is_exposed(every)
@@ -63,15 +63,15 @@ def test_a_folded_choice_sends_what_its_expansion_does(name: str) -> None:
     target = load_target("v5e:4x4")
     model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
     overlap = overlap_of(model)
-    folding = find_folding(overlap, marks_of(RecipeBook.of(model)), 1)
-    every, one = Traffic.of(model), Traffic.folded(model, folding)
+    symmetry = find_symmetry(overlap, marks_of(RecipeBook.of(model)), 1)
+    every, one = Traffic.of(model), Traffic.folded(model, symmetry)
     assert len(one.places) < 0.8 * len(every.places)
     rng = np.random.default_rng(0)
     for _ in range(5):
         labels = np.array(
-            [rng.integers(len(model.options[n].cost_s)) for n in folding.first]
+            [rng.integers(len(model.options[n].cost_s)) for n in symmetry.first]
         )
-        whole = folding.expand(labels)
+        whole = symmetry.expand(labels)
         sent = every.collectives(whole)
         assert len(sent) > 10
         assert every.seconds(whole) == pytest.approx(sum(c.seconds for c in sent))
@@ -96,7 +96,9 @@ def test_the_folded_optimum_is_the_plain_one(
     found = {}
     for kind, most in (("folded", 1), ("plain", 10**9)):
         monkeypatch.setattr(
-            draw, "find_folding", functools.partial(find_folding, most=most)
+            mesh_problem,
+            "find_symmetry",
+            functools.partial(find_symmetry, most=most),
         )
         found[kind] = planned(work, MESH, WITHOUT_TILES).search
     folded, plain = found["folded"], found["plain"]
@@ -112,7 +114,7 @@ def test_the_folded_optimum_is_the_plain_one(
 def test_classes_do_not_grow_with_depth(name: str, few: int, many: int) -> None:
     """Every second layer of the MoE has experts: those fold with each other."""
     sizes = [
-        drawn(name, most=1, num_layers=depth, layers="unroll")[1]
+        whole_and_symmetry(name, most=1, num_layers=depth, layers="unroll")[1]
         for depth in (few, many)
     ]
     assert len(sizes[1].classes) > 1.8 * len(sizes[0].classes)
@@ -120,8 +122,8 @@ def test_classes_do_not_grow_with_depth(name: str, few: int, many: int) -> None:
 
 
 def test_small_programs_are_left_as_they_are() -> None:
-    whole, folding = drawn("mlp-tiny", most=900)
-    assert len(folding.first) == len(whole.problem.costs)
+    whole, symmetry = whole_and_symmetry("mlp-tiny", most=900)
+    assert len(symmetry.first) == len(whole.problem.costs)
 
 
 def test_a_pin_holds_for_one_layer_of_many() -> None:
@@ -138,14 +140,14 @@ def test_a_pin_holds_for_one_layer_of_many() -> None:
 
 def test_nodes_of_a_class_see_equal_surroundings() -> None:
     """Each class of a chain a - b - a - b has neighbours of one kind."""
-    whole, folding = drawn("gpt-tiny-unrolled", most=1, num_layers=6)
+    whole, symmetry = whole_and_symmetry("gpt-tiny-unrolled", most=1, num_layers=6)
     around: dict[int, Counter] = {}
     for edge in whole.problem.edges:
         for here, there in ((edge.source, edge.target), (edge.target, edge.source)):
             around.setdefault(here, Counter())[id(edge.table), here < there] += 1
     kinds: dict[int, set] = {}
     for node, tables in around.items():
-        kinds.setdefault(int(folding.classes[node]), set()).add(
+        kinds.setdefault(int(symmetry.classes[node]), set()).add(
             frozenset(tables.items())
         )
     assert all(len(k) == 1 for k in kinds.values())

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.optimize import restricted
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import CUT_BY_CLOCK, is_cut_by_clock
-from rhino_jax.search import draw, driver, within
+from rhino_jax.search import driver, mesh_problem
 from tests.plan.samples import sample_plan
 
 
@@ -62,9 +63,9 @@ def test_nothing_is_searched_when_the_time_is_over(
     def searched(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("searched")
 
-    monkeypatch.setattr(within, "solve_reduced", searched)
-    monkeypatch.setattr(within, "_reduced", searched)
-    monkeypatch.setattr(driver, "solve_drawn", searched)
+    monkeypatch.setattr(restricted, "solve_reduced", searched)
+    monkeypatch.setattr(restricted, "_reduced", searched)
+    monkeypatch.setattr(driver, "solve_mesh_problem", searched)
     plan = planned(time_limit_s=1e-6)
     assert plan.search.status == "recipe"
     assert is_cut_by_clock(plan)
@@ -75,7 +76,11 @@ def test_nothing_is_searched_when_the_time_is_over(
 
 @pytest.mark.parametrize(
     ("over_at", "module"),
-    [("cheapest_within", draw), ("solve_reduced", within), ("solve_drawn", driver)],
+    [
+        ("cheapest_restricted", mesh_problem),
+        ("solve_reduced", restricted),
+        ("solve_mesh_problem", driver),
+    ],
 )
 def test_it_is_told_where_the_time_was_over_on_the_way(
     monkeypatch: pytest.MonkeyPatch, over_at: str, module: Any

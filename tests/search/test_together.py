@@ -13,9 +13,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
+from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import InfeasiblePlanError, PinError, RhinoError
 from rhino_jax.search.extract import overlap_of
-from rhino_jax.search.graph import NodeKind
 from tests.search.brute_force import model_of, objectives, peaks
 
 

@@ -18,8 +18,8 @@ from rhino_jax._compat import (
 )
 from rhino_jax.errors import RhinoWarning
 from rhino_jax.frontend.noops import without_noops
+from rhino_jax.frontend.split_dims import split_merged_dims
 from rhino_jax.frontend.tracing.captured_references import CapturedReferences, as_values
-from rhino_jax.frontend.unmerge import unmerge
 
 
 _OF_A_MESH = ("mesh", "axis", "sharding")
@@ -124,7 +124,7 @@ def _unmerged(jaxpr: Any, name: str) -> Any:
     """The program with merged dims apart; as the user wrote it where that fails: it is
     only there to be planned better."""
     try:
-        return unmerge(jaxpr)
+        return split_merged_dims(jaxpr)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         warnings.warn(

@@ -1,0 +1,242 @@
+"""Dim classes: dims all over the program that are one and the same index range.
+
+Two dims belong to one class when some op gives them the same factor, or when they
+are the same dim of a value on its way. In a transformer the residual width, the
+heads, the hidden width, the vocabulary, batch and sequence come out as classes.
+The experts' recipes are stated in these terms; the search itself needs none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.ir.factor import Layout
+from rhino_jax.numbering import groups, number, number_rows
+from rhino_jax.solver.disjoint import united
+
+
+Element = int
+"""A factor of an op or a dim of a border node's inner value, of all that there are."""
+
+
+@dataclass(slots=True)
+class Classes:
+    """Attributes:
+    graph: the graph.
+    first: first element of every node; its others follow.
+    names: of every element its class, as the first element of it.
+    """
+
+    graph: Graph
+    first: list[Element]
+    names: list[Element]
+
+    def factors(self, node: Node) -> list[Element]:
+        """Class of every factor of an op."""
+        assert node.op is not None and node.op.rule is not None
+        begin = self.first[node.id]
+        return self.names[begin : begin + len(node.op.rule.factors)]
+
+    def results(self, node: Node, index: int) -> list[Element | None]:
+        """Class of every dim of a result; of a merged dim, of its major factor."""
+        return self._resolve(node, _result_layout(self.graph, node, index))
+
+    def operands(self, node: Node, index: int) -> list[Element | None]:
+        """Class of every dim of an operand."""
+        return self._resolve(node, _operand_layout(self.graph, node, index))
+
+    def _resolve(self, node: Node, layout: Layout) -> list[Element | None]:
+        begin = self.first[node.id]
+        return [self.names[begin + dim[0]] if dim else None for dim in layout]
+
+    def have(self, which: frozenset[Element]) -> list[bool]:
+        """[nodes], whether any of their factors or dims belongs to one of these."""
+        is_of = np.concatenate([[0], np.cumsum(np.isin(self.names, list(which)))])
+        return (np.diff(is_of[self.first]) > 0).tolist()
+
+
+def find_classes(graph: Graph) -> Classes:
+    """Unite the dims of a graph into classes."""
+    counts = [_num_elements(graph, node) for node in graph.nodes]
+    first = np.concatenate([[0], np.cumsum(np.array(counts, dtype=np.int64))])
+    makers = graph.columns.maker[graph.columns.source]
+    made, read = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for edges in _laid_out_alike(graph):
+        edge = graph.edges[edges[0]]
+        dims = zip(
+            _result_layout(graph, graph.nodes[edge.source.node], edge.source.result),
+            _operand_layout(graph, graph.nodes[edge.target], edge.operand),
+            strict=True,
+        )
+        for a, b in dims:
+            if a and b:
+                made.append(first[makers[edges]] + a[0])
+                read.append(first[graph.columns.target[edges]] + b[0])
+    names = united(int(first[-1]), np.concatenate(made), np.concatenate(read))
+    return Classes(graph, first.tolist(), names.tolist())
+
+
+def _laid_out_alike(graph: Graph) -> list[np.ndarray]:
+    """The edges, those whose ends have the same layouts together."""
+    values, columns = graph.program.values, graph.columns
+    # Ops share rules.
+    kinds = number(
+        id(n.op.rule)
+        if n.kind is NodeKind.OP and n.op is not None
+        else (n.kind, values[n.value].rank)
+        for n in graph.nodes
+    )
+    alike = number_rows(
+        kinds[columns.maker[columns.source]],
+        columns.result[columns.source],
+        kinds[columns.target],
+        columns.operand,
+    )
+    return groups(alike)
+
+
+def _num_elements(graph: Graph, node: Node) -> int:
+    if node.kind is NodeKind.OP:
+        assert node.op is not None and node.op.rule is not None
+        return len(node.op.rule.factors)
+    return graph.program.values[node.value].rank
+
+
+def _result_layout(graph: Graph, node: Node, index: int) -> Layout:
+    if node.kind is NodeKind.OP:
+        assert node.op is not None and node.op.rule is not None
+        return node.op.rule.results[index]
+    rank = graph.program.values[node.value].rank
+    return _border_layout(rank, node.kind is NodeKind.STACK)
+
+
+def _operand_layout(graph: Graph, node: Node, index: int) -> Layout:
+    if node.kind is NodeKind.OP:
+        assert node.op is not None and node.op.rule is not None
+        return node.op.rule.operands[index]
+    rank = graph.program.values[node.value].rank
+    if node.kind is NodeKind.STACK:
+        return _border_layout(rank - 1, False)
+    if node.kind is NodeKind.SLICE:
+        return _border_layout(rank + 1, True)
+    return _border_layout(rank, False)
+
+
+@functools.cache
+def _border_layout(rank: int, is_stack: bool) -> Layout:
+    """Of a border node's value; a stack's first dim is no element."""
+    dims = tuple((d,) for d in range(rank - is_stack))
+    return ((), *dims) if is_stack else dims
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What a program's inputs and classes are to an expert.
+
+    Attributes:
+      batch: classes of the leading dims of the data.
+      sequence: classes of the second dims of the data, where they are no width.
+      data: input slots that are data.
+      params: input slots that compute reads.
+      state: input slots that are fed back but only the update reads (optimizer).
+    """
+
+    batch: frozenset[Element]
+    sequence: frozenset[Element]
+    data: frozenset[int]
+    params: frozenset[int]
+    state: frozenset[int]
+
+
+def find_roles(graph: Graph, classes: Classes) -> Roles:
+    """Tell data, parameters and optimizer state apart by how they are used."""
+    program = graph.program
+    inputs = [n for n in graph.nodes if n.kind is NodeKind.INPUT]
+    fed_back = {o.state_of for o in program.outputs if o.state_of is not None}
+    slots = [i for i, e in enumerate(program.inputs) if not e.is_const]
+    if fed_back:
+        data = {
+            i for i in slots if i not in fed_back and not program.inputs[i].is_const
+        }
+    else:
+        roots = [_root(program.inputs[i].path) for i in slots]
+        last = roots[-1] if roots else ""
+        data = {i for i in slots if _root(program.inputs[i].path) == last}
+        if len(set(roots)) < 2:
+            data = set()
+    lead: Counter[Element] = Counter()
+    second: set[Element] = set()
+    for node in inputs:
+        if node.slot not in data:
+            continue
+        dims = classes.results(node, 0)
+        if dims and dims[0] is not None:
+            lead[dims[0]] += 1
+        if len(dims) > 1 and dims[1] is not None:
+            second.add(dims[1])
+    batch = frozenset(lead)
+    params, state = _split_state(graph, classes, batch, data)
+    widths = _contracted_with_weights(graph, classes, batch)
+    return Roles(
+        batch,
+        frozenset(second - batch - widths),
+        frozenset(data),
+        frozenset(params),
+        frozenset(state),
+    )
+
+
+def _contracted_with_weights(
+    graph: Graph, classes: Classes, batch: frozenset[Element]
+) -> set[Element]:
+    """Classes that some matmul sums over against an operand without the batch."""
+    found: set[Element] = set()
+    for node in graph.nodes:
+        op = node.op
+        if node.kind is not NodeKind.OP or op is None or not op.flops:
+            continue
+        if not op.name.startswith(("dot", "conv")):
+            continue
+        made = set(classes.results(node, 0))
+        if not made & batch:
+            continue
+        for o in range(len(op.operands)):
+            dims = {d for d in classes.operands(node, o) if d is not None}
+            if not dims & batch:
+                found |= dims - made
+    return found
+
+
+def _root(path: str) -> str:
+    return path.split("[", 1)[0].split(".", 1)[0]
+
+
+def _split_state(
+    graph: Graph, classes: Classes, batch: frozenset[Element], data: set[int]
+) -> tuple[set[int], set[int]]:
+    """Inputs that reach compute on the batch, and those that only meet the update."""
+
+    touches = classes.have(batch)
+    params: set[int] = set()
+    state: set[int] = set()
+    for node in graph.nodes:
+        if node.kind is not NodeKind.INPUT or node.slot in data:
+            continue
+        seen, queue, found = {node.id}, [node.id], False
+        while queue and not found:
+            for target in (e.target for e in graph.outgoing[queue.pop()]):
+                if target in seen:
+                    continue
+                seen.add(target)
+                if touches[target]:
+                    found = True
+                    break
+                if graph.nodes[target].kind is not NodeKind.INPUT:
+                    queue.append(target)
+        (params if found else state).add(node.slot)
+    return params, state

@@ -1,0 +1,90 @@
+"""Nodes that have the same options, at the same costs, on every mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.analysis.liveness import Liveness
+from rhino_jax.ir.program import Op
+from rhino_jax.numbering import number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alike:
+    """Attributes:
+    nodes: [nodes], equal numbers where options are equal, but for pins.
+    types: [values], equal numbers where shape and element type are.
+    lanes: [values], likewise for the dims that never lie on lanes.
+    """
+
+    nodes: np.ndarray
+    types: np.ndarray
+    lanes: np.ndarray
+
+
+def find_alike(
+    graph: Graph, liveness: Liveness, off_lanes: Mapping[int, tuple[int, ...]]
+) -> Alike:
+    """Number what is alike.
+
+    Args:
+      graph: the program.
+      liveness: what of it is in memory.
+      off_lanes: see `lanes`.
+    """
+    values = graph.program.values
+    types = number((v.shape, v.dtype) for v in values)
+    lanes = np.zeros(len(values), dtype=np.int64)
+    # Mostly there are none.
+    if off_lanes:
+        lanes = number(map(off_lanes.get, range(len(values))))
+    # What an op is priced by of a value.
+    sizes = (types * (lanes.max(initial=0) + 1) + lanes).tolist()
+    materialised, kernels = liveness.is_materialised, liveness.kernels
+
+    def look(node: Node) -> object:
+        op = node.op
+        if node.kind is not NodeKind.OP:
+            shape = values[node.value].shape
+            if node.kind is NodeKind.STACK:
+                shape = shape[1:]
+            return node.kind.value, shape, copied_bytes(graph, liveness, node)
+        assert op is not None
+        return (
+            *work_of(op, sizes),
+            kernels.reads[node.id],
+            tuple([materialised[p.id] for p in node.ports]),
+            kernels.launches[node.id],
+        )
+
+    return Alike(number(map(look, graph.nodes)), types, lanes)
+
+
+def work_of(op: Op, types: Sequence[int] | np.ndarray) -> tuple[Hashable, ...]:
+    """Equal where ops do the same, whatever of it lies in memory.
+
+    Args:
+      op: the op.
+      types: of every value, a number.
+    """
+    return (
+        # Equal rules are one object.
+        id(op.rule),
+        op.flops,
+        "" if op.is_fusible else op.name,
+        tuple([types[v] for v in op.operands]),
+        tuple([types[v] for v in op.results]),
+        op.manual,
+    )
+
+
+def copied_bytes(graph: Graph, liveness: Liveness, node: Node) -> int:
+    """Bytes of the whole stack that a loop copies slice by slice, or 0."""
+    if node.id not in liveness.copied or node.op is None:
+        return 0
+    stack = node.value if node.kind is NodeKind.STACK else node.op.operands[node.slot]
+    return graph.program.values[stack].bytes

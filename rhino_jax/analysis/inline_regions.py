@@ -1,0 +1,228 @@
+"""Program → Graph: regions entered in place, loop borders made into nodes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port, Use
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
+
+
+def inline_regions(program: Program) -> Graph:
+    """Build the graph of choices of a program."""
+    builder = _Builder(program)
+    builder.run()
+    graph = builder.graph
+    _share_copies(graph)
+    graph.finish()
+    return graph
+
+
+class _Builder:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.graph = Graph(program)
+        self.time = 0
+
+    def run(self) -> None:
+        graph, program = self.graph, self.program
+        inputs: list[Node | None] = []
+        for slot, entry in enumerate(program.inputs):
+            value = program.values[entry.value]
+            if value.rank == 0:
+                inputs.append(None)
+                continue
+            node = graph.add(NodeKind.INPUT, 1, 0, None, slot, value.id)
+            graph.held[value.id] = node.ports[0]
+            inputs.append(node)
+        self.time = 1
+        self.region(program.body, 1)
+        for slot, output in enumerate(program.outputs):
+            value = program.values[output.value]
+            use = Use("output", (slot,))
+            port = graph.held.get(value.id)
+            graph.output_ports.append(port)
+            if port is None:
+                continue
+            tied = None if output.state_of is None else inputs[output.state_of]
+            if tied is not None:
+                # State that is fed back keeps its sharding.
+                graph.connect(value.id, tied.id, 0, 1, self.time, use)
+            else:
+                node = graph.add(NodeKind.OUTPUT, 1, self.time, None, slot, value.id)
+                graph.connect(value.id, node.id, 0, 1, self.time, use)
+        graph.end = self.time + 1
+
+    def region(self, region: Region, count: int) -> None:
+        for op_id in region.ops:
+            op = self.program.ops[op_id]
+            if op.call is None:
+                self.plain(op, count)
+            elif op.call.kind is RegionKind.CALL:
+                self.call(op, count)
+            elif op.call.kind is RegionKind.COND:
+                self.cond(op, count)
+            else:
+                self.loop(op, count)
+            self.time += 1
+
+    def alias(self, outer: int, inner: int) -> None:
+        port = self.graph.held.get(outer)
+        if port is not None:
+            self.graph.held[inner] = port
+
+    def plain(self, op: Op, count: int) -> None:
+        values, graph = self.program.values, self.graph
+        if not any([values[v].shape for v in (*op.results, *op.operands)]):
+            return
+        if len(op.results) > 1 and _passes_values_on(op):
+            for operand, result in zip(op.operands, op.results, strict=True):
+                self.alias(operand, result)
+            return
+        node = graph.add(NodeKind.OP, count, self.time, op, 0, op.results[0])
+        for i, operand in enumerate(op.operands):
+            graph.connect(operand, node.id, i, count, self.time)
+        for port, result in zip(node.ports, op.results, strict=True):
+            if values[result].shape:
+                graph.held[result] = port
+
+    def call(self, op: Op, count: int) -> None:
+        assert op.call is not None
+        (region,) = op.call.regions
+        for outer, inner in zip(op.operands, region.inputs, strict=True):
+            self.alias(outer, inner)
+        self.region(region, count)
+        for inner, outer in zip(region.outputs, op.results, strict=True):
+            self.alias(inner, outer)
+
+    def cond(self, op: Op, count: int) -> None:
+        assert op.call is not None
+        for region in op.call.regions:
+            for outer, inner in zip(op.operands[1:], region.inputs, strict=True):
+                self.alias(outer, inner)
+            self.region(region, count)
+        for slot, result in enumerate(op.results):
+            if not self.program.values[result].rank:
+                continue
+            node = self.graph.add(NodeKind.JOIN, count, self.time, op, slot, result)
+            for r, region in enumerate(op.call.regions):
+                inner_value = self.program.values[region.outputs[slot]]
+                use = Use("region", (op.id, r, slot))
+                self.graph.connect(inner_value.id, node.id, 0, count, self.time, use)
+            self.graph.held[result] = node.ports[0]
+
+    def loop(self, op: Op, count: int) -> None:
+        call = op.call
+        assert call is not None
+        body = call.regions[-1]
+        num_consts, num_carry = call.num_consts, call.num_carry
+        borders: list[Node] = []
+        start = self.time
+        if call.kind is RegionKind.WHILE:
+            cond = call.regions[0]
+            head = op.operands[: call.num_cond_consts]
+            rest = op.operands[call.num_cond_consts :]
+            for i, (outer, inner) in enumerate(
+                zip(head, cond.inputs[: call.num_cond_consts], strict=True)
+            ):
+                self.enter(op, i, outer, inner, NodeKind.CONST, count, borders)
+        else:
+            rest = op.operands
+        first = len(op.operands) - len(rest)
+        carries: list[Node | None] = []
+        for i, (outer, inner) in enumerate(zip(rest, body.inputs, strict=True)):
+            kind = (
+                NodeKind.CONST
+                if i < num_consts
+                else NodeKind.CARRY
+                if i < num_consts + num_carry
+                else NodeKind.SLICE
+            )
+            node = self.enter(op, first + i, outer, inner, kind, count, borders)
+            if kind is NodeKind.CARRY:
+                carries.append(node)
+        inner_count = count * call.trip_count
+        self.time += 1
+        if call.kind is RegionKind.WHILE:
+            cond_carry = call.regions[0].inputs[call.num_cond_consts :]
+            for node, inner in zip(carries, cond_carry, strict=True):
+                if node is not None:
+                    self.graph.held[inner] = node.ports[0]
+            self.region(call.regions[0], inner_count)
+        self.region(body, inner_count)
+        last = len(call.regions) - 1
+        for i, (inner, outer) in enumerate(zip(body.outputs, op.results, strict=True)):
+            value = self.program.values[inner]
+            use = Use("region", (op.id, last, i))
+            if not value.rank and not self.program.values[outer].rank:
+                continue
+            if i < num_carry:
+                border = carries[i]
+                assert border is not None
+            else:
+                border = self.graph.add(NodeKind.STACK, count, self.time, op, i, outer)
+                borders.append(border)
+            self.graph.connect(value.id, border.id, 0, inner_count, self.time, use)
+            self.graph.held[outer] = border.ports[-1]
+        for node in borders:
+            self.graph.loop_start[node.id] = start
+            self.graph.loop_end[node.id] = self.time
+
+    def enter(
+        self,
+        op: Op,
+        position: int,
+        outer: int,
+        inner: int,
+        kind: NodeKind,
+        count: int,
+        borders: list[Node],
+    ) -> Node | None:
+        """A value enters a loop through a node of its own."""
+        values = self.program.values
+        if not values[outer].rank and not values[inner].rank:
+            return None
+        node = self.graph.add(kind, count, self.time, op, position, inner)
+        use = Use("operand", (op.id, position))
+        self.graph.connect(outer, node.id, 0, count, self.time, use)
+        if values[inner].rank:
+            self.graph.held[inner] = node.ports[0]
+        borders.append(node)
+        return node
+
+
+def _passes_values_on(op: Op) -> bool:
+    """Of an op with several results, whether each is the operand at its place, and
+    these are independent (an optimization barrier over many values): each then keeps
+    its own spec."""
+    rule = op.rule
+    if rule is None or rule.operands != rule.results:
+        return False
+    seen: set[int] = set()
+    for layout in rule.operands:
+        factors = {f for dim in layout for f in dim}
+        if factors & seen:
+            return False
+        seen |= factors
+    return True
+
+
+def _share_copies(graph: Graph) -> None:
+    """One resharded copy serves all heavy readers of a value.
+
+    XLA merges equal reshards of one value, so its heavy readers (those that do
+    not fuse) read through a node that may reshard once for all of them.
+    """
+    by_source: dict[tuple[Port, int], list[Edge]] = defaultdict(list)
+    for edge in graph.edges:
+        target = graph.nodes[edge.target]
+        if target.kind is NodeKind.OP and not target.is_fusible:
+            by_source[edge.source, edge.count].append(edge)
+    for (port, count), edges in by_source.items():
+        if len({e.target for e in edges}) < 2:
+            continue
+        first = min(edges, key=lambda e: e.time)
+        node = graph.add(NodeKind.COPY, count, first.time, None, 0, first.value)
+        graph.edges.append(Edge(port, node.id, 0, first.value, count, first.time))
+        for edge in edges:
+            edge.source = node.ports[0]

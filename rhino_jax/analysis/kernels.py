@@ -1,0 +1,126 @@
+"""Which ops run as one kernel, and so what is read from memory, and launched, once.
+
+Elementwise ops of the same level that read or make each other's values are one fusion
+after the compiler's producer, sibling and multi-output fusion; a reduction of what
+they make or read belongs to it. An optimizer's update of one leaf reads its gradient,
+moments and parameter once and writes three, whatever the number of its ops.
+
+What a matmul lies between is of other levels (see `depth`), and cannot be one fusion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Graph
+from rhino_jax.analysis.materialised import Materialised
+from rhino_jax.analysis.matmul_depth import MatmulDepth
+from rhino_jax.analysis.uses import NOWHERE, copied_ports
+from rhino_jax.numbering import number_rows
+from rhino_jax.solver.disjoint import united
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """Attributes:
+    reads: [nodes], their operands that are read from memory; in a fusion, the first of
+        those that read the same value.
+    launches: [nodes], whether they stand for a kernel of their own or for their fusion.
+    """
+
+    reads: list[tuple[int, ...]]
+    launches: list[bool]
+
+
+def find_kernels(
+    graph: Graph, depth: MatmulDepth, materialised: Materialised
+) -> Kernels:
+    """Group the ops, and see what each group reads.
+
+    Args:
+      graph: the program.
+      depth: of its nodes.
+      materialised: which values touch memory, and which ops run inside of a matmul.
+    """
+    return _read(graph, _fusions(graph, depth, materialised), materialised)
+
+
+def _fusions(
+    graph: Graph, depth: MatmulDepth, materialised: Materialised
+) -> np.ndarray:
+    """[nodes], the fusion that each is of, as its first node.
+
+    What is read in one level is read by one fusion, but by a matmul's; what makes it
+    is of that fusion where it runs in that level.
+    """
+    columns = graph.columns
+    runs = np.array(_run_levels(graph, depth, materialised.ports))
+    is_fused = columns.is_fused[columns.target]
+    makers = np.flatnonzero(columns.is_fusible[columns.maker])
+    node = np.concatenate([columns.target[is_fused], columns.maker[makers]])
+    port = np.concatenate([columns.source[is_fused], makers])
+    alike = number_rows(port, runs[node], materialised.matmul_of[node] - NOWHERE)
+    _, first = np.unique(alike, return_index=True)
+    return united(len(graph.nodes), node, node[first[alike]])
+
+
+def _run_levels(
+    graph: Graph, depth: MatmulDepth, is_materialised: list[bool]
+) -> list[int]:
+    """The level in which each node runs: one whose result is not stored runs where
+    that is first read."""
+    nodes, runs = graph.nodes, list(depth.at)
+    for node in reversed(graph.run_order):
+        if not node.is_fusible or is_materialised[node.ports[0].id]:
+            continue
+        readers = [e.target for e in graph.readers[node.ports[0].id]]
+        fused = [runs[n] for n in readers if nodes[n].is_fused]
+        if fused:
+            runs[node.id] = min(fused)
+    return runs
+
+
+def _read(graph: Graph, fusions: np.ndarray, materialised: Materialised) -> Kernels:
+    """
+    Args:
+      graph: the program.
+      fusions: [nodes], the first node of each one's.
+      materialised: see `find_kernels`.
+    """
+    columns, num_nodes = graph.columns, len(graph.nodes)
+    in_memory = np.array(materialised.ports, dtype=bool)
+    # What does not fuse is a group of its own, and reads all of its operands.
+    own = num_nodes + np.arange(num_nodes)
+    group = np.where(columns.is_fused, fusions, own)
+    copied = copied_ports(graph)[columns.source]
+    port = np.where(copied == NOWHERE, columns.source, copied)
+    maker, reader = columns.maker[port], columns.target
+    # What a matmul computes again for itself is read from where that is stored.
+    is_again = (
+        columns.is_matmul[reader]
+        & columns.is_fusible[maker]
+        & (materialised.matmul_of[maker] != reader)
+    )
+    is_read = columns.is_op[reader] & (in_memory[port] | is_again)
+    read = np.flatnonzero(is_read & (group[maker] != group[reader]))
+    read = read[np.lexsort((columns.operand[read], columns.place[reader[read]]))]
+    pairs = group[reader[read]] * len(graph.ports) + port[read]
+    is_first = np.zeros(len(read), dtype=bool)
+    is_first[np.unique(pairs, return_index=True)[1]] = True
+    read = read[is_first | ~columns.is_fused[reader[read]]]
+    reads: list[tuple[int, ...]] = [()] * num_nodes
+    begin = np.flatnonzero(np.diff(reader[read], prepend=NOWHERE))
+    operands = columns.operand[read].tolist()
+    spans = begin, np.append(begin, len(read))[1:], reader[read[begin]]
+    for a, b, node in zip(*(x.tolist() for x in spans), strict=True):
+        reads[node] = tuple(operands[a:b])
+    touches = np.zeros(num_nodes, dtype=bool)
+    touches[reader[read]] = True
+    touches[columns.maker[in_memory]] = True
+    running = np.flatnonzero(touches & columns.is_op)
+    running = running[np.argsort(columns.place[running])]
+    launches = np.zeros(num_nodes, dtype=bool)
+    launches[running[np.unique(group[running], return_index=True)[1]]] = True
+    return Kernels(reads, launches.tolist())

@@ -1,0 +1,44 @@
+"""Levels: how many matmuls, and other ops that cannot fuse, lie on the way to a node.
+
+What one of them lies between cannot be one fusion, and has something to hide behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rhino_jax.analysis.graph import Graph, Node, NodeKind
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulDepth:
+    """Attributes:
+    at: of every node, the number of such ops on the longest way to it.
+    behind: likewise of what reads its result.
+    """
+
+    at: list[int]
+    behind: list[int]
+
+
+def find_matmul_depth(graph: Graph) -> MatmulDepth:
+    """The levels of a graph's nodes."""
+    at = [0] * len(graph.nodes)
+    # What closes a loop is read before it is made.
+    behind = [int(_is_heavy(node)) for node in graph.nodes]
+    for node in graph.run_order:
+        deepest = 0
+        if node.kind is not NodeKind.INPUT:
+            for edge in graph.incoming[node.id]:
+                level = behind[edge.source.node]
+                if level > deepest:
+                    deepest = level
+        at[node.id] = deepest
+        behind[node.id] += deepest
+    return MatmulDepth(at, behind)
+
+
+def _is_heavy(node: Node) -> bool:
+    if node.kind is NodeKind.OP:
+        return not node.is_fused
+    return node.kind in (NodeKind.CARRY, NodeKind.STACK)

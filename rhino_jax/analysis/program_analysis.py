@@ -1,0 +1,63 @@
+"""What is known of a program on some hardware before it is laid over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rhino_jax.analysis.dim_classes import Classes, Roles, find_classes, find_roles
+from rhino_jax.analysis.equivalence import Alike, find_alike
+from rhino_jax.analysis.graph import Graph
+from rhino_jax.analysis.inline_regions import inline_regions
+from rhino_jax.analysis.lanes import dims_off_lanes
+from rhino_jax.analysis.liveness import Liveness, analyse
+from rhino_jax.analysis.materialised import Fusing
+from rhino_jax.analysis.padding import matmul_dims
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
+from rhino_jax.optimize.slack import Slack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProgramAnalysis:
+    """What the models of all meshes share.
+
+    Attributes:
+      graph: the program.
+      target: where it runs.
+      liveness: when its values are in memory, and what is read and launched.
+      slack: which collectives something waits for, as far as the compiler makes use
+        of it.
+      classes, roles: what its dims and inputs are.
+      padded_dims: sizes of dims that may be cut unevenly.
+      off_lanes: value → its dims that never lie on lanes (see `lanes`).
+      alike: what has the same options on every mesh.
+    """
+
+    graph: Graph
+    target: Target
+    liveness: Liveness
+    slack: Slack
+    classes: Classes
+    roles: Roles
+    padded_dims: frozenset[int]
+    off_lanes: Mapping[int, tuple[int, ...]]
+    alike: Alike
+
+    @classmethod
+    def of(cls, program: Program, target: Target) -> ProgramAnalysis:
+        graph, device = inline_regions(program), target.device
+        classes = find_classes(graph)
+        liveness = analyse(graph, Fusing.of(device))
+        off_lanes = dims_off_lanes(graph, classes) if device.tile else {}
+        return cls(
+            graph,
+            target,
+            liveness,
+            liveness.slack.where(device.free_share is not None),
+            classes,
+            find_roles(graph, classes),
+            matmul_dims(graph),
+            off_lanes,
+            find_alike(graph, liveness, off_lanes),
+        )

@@ -1,0 +1,124 @@
+"""Which collectives can run beside compute: those that nothing waits for.
+
+A value has slack where other matmuls lie between the time at which it can be had and
+the time at which it must be there: a weight that is gathered for a later layer, the
+gradient of a weight that only the optimizer reads. What the next matmul waits for, as
+the activations of tensor parallelism do, has none, and no compiler can hide it.
+
+What is ready when the step starts (a weight, and what is cast of it), and what is due
+when it ends (the gradient that only the optimizer reads), is `FREE`: compilers start
+the one early, let the other run on, and combine either with its like.
+
+Levels are matmuls on the way (see `depth`). Inside of a loop's body, time ends
+with the body, and nothing is free.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.analysis.matmul_depth import MatmulDepth
+from rhino_jax.optimize.slack import Slack, Wait
+
+
+COMBINED = (Wait.BACK, Wait.FREE)
+"""What compilers combine with its like, where they do."""
+
+
+def find_slack(graph: Graph, depth: MatmulDepth) -> Slack:
+    """Compare the first level at which each value is there with the last at which it
+    must be.
+
+    Args:
+      graph: the program.
+      depth: of its nodes.
+    """
+    nodes, ready = graph.nodes, depth.behind
+    ends = _loop_ends(graph, depth)
+    deepest = max(ready, default=0)
+    # What closes a loop is due where the loop ends, all else when its reader is.
+    closing = {
+        id(edge): ends[node]
+        for node in ends
+        for edge in graph.incoming[node]
+        if nodes[node].kind is NodeKind.STACK
+        or (nodes[node].kind is NodeKind.CARRY and edge.time > nodes[node].time)
+    }
+    latest = [deepest] * len(nodes)
+    for node in reversed(graph.run_order):
+        if node.kind is NodeKind.OUTPUT:
+            continue
+        last = deepest
+        for edge in graph.outgoing[node.id]:
+            due = closing.get(id(edge)) if closing else None
+            if due is None:
+                due = latest[edge.target]
+            if due < last:
+                last = due
+        level = depth.at[node.id]
+        latest[node.id] = max(last - (ready[node.id] - level), level)
+    columns = graph.columns
+    dues = np.array(latest)[columns.target]
+    if closing:
+        dues = [closing.get(id(e), d) for e, d in zip(graph.edges, dues, strict=True)]
+    makers = columns.maker[columns.source]
+    dues, readys = np.asarray(dues), np.array(ready)[makers]
+    in_loops = np.array([_is_in_loop(n) for n in nodes], dtype=bool)
+    is_free = ((readys == 0) | (dues == deepest)) & ~in_loops[makers]
+    is_free &= ~in_loops[columns.target]
+    waits = np.where(is_free, Wait.FREE, Wait.LATER)
+    waits[dues <= readys] = Wait.NONE
+    updates = _only_update(graph)
+    is_last = (waits == Wait.NONE) & (dues == deepest) & is_free
+    waits[is_last & updates[columns.target]] = Wait.UPDATE
+    is_input = np.array([n.kind is NodeKind.INPUT for n in nodes], dtype=bool)
+    is_back = is_input[columns.target] & updates[makers]
+    waits[(waits == Wait.NONE) & is_back] = Wait.BACK
+    # Of a node's readers the one that waits most counts.
+    by_node = np.full(len(nodes), Wait.FREE, dtype=np.int64)
+    np.minimum.at(by_node, makers, waits)
+    return Slack(tuple(by_node.tolist()), tuple(waits.tolist()))
+
+
+def _only_update(graph: Graph) -> np.ndarray:
+    """[nodes], whether all that comes of one is state that is fed back, one of several
+    such inputs."""
+    outputs = graph.program.outputs
+    found = np.zeros(len(graph.nodes), dtype=bool)
+    if sum(o.state_of is not None for o in outputs) < LEAST_STATE:
+        return found
+    # What is fed back is read by the node of its input.
+    inputs = {n.id for n in graph.nodes if n.kind is NodeKind.INPUT}
+    for node in reversed(graph.run_order):
+        targets = {e.target for e in graph.outgoing[node.id]}
+        if targets and node.id not in inputs:
+            found[node.id] = all(t in inputs or found[t] for t in targets)
+    return found
+
+
+LEAST_STATE = 4
+"""Arrays that are fed back, from which on updates run beside each other."""
+
+
+def _is_in_loop(node: Node) -> bool:
+    return node.count > 1
+
+
+def _loop_ends(graph: Graph, depth: MatmulDepth) -> dict[int, int]:
+    """For every border node of a loop, the deepest level in the loop's body."""
+    borders: dict[int, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.id in graph.loop_end and node.op is not None:
+            borders[node.op.id].append(node)
+    ends: dict[int, int] = {}
+    for nodes in borders.values():
+        start = min(n.time for n in nodes)
+        end = max(graph.loop_end[n.id] for n in nodes)
+        deepest = max(
+            (depth.at[n.id] for n in graph.nodes if start < n.time < end), default=0
+        )
+        ends |= {n.id: max(deepest, depth.at[n.id]) for n in nodes}
+    return ends

@@ -1,0 +1,122 @@
+"""What reads every port, and how; what reads a shared copy, in place of the copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Columns, Graph
+from rhino_jax.analysis.matmul_depth import MatmulDepth
+
+
+NOWHERE = -1
+"""Stands for no node and no port."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Readers:
+    """Pairs of a port and a node that reads it, in the order of ports.
+
+    Attributes:
+      num_ports: of the graph.
+      port, node: [pairs].
+      begin: where each port's pairs begin, and their number.
+      nodes: `node` as a list.
+    """
+
+    num_ports: int
+    port: np.ndarray
+    node: np.ndarray
+    begin: list[int]
+    nodes: list[int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Readers:
+        columns, num_ports = graph.columns, len(graph.ports)
+        is_copied = columns.is_copy[columns.target]
+        behind = copied_ports(graph)[columns.source]
+        is_behind = behind != NOWHERE
+        port = np.concatenate([columns.source[~is_copied], behind[is_behind]])
+        node = np.concatenate([columns.target[~is_copied], columns.target[is_behind]])
+        order = np.argsort(port, kind="stable")
+        port, node = port[order], node[order]
+        begin = np.searchsorted(port, np.arange(num_ports + 1))
+        return cls(num_ports, port, node, begin.tolist(), node.tolist())
+
+    def of_port(self, port: int) -> list[int]:
+        """The nodes that read a port, one as often as it does."""
+        return self.nodes[self.begin[port] : self.begin[port + 1]]
+
+    def count(self, which: np.ndarray) -> np.ndarray:
+        """[ports], how many pairs are of nodes of which [nodes] it is true."""
+        return np.bincount(self.port[which[self.node]], minlength=self.num_ports)
+
+    def largest(self, values: np.ndarray) -> np.ndarray:
+        """[ports], the largest of values [nodes], of readers; 0 without any."""
+        found = np.zeros(self.num_ports, dtype=values.dtype)
+        np.maximum.at(found, self.port, values[self.node])
+        return found
+
+
+def copied_ports(graph: Graph) -> np.ndarray:
+    """[ports], of a shared copy the port that it copies, of others NOWHERE."""
+    columns = graph.columns
+    of_node = np.full(len(graph.nodes), NOWHERE)
+    is_copied = columns.is_copy[columns.target]
+    of_node[columns.target[is_copied]] = columns.source[is_copied]
+    return of_node[columns.maker]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """How every port is read: lists of [ports].
+
+    Attributes:
+      count, num_matmuls: how often, and how often by matmuls.
+      deepest: the deepest level at which it is.
+      is_needed: whether some reader needs it in memory.
+      ends_fusion: likewise, of what a matmul's fusion makes.
+      feeds_matmul, is_parted: whether any reader runs in the fusion of a matmul that
+        it is computed for, and whether others do not.
+    """
+
+    count: list[int]
+    num_matmuls: list[int]
+    deepest: list[int]
+    is_needed: list[bool]
+    ends_fusion: list[bool]
+    feeds_matmul: list[bool]
+    is_parted: list[bool]
+
+    @classmethod
+    def of(
+        cls,
+        readers: Readers,
+        columns: Columns,
+        depth: MatmulDepth,
+        before: Mapping[int, int],
+        with_matmuls: bool,
+    ) -> Reading:
+        """
+        Args:
+          readers: of all ports.
+          columns, depth: of the graph.
+          before: node → the only matmul that it is computed for.
+          with_matmuls: whether matmuls compute their operands.
+        """
+        fuses = columns.is_op & columns.is_fused
+        computes = fuses | columns.is_matmul if with_matmuls else fuses
+        runs_before = np.zeros(len(fuses), dtype=bool)
+        runs_before[list(before)] = True
+        num_before, num_else = readers.count(runs_before), readers.count(~runs_before)
+        return cls(
+            (num_before + num_else).tolist(),
+            readers.count(columns.is_matmul).tolist(),
+            readers.largest(np.array(depth.at)).tolist(),
+            (readers.count(~computes) > 0).tolist(),
+            (readers.count(~fuses) > 0).tolist(),
+            (num_before > 0).tolist(),
+            ((num_before > 0) & (num_else > 0)).tolist(),
+        )

@@ -1,0 +1,208 @@
+"""Which merged dims are worth keeping apart.
+
+A walk supposes that every reshape that merges dims keeps their parts apart, and sees
+how far each of these flows gets. Parts are of use where they go ways of their own
+again: where a later reshape takes them apart, where they are summed, or contracted
+with the same parts. A flow ends badly where an op cannot be said on parts: there they
+are merged after all, and a cut of the minor part would be gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rhino_jax._compat import is_literal, open_jaxpr, scan_counts
+from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind
+from rhino_jax.frontend.split_dims import indexed  # noqa: F401  registers its ops
+from rhino_jax.frontend.split_dims.forms import (
+    SMALL,
+    Form,
+    Groups,
+    Origin,
+    Parts,
+    groups_of,
+    shape_of,
+)
+from rhino_jax.frontend.split_dims.ops import spell
+from rhino_jax.ir.program import RegionKind
+
+
+INLINED = frozenset({"jit", "pjit"})
+"""Calls that mean nothing but their bodies."""
+
+
+def takes_parts(eqn: Any) -> bool:
+    """Whether a call can be made on parts: it says nothing of its own about shapes.
+
+    The derivative of a `custom_vjp` does.
+    """
+    return not eqn.primitive.name.startswith(("custom_vjp", "custom_vmap", "linear"))
+
+
+@dataclass(slots=True)
+class Flows:
+    """What is worth keeping apart.
+
+    Attributes:
+      kept: where the dims were merged.
+      carries: identity of a scan → groups of its carries.
+    """
+
+    kept: set[Origin]
+    carries: dict[int, list[Groups]]
+
+    def of(self, groups: Groups) -> Groups:
+        """The same with all others merged."""
+        return tuple(p if p.origins <= self.kept else p.merged for p in groups)
+
+
+def find_flows(jaxpr: Any) -> Flows:
+    """Analyse a whole function."""
+    walk, opened = _Walk(), open_jaxpr(jaxpr)
+    outs = walk.region(opened, [Form(groups_of(v)) for v in opened.invars])
+    for form in outs:
+        walk.breaks(form.groups)
+    flows = Flows(walk.kept(), {})
+    flows.carries = {at: list(map(flows.of, g)) for at, g in walk.carries.items()}
+    return flows
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Attributes:
+    together: origin → another of the same flow, or itself.
+    used: origins of parts that were of use.
+    merged: origin → elements of the largest value that was merged there.
+    broken: origin → elements of the largest value that had to be merged after all.
+    carries: identity of a scan → groups of its carries.
+    """
+
+    together: dict[Origin, Origin] = field(default_factory=dict)
+    used: set[Origin] = field(default_factory=set)
+    merged: dict[Origin, int] = field(default_factory=dict)
+    broken: dict[Origin, int] = field(default_factory=dict)
+    carries: dict[int, list[Groups]] = field(default_factory=dict)
+
+    def region(self, jaxpr: Any, inputs: Sequence[Form]) -> list[Form]:
+        env: dict[Any, Form] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var in jaxpr.constvars:
+            env[var] = Form(groups_of(var))
+
+        def read(atom: Any) -> Form:
+            return Form(groups_of(atom)) if is_literal(atom) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self.eqn(eqn, [read(atom) for atom in eqn.invars])
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def eqn(self, eqn: Any, operands: list[Form]) -> list[Form]:
+        kind = region_kind(eqn)
+        if kind is None:
+            return self.plain(eqn, operands)
+        bodies = [open_jaxpr(j) for j in closed_region_jaxprs(eqn)]
+        if eqn.primitive.name in INLINED:
+            return self.region(bodies[0], operands)
+        if kind is RegionKind.CALL and takes_parts(eqn):
+            return self.region(bodies[0], [Form(f.groups) for f in operands])
+        if kind is RegionKind.SCAN:
+            return self.scan(eqn, bodies[0], operands)
+        for form in operands:
+            self.breaks(form.groups)
+        if kind is not RegionKind.CALL:
+            for body in bodies:
+                for out in self.region(body, [Form(groups_of(v)) for v in body.invars]):
+                    self.breaks(out.groups)
+        return [Form(groups_of(v)) for v in eqn.outvars]
+
+    def plain(self, eqn: Any, operands: list[Form]) -> list[Form]:
+        found = spell(eqn, operands)
+        if found is None:
+            for form in operands:
+                self.breaks(form.groups)
+            return [Form(groups_of(v)) for v in eqn.outvars]
+        for form, read in zip(operands, found.operands, strict=True):
+            self.breaks(form.groups, read)
+        for parts in found.used:
+            self.used |= parts.origins
+        for groups in (*found.operands, *found.results):
+            for parts in groups:
+                self.join(parts, math.prod(shape_of(groups)))
+        return [Form(groups, found.free) for groups in found.results]
+
+    def scan(self, eqn: Any, body: Any, operands: list[Form]) -> list[Form]:
+        """A loop: what is the same in every run, and carries that leave as they enter,
+        keep their parts."""
+        num_consts, num_carry = scan_counts(eqn.params)
+        first = num_consts + num_carry
+        inside = [Form(f.groups) for f in operands[:first]]
+        for form, var in zip(operands[first:], body.invars[first:], strict=True):
+            if form.groups[0].is_apart:
+                self.breaks(form.groups)
+                inside.append(Form(groups_of(var)))
+            else:
+                inside.append(Form(form.groups[1:]))
+        while True:
+            outs = self.region(body, inside)
+            changed = [
+                k
+                for k, out in enumerate(outs[:num_carry])
+                if inside[num_consts + k].groups != out.groups
+                and inside[num_consts + k].is_apart
+            ]
+            if not changed:
+                break
+            for k in changed:
+                self.breaks(inside[num_consts + k].groups)
+                inside[num_consts + k] = Form(groups_of(body.invars[num_consts + k]))
+        carries = [form.groups for form in inside[num_consts:first]]
+        for groups, out in zip(carries, outs, strict=False):
+            self.breaks(out.groups, groups)
+            for a, b in zip(groups, out.groups, strict=True):
+                if a.is_apart:
+                    self.join(Parts(a.sizes, a.origins | b.origins), 0)
+        self.carries[id(eqn)] = carries
+        length = Parts((int(eqn.params["length"]),))
+        stacks: list[Groups] = [(length, *out.groups) for out in outs[num_carry:]]
+        return [Form(groups) for groups in (*carries, *stacks)]
+
+    def breaks(self, groups: Groups, read: Groups | None = None) -> None:
+        """Note what is merged after all: all that is apart, or what `read` has not."""
+        elements = math.prod(shape_of(groups))
+        for d, parts in enumerate(groups):
+            if read is None or parts != read[d]:
+                for origin in parts.origins:
+                    self.broken[origin] = max(self.broken.get(origin, 0), elements)
+
+    def join(self, parts: Parts, elements: int) -> None:
+        """Note that these belong to one flow."""
+        if not parts.origins:
+            return
+        roots = [self.root(origin) for origin in parts.origins]
+        for root in roots:
+            self.together[root] = roots[0]
+        for origin in parts.origins:
+            self.merged.setdefault(origin, elements)
+
+    def root(self, origin: Origin) -> Origin:
+        while (up := self.together.setdefault(origin, origin)) != origin:
+            origin = up
+        return origin
+
+    def kept(self) -> set[Origin]:
+        """Origins of flows that are of use and do not end badly: what has to be merged
+        after all is small beside what was merged at first."""
+        flows: dict[Origin, list[Origin]] = {}
+        for origin in list(self.together):
+            flows.setdefault(self.root(origin), []).append(origin)
+        return {
+            origin
+            for flow in flows.values()
+            if not self.used.isdisjoint(flow)
+            and max(self.broken.get(o, 0) for o in flow)
+            <= SMALL * max(self.merged[o] for o in flow)
+            for origin in flow
+        }

@@ -1,0 +1,386 @@
+"""What ops become on values whose merged dims are kept apart.
+
+Every function takes an equation, the forms of its operands, and, for results with
+free dims, the groups that are wanted of them; it returns None where the op cannot be
+spelled so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rhino_jax.frontend.rules.elementwise import BINARY, UNARY
+from rhino_jax.frontend.rules.reshape import reshape_rule
+from rhino_jax.frontend.split_dims.forms import (
+    SMALL,
+    Form,
+    Groups,
+    Origin,
+    Parts,
+    Spelled,
+    groups_of,
+    join,
+    places,
+    shape_of,
+)
+from rhino_jax.ir.factor import FactorKind
+
+
+Speller = Callable[[Any, Sequence[Form], Groups | None], Spelled | None]
+
+_SPELLERS: dict[str, Speller] = {}
+
+ELEMENTWISE = (
+    *UNARY, *BINARY, "clamp", "copy", "copy_p", "name", "select_n", "stop_gradient",
+)  # fmt: skip
+
+_REDUCTIONS = (
+    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
+    "reduce_sum", "reduce_xor",
+)  # fmt: skip
+
+_ALONG = {
+    "argmax": "axes", "argmin": "axes", "cumlogsumexp": "axis", "cummax": "axis",
+    "cummin": "axis", "cumprod": "axis", "cumsum": "axis", "rev": "dimensions",
+    "sort": "dimension", "split": "axis", "top_k": "axis", "concatenate": "dimension",
+}  # fmt: skip
+"""Ops that work along some dims and treat all others alike → the parameter that says
+which."""
+
+
+def spells(*names: str) -> Callable[[Speller], Speller]:
+    """Register what these primitives become."""
+
+    def register(speller: Speller) -> Speller:
+        _SPELLERS.update(dict.fromkeys(names, speller))
+        return speller
+
+    return register
+
+
+_ONE = Parts((1,))
+
+_STARTS = frozenset({"reshape", "broadcast_in_dim", "iota", "random_bits"})
+"""Where dims get apart, or free."""
+
+
+def spell(
+    eqn: Any, forms: Sequence[Form], target: Groups | None = None
+) -> Spelled | None:
+    """What an equation becomes.
+
+    Args:
+      eqn: the equation, of a plain op.
+      forms: of its operands.
+      target: groups that are wanted of the results; counts for free dims only.
+    Returns:
+      What it becomes; None where it stays as it is, its operands merged.
+    """
+    name = eqn.primitive.name
+    if name not in _STARTS and not any(f.is_apart or f.free for f in forms):
+        return None
+    speller = _SPELLERS.get(name)
+    said = {k: eqn.params.get(k) for k in ("sharding", "out_sharding")}
+    if speller is None or any(s is not None and any(s.spec) for s in said.values()):
+        return None
+    found = speller(eqn, forms, target)
+    if found is None or not any(said.values()):
+        return found
+    # JAX's rules of derivatives say of some results that nothing cuts them.
+    unsaid = {k: None for k, s in said.items() if s is not None}
+    return replace(found, params={**found.params, **unsaid})
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(atom.aval.shape)
+
+
+@spells("reshape")
+def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+    """Parts are the factors that both shapes have in common."""
+    (form,), shape = forms, _shape(eqn.outvars[0])
+    if eqn.params.get("dimensions") is not None or 0 in shape:
+        return None
+    rule = reshape_rule(shape_of(form.groups), shape)
+    if any(f.kind is FactorKind.WHOLE for f in rule.factors):
+        return None
+    homes = {f: d for d, dim in enumerate(rule.results[0]) for f in dim}
+    origins: dict[int, set[Origin]] = {d: set() for d in range(len(shape))}
+    sources: dict[int, set[int]] = {d: set() for d in range(len(shape))}
+    used: list[Parts] = []
+    for d, parts in enumerate(form.groups):
+        factors = [f for k in places(form.groups, [d]) for f in rule.operands[0][k]]
+        goes = {homes[f] for f in factors}
+        if parts.is_apart and len(goes) > 1:
+            used.append(parts)
+        for home in goes:
+            origins[home] |= parts.origins
+            sources[home].add(d)
+    made: list[Parts] = []
+    for d, dim in enumerate(rule.results[0]):
+        sizes = tuple(rule.factors[f].size for f in dim) or (shape[d],)
+        if len(sources[d]) > 1:
+            origins[d].add((id(eqn), d))
+        is_one = len(sizes) == 1
+        made.append(Parts(sizes, frozenset() if is_one else frozenset(origins[d])))
+    params = {**eqn.params, "new_sizes": shape_of(tuple(made))}
+    return Spelled((form.groups,), (tuple(made),), params, tuple(used))
+
+
+@spells(*ELEMENTWISE)
+def elementwise(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """All operands alike; scalars stay, and dims of size one are expanded."""
+    wide = [form for form in forms if form.groups]
+    free = frozenset(range(len(_shape(eqn.outvars[0])))) if wide else frozenset()
+    for form in wide:
+        free &= form.free | {d for d, p in enumerate(form.groups) if p == _ONE}
+    joined: list[Parts] = []
+    for d, size in enumerate(_shape(eqn.outvars[0])):
+        seen = [(f, d) for f in wide if f.groups[d] != _ONE]
+        if target is not None and d in free:
+            joined.append(target[d])
+        else:
+            joined.append(join(seen) if seen else Parts((size,)))
+    read = tuple(
+        tuple(
+            Parts((1,) * len(parts.sizes)) if mine == _ONE else parts
+            for mine, parts in zip(form.groups, joined, strict=False)
+        )
+        for form in forms
+    )
+    made = (tuple(joined),) * len(eqn.outvars)
+    return Spelled(read, made, eqn.params, free=free)
+
+
+@spells("bitcast_convert_type")
+def bitcast(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+    """Elementwise, where the width stays."""
+    is_same = _shape(eqn.invars[0]) == _shape(eqn.outvars[0])
+    return elementwise(eqn, forms, target) if is_same else None
+
+
+@spells("optimization_barrier")
+def barrier(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """Every result is its operand."""
+    groups = tuple(form.groups for form in forms)
+    return Spelled(groups, groups, eqn.params)
+
+
+@spells("broadcast_in_dim")
+def broadcast_in_dim(
+    eqn: Any, forms: Sequence[Form], target: Groups | None
+) -> Spelled | None:
+    """Parts of the operand go along; new dims are free, and so are those of a small
+    operand: it is reshaped itself."""
+    if len(forms) != 1:
+        return None  # a shape that is not known
+    shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    (form,), operand = forms, _shape(eqn.invars[0])
+    is_small = math.prod(operand) <= SMALL * math.prod(shape)
+    taken = {d: i for i, d in enumerate(dims) if operand[i] == shape[d]}
+    free = frozenset(
+        d
+        for d in range(len(shape))
+        if d not in taken or (is_small and not form.groups[taken[d]].is_apart)
+    )
+    made = tuple(
+        target[d]
+        if target is not None and d in free
+        else form.groups[taken[d]]
+        if d in taken
+        else Parts((size,))
+        for d, size in enumerate(shape)
+    )
+    read = list(form.groups)
+    for d, i in taken.items():
+        read[i] = made[d]
+    at: list[int] = []
+    for i, d in enumerate(dims):
+        there = places(made, [d])
+        at += there if taken.get(d) == i else there[:1]
+    params = {
+        **eqn.params,
+        "shape": shape_of(made),
+        "broadcast_dimensions": tuple(at),
+    }
+    return Spelled((tuple(read),), (made,), params, free=free)
+
+
+@spells("random_bits")
+def random_bits(
+    eqn: Any, forms: Sequence[Form], target: Groups | None
+) -> Spelled | None:
+    """Of one key, all dims are free: bits are numbered in the order of elements."""
+    if _shape(eqn.invars[0]):
+        return None
+    made = groups_of(eqn.outvars[0]) if target is None else target
+    params = {**eqn.params, "shape": shape_of(made)}
+    return Spelled(((),), (made,), params, free=frozenset(range(len(made))))
+
+
+@spells("iota")
+def iota(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+    """All dims are free but the one that is counted."""
+    if forms:
+        return None  # a shape that is not known
+    shape, along = eqn.params["shape"], eqn.params["dimension"]
+    free = frozenset(range(len(shape))) - {along}
+    made = tuple(
+        target[d] if target is not None and d in free else Parts((size,))
+        for d, size in enumerate(shape)
+    )
+    (place,) = places(made, [along])
+    params = {**eqn.params, "shape": shape_of(made), "dimension": place}
+    return Spelled((), (made,), params, free=free)
+
+
+@spells(*_REDUCTIONS)
+def reduction(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+    """All parts of a dim are reduced together."""
+    if len(forms) != 1:
+        return None
+    (form,), axes = forms, set(eqn.params["axes"])
+    made = tuple(g for d, g in enumerate(form.groups) if d not in axes)
+    used = tuple(form.groups[d] for d in sorted(axes) if form.groups[d].is_apart)
+    params = {**eqn.params, "axes": places(form.groups, sorted(axes))}
+    return Spelled((form.groups,), (made,), params, used)
+
+
+@spells(*_ALONG)
+def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+    """The dims it works along are as they are, all others of any parts."""
+    name = _ALONG[eqn.primitive.name]
+    if name not in eqn.params or any(not form.groups for form in forms):
+        return None
+    said = eqn.params[name]
+    rank = len(forms[0].groups)
+    dims = [d % rank for d in (said if isinstance(said, tuple) else (said,))]
+    joined = [join([(form, d) for form in forms]) for d in range(rank)]
+    read = tuple(
+        tuple(
+            Parts((_shape(atom)[d],)) if d in dims else joined[d] for d in range(rank)
+        )
+        for atom in eqn.invars
+    )
+    results: list[Groups] = []
+    for var in eqn.outvars:
+        shape = _shape(var)
+        if len(shape) == rank:
+            results.append(
+                tuple(
+                    Parts((shape[d],)) if d in dims else read[0][d] for d in range(rank)
+                )
+            )
+        else:
+            results.append(tuple(read[0][d] for d in range(rank) if d not in dims))
+    at = places(read[0], dims)
+    params = {**eqn.params, name: at if isinstance(said, tuple) else at[0]}
+    return Spelled(read, tuple(results), params)
+
+
+@spells("transpose")
+def transpose(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """Parts of a dim stay together."""
+    (form,), order = forms, eqn.params["permutation"]
+    made = tuple(form.groups[d] for d in order)
+    params = {**eqn.params, "permutation": places(form.groups, order)}
+    return Spelled((form.groups,), (made,), params)
+
+
+@spells("squeeze", "expand_dims")
+def squeeze(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """Dims of size one come or go; they have one part."""
+    (form,), shape = forms, _shape(eqn.outvars[0])
+    rank = max(len(form.groups), len(shape))
+    dims = {d % rank for d in eqn.params["dimensions"]}
+    is_squeeze = len(shape) < len(form.groups)
+    rest = iter(form.groups)
+    made = (
+        tuple(g for d, g in enumerate(form.groups) if d not in dims)
+        if is_squeeze
+        else tuple(Parts((1,)) if d in dims else next(rest) for d in range(rank))
+    )
+    whole = form.groups if is_squeeze else made
+    params = {**eqn.params, "dimensions": places(whole, sorted(dims))}
+    return Spelled((form.groups,), (made,), params)
+
+
+@spells("slice")
+def slice_(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """Dims that are cut are as they are."""
+    (form,), params = forms, eqn.params
+    shape, sizes = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    strides = params["strides"] or (1,) * len(shape)
+    is_full = [size == left for size, left in zip(shape, sizes, strict=True)]
+    bounds: list[tuple[int, int, int]] = []
+    for d, (group, full) in enumerate(zip(form.groups, is_full, strict=True)):
+        bounds += (
+            [(0, part, 1) for part in group.sizes]
+            if full
+            else [(params["start_indices"][d], params["limit_indices"][d], strides[d])]
+        )
+    starts, limits, steps = zip(*bounds, strict=True) if bounds else ((), (), ())
+    return Spelled(
+        (_partly(form.groups, shape, is_full),),
+        (_partly(form.groups, sizes, is_full),),
+        {
+            **params,
+            "start_indices": starts,
+            "limit_indices": limits,
+            "strides": None if params["strides"] is None else steps,
+        },
+    )
+
+
+@spells("pad")
+def pad(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """Dims that are padded are as they are."""
+    form, config = forms[0], eqn.params["padding_config"]
+    shape, sizes = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    kept = [tuple(padding) == (0, 0, 0) for padding in config]
+    read = _partly(form.groups, shape, kept)
+    paddings = tuple(p for p, g in zip(config, read, strict=True) for _ in g.sizes)
+    return Spelled(
+        (read, ()),
+        (_partly(form.groups, sizes, kept),),
+        {**eqn.params, "padding_config": paddings},
+    )
+
+
+def _partly(groups: Groups, shape: Sequence[int], kept: Sequence[bool]) -> Groups:
+    return tuple(
+        group if keep else Parts((size,))
+        for group, size, keep in zip(groups, shape, kept, strict=True)
+    )
+
+
+@spells("dot_general")
+def dot_general(
+    eqn: Any, forms: Sequence[Form], target: Groups | None
+) -> Spelled | None:
+    """Free dims have any parts; contracted and batch dims those of both sides."""
+    sides = [list(groups_of(atom)) for atom in eqn.invars]
+    contract, batch = eqn.params["dimension_numbers"]
+    used: list[Parts] = []
+    for pairs, is_contracted in ((contract, True), (batch, False)):
+        for i, j in zip(*pairs, strict=True):
+            both = join([(forms[0], i), (forms[1], j)], splits_small=False)
+            sides[0][i] = sides[1][j] = both
+            if is_contracted and both.is_apart:
+                used.append(both)
+    made: list[Parts] = [sides[0][i] for i in batch[0]]
+    for side, form in enumerate(forms):
+        for d, group in enumerate(form.groups):
+            if d not in contract[side] and d not in batch[side]:
+                sides[side][d] = group
+                made.append(group)
+    read = tuple(map(tuple, sides))
+    numbers = tuple(
+        tuple(places(groups, dims) for groups, dims in zip(read, pairs, strict=True))
+        for pairs in (contract, batch)
+    )
+    params = {**eqn.params, "dimension_numbers": numbers}
+    return Spelled(read, (tuple(made),), params, tuple(used))

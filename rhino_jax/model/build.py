@@ -1,0 +1,261 @@
+"""Graph + options → Problem: costs in seconds, memory in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.analysis.dim_classes import Classes
+from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.ir.spec import Spec
+from rhino_jax.model.options import NodePin, OptionBuilder, Options
+from rhino_jax.model.packing import COMBINED_LATENCY, is_combined, with_packing
+from rhino_jax.model.resharding import ReshardTables
+from rhino_jax.model.sizes import Sizes, SpecTable
+from rhino_jax.numbering import for_each, number_objects, number_rows
+from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, PairTable, Problem
+
+
+SMALL_SHARE = 1e-4
+"""Resharded copies smaller than this share of the memory limit are not counted
+towards the peak: a thousand of them at once would be 10 %, and few live at once."""
+
+SLICE_NUDGE = 1.001
+"""A stacked value resharded before a loop is priced as if each slice were resharded
+inside, and a little more: it then holds the whole stack, and nothing hides it."""
+
+
+Narrow = Callable[[OptionBuilder, list[Options]], list[Options]]
+"""Makes shorter lists of options of them all."""
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """A program's search problem, with all that is needed to read its solution.
+
+    Attributes:
+      analysis: the program, and what is known of it on any mesh.
+      builder: made the options.
+      options: of every node.
+      problem: costs and memory.
+      is_narrowed: options were left out that no cost rules out.
+    """
+
+    analysis: ProgramAnalysis
+    builder: OptionBuilder
+    options: list[Options]
+    problem: Problem
+    is_narrowed: bool = False
+
+    def compute_costs(self) -> list[np.ndarray]:
+        """For every node, the seconds of each option that are compute."""
+        return _times_run([o.compute_s for o in self.options], self.graph.nodes)
+
+    @property
+    def graph(self) -> Graph:
+        return self.analysis.graph
+
+    @property
+    def classes(self) -> Classes:
+        return self.analysis.classes
+
+    @property
+    def mesh(self) -> LaidMesh:
+        return self.builder.mesh
+
+    def spec(self, port: Port, label: int) -> Spec:
+        """The spec in which a port holds its value under a choice of its node."""
+        return self.options[port.node].strategies[label].results[port.result]
+
+    def wanted(self, edge: Edge, label: int) -> Spec:
+        """The spec in which an edge's reader wants its value."""
+        strategy = self.options[edge.target].strategies[label]
+        return strategy.operands[edge.operand]
+
+
+def build_model(
+    analysis: ProgramAnalysis,
+    mesh: LaidMesh,
+    pinned: dict[int, NodePin],
+    memory_budget_bytes: float,
+    narrow: Narrow | None = None,
+) -> Model:
+    """Enumerate options and price them.
+
+    Args:
+      analysis: the program.
+      mesh: mesh axes laid over the target's links.
+      pinned: node id → what is pinned of it.
+      memory_budget_bytes: per device.
+      narrow: leaves options out, or none; see `neighbourhood`.
+    """
+    graph, tile = analysis.graph, analysis.target.device.tile
+    sizes = Sizes(
+        SpecTable(), mesh.sizes, tile, analysis.padded_dims, analysis.off_lanes
+    )
+    builder = OptionBuilder(
+        graph, analysis.liveness, analysis.alike, mesh, analysis.target, pinned, sizes
+    )
+    options = builder.build()
+    every = options
+    if narrow is not None:
+        options = narrow(builder, options)
+    is_narrowed = options is not every
+    options = with_packing(analysis, mesh, options)
+    problem = Problem(
+        _times_run([o.cost_s for o in options], graph.nodes),
+        [],
+        limit=memory_budget_bytes,
+        end=graph.end + 2,
+    )
+    pricing = _Pricing(analysis, builder, options, number_objects(options))
+    pricing.add_edges(problem)
+    pricing.add_held(problem)
+    return Model(analysis, builder, options, problem, is_narrowed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pricing:
+    """Prices what the options of nodes cost together, and the memory of what is made.
+
+    Attributes:
+      analysis, builder, options: as of `Model`.
+      kinds: [nodes], equal numbers for the same options.
+    """
+
+    analysis: ProgramAnalysis
+    builder: OptionBuilder
+    options: list[Options]
+    kinds: np.ndarray
+
+    def add_edges(self, problem: Problem) -> None:
+        """What it costs to carry values, and the memory that copies need."""
+        graph, columns = self.analysis.graph, self.analysis.graph.columns
+        values, tables = graph.program.values, ReshardTables.of(self.builder)
+        small = SMALL_SHARE * problem.limit
+        combined = is_combined(self.analysis)[1]
+
+        def price(at: int) -> tuple[np.ndarray, np.ndarray | None]:
+            edge = graph.edges[at]
+            source = self.options[edge.source.node].outs[edge.source.result]
+            wanted = self.options[edge.target].ins[edge.operand]
+            whole = values[edge.value]
+            count, latencies = _times_sent(graph, edge)
+            if combined[at]:
+                latencies *= COMBINED_LATENCY
+            table = tables.table(source, wanted, whole, count, latencies)
+            is_held = whole.bytes > small and _is_copied(graph, edge)
+            return table, tables.copies(source, wanted, whole) if is_held else None
+
+        makers = columns.maker[columns.source]
+        alike = number_rows(
+            self.kinds[makers],
+            columns.result[columns.source],
+            self.kinds[columns.target],
+            columns.operand,
+            self.analysis.alike.types[columns.value],
+            columns.count,
+            _slices(graph)[columns.target],
+            np.array(combined, dtype=bool),
+        )
+        ends = zip(makers.tolist(), columns.target.tolist(), strict=True)
+        times = zip(
+            columns.read.tolist(), self.analysis.liveness.copy_last, strict=True
+        )
+        priced = zip(ends, times, for_each(alike, price), strict=True)
+        for (source, target), (start, last), (table, copies) in priced:
+            problem.edges.append(PairTable(source, target, table))
+            if copies is not None:
+                usage = EdgeUsage(source, target, copies, start, last + 1)
+                problem.edge_usages.append(usage)
+
+    def add_held(self, problem: Problem) -> None:
+        """The memory of values, and of the converted copies of whole stacks."""
+        graph, liveness = self.analysis.graph, self.analysis.liveness
+        alike, sizes = self.analysis.alike, self.builder.sizes
+        ports = [
+            port
+            for port, is_materialised in zip(
+                graph.ports, liveness.is_materialised, strict=True
+            )
+            if is_materialised and _holds_memory(graph, port)
+        ]
+        values = [_value_of(graph, port) for port in ports]
+
+        def held_bytes(at: int) -> np.ndarray:
+            port, value = ports[at], graph.program.values[values[at]]
+            return sizes.held_bytes(self.options[port.node].outs[port.result], value)
+
+        kinds = number_rows(
+            self.kinds[[port.node for port in ports]],
+            np.array([port.result for port in ports], dtype=np.int64),
+            alike.types[values],
+            alike.lanes[values],
+        )
+        for port, held in zip(ports, for_each(kinds, held_bytes), strict=True):
+            start, last = liveness.first[port.id], liveness.last[port.id]
+            problem.node_usages.append(NodeUsage(port.node, held, start, last + 1))
+        for copy in liveness.hoisted:
+            shares = sizes.shares(self.options[copy.node].ins[0])
+            held = copy.whole_bytes * shares
+            usage = NodeUsage(copy.node, held, copy.start, copy.stop + 1)
+            problem.node_usages.append(usage)
+
+
+def _slices(graph: Graph) -> np.ndarray:
+    """[nodes], of what slices a stack how many times, of others 0."""
+    found = np.zeros(len(graph.nodes), dtype=np.int64)
+    for n in graph.loop_end:
+        node = graph.nodes[n]
+        if node.kind is NodeKind.SLICE:
+            assert node.op is not None and node.op.call is not None
+            found[n] = node.op.call.trip_count
+    return found
+
+
+def _times_run(seconds: list[np.ndarray], nodes: list[Node]) -> list[np.ndarray]:
+    """Of all runs."""
+    counts = np.array([node.count for node in nodes], dtype=np.int64)
+    alike = number_rows(number_objects(seconds), counts)
+    return for_each(alike, lambda k: nodes[k].count * seconds[k])
+
+
+def _times_sent(graph: Graph, edge: Edge) -> tuple[float, float]:
+    """How often bytes and latency of a reshard on this edge are paid."""
+    target = graph.nodes[edge.target]
+    count = float(edge.count)
+    if target.kind is not NodeKind.SLICE:
+        return count, count
+    assert target.op is not None and target.op.call is not None
+    return SLICE_NUDGE * count, SLICE_NUDGE * count * target.op.call.trip_count
+
+
+def _is_copied(graph: Graph, edge: Edge) -> bool:
+    """Whether a reshard on this edge makes a second buffer: a value that goes
+    into a loop's stack or out of the program is written where it belongs."""
+    return graph.nodes[edge.target].kind not in (
+        NodeKind.STACK,
+        NodeKind.OUTPUT,
+        NodeKind.INPUT,
+        NodeKind.JOIN,
+    )
+
+
+def _holds_memory(graph: Graph, port: Port) -> bool:
+    """Border nodes that only pass a value on hold none of their own."""
+    kind = graph.nodes[port.node].kind
+    if kind is NodeKind.CARRY:
+        return port.result == 0
+    return kind in (NodeKind.INPUT, NodeKind.OP, NodeKind.STACK)
+
+
+def _value_of(graph: Graph, port: Port) -> int:
+    node = graph.nodes[port.node]
+    if node.kind is NodeKind.OP:
+        assert node.op is not None
+        return node.op.results[port.result]
+    return node.value

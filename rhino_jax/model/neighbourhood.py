@@ -1,0 +1,177 @@
+"""Options near to known plans, for meshes on which all of them are too many.
+
+The number of an op's strategies grows with the power of the number of mesh axes, and
+that of pairs of them with its square. On a mesh of many axes, neighbours are taken
+together as one axis, so that two are left; plans for such meshes say for every node
+where each axis of the whole mesh goes. These are the seeds: kept is what moves at most
+one axis of a seed elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Graph
+from rhino_jax.hardware.mesh import Axis, LaidMesh
+from rhino_jax.model.build import Model
+from rhino_jax.model.options import OptionBuilder, Options
+from rhino_jax.model.strategies import Strategy
+from rhino_jax.optimize.problem import Labels
+
+
+MOST_CELLS = 15_000_000
+"""Entries of different tables up to which all options are searched together (120 MB:
+a U-Net on three axes)."""
+
+Groups = tuple[tuple[int, ...], ...]
+"""Axes of a mesh that are taken together."""
+
+
+def count_cells(graph: Graph, options: Sequence[Options]) -> int:
+    """Entries of the different reshard tables between these options."""
+    cells: dict[tuple[int, int, int], int] = {}
+    for edge in graph.edges:
+        source = options[edge.source.node].outs[edge.source.result]
+        wanted = options[edge.target].ins[edge.operand]
+        whole = graph.program.values[edge.value].bytes
+        cells[source.key, wanted.key, whole] = len(source.index) * len(wanted.index)
+    return sum(cells.values())
+
+
+def groupings(num_axes: int) -> tuple[Groups, ...]:
+    """Ways to take the axes of a mesh together so that two are left: first the one in
+    which recipes speak, all but the last as one."""
+    every = tuple(range(num_axes))
+    return tuple((every[:k], every[k:]) for k in range(num_axes - 1, 0, -1))
+
+
+def taken_together(mesh: LaidMesh, groups: Groups) -> LaidMesh:
+    """The mesh whose axes are those of each group."""
+    joins = {}
+    for count in range(2, len(groups) + 1):
+        for chosen in combinations(range(len(groups)), count):
+            links = mesh.over(a for k in chosen for a in groups[k])
+            if len(links) == 1:
+                joins[chosen] = links[0]
+    return replace(mesh, axes=tuple(_as_one(mesh, g) for g in groups), joins=joins)
+
+
+def _as_one(mesh: LaidMesh, group: tuple[int, ...]) -> Axis:
+    """The axis of a group; where links are stated by axis, as fast as the slowest."""
+    links = mesh.over(group)
+    if len(links) == 1:
+        return links[0]
+    axes = [mesh.axes[a] for a in group]
+    topologies = {a.topology for a in axes}
+    # A ring over several rings takes the way back through all of them.
+    is_one = topologies <= {"switch"} or topologies <= {"barrier"}
+    return Axis(
+        name="+".join(a.name for a in axes),
+        size=math.prod(a.size for a in axes),
+        alpha_s=max(a.alpha_s for a in axes),
+        bytes_per_s=min(a.bytes_per_s for a in axes),
+        topology=axes[-1].topology if is_one else "line",
+        tier=axes[0].tier,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seed:
+    """A choice on a mesh of fewer axes.
+
+    Attributes:
+      model: of that mesh, for the same graph.
+      labels: one option per node.
+      groups: for each of its axes, those of the whole mesh that it stands for.
+    """
+
+    model: Model
+    labels: Labels
+    groups: Groups
+
+    def strategy(self, node: int) -> tuple[Key, Key]:
+        """What it does at a node, in the whole mesh's axes."""
+        mine = self.model.options[node].strategies[self.labels[node]]
+        cut = [self._lift(axes) for axes in mine.cut]
+        specs = [tuple(self._lift(axes) for axes in spec) for spec in mine.results]
+        return _key(cut), _key(dim for spec in specs for dim in spec)
+
+    def _lift(self, axes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(a for group in axes for a in self.groups[group])
+
+
+Key = tuple[tuple[int, ...], ...]
+
+
+def _key(dims: Iterable[tuple[int, ...]]) -> Key:
+    """The order of axes in a dim is left out: there is one on meshes of many axes."""
+    return tuple(tuple(sorted(dim)) for dim in dims)
+
+
+@dataclass(slots=True, eq=False)
+class _Full:
+    """All options of a node, to be found by what they do.
+
+    Attributes:
+      places: by option and mesh axis, where it is: which factor it cuts, and which dim
+        of the results.
+      by_key, by_cut: what strategies do → option.
+    """
+
+    places: np.ndarray
+    by_key: dict[tuple[Key, Key], int] = field(default_factory=dict)
+    by_cut: dict[Key, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: Options, num_axes: int) -> _Full:
+        found = cls(np.array([_places(s, num_axes) for s in options.strategies]))
+        for k, s in enumerate(options.strategies):
+            cut, results = _key(s.cut), _key([d for spec in s.results for d in spec])
+            found.by_key.setdefault((cut, results), k)
+            found.by_cut.setdefault(cut, k)
+        return found
+
+    def find(self, cut: Key, results: Key) -> int | None:
+        """The option that does this, or at least cuts like this."""
+        exact = self.by_key.get((cut, results))
+        return self.by_cut.get(cut) if exact is None else exact
+
+
+def _places(strategy: Strategy, num_axes: int) -> list[int]:
+    found = [0] * num_axes
+    for factor, axes in enumerate(strategy.cut, start=1):
+        for a in axes:
+            found[a] = 100 * factor
+    dims = [axes for spec in strategy.results for axes in spec]
+    for dim, axes in enumerate(dims, start=1):
+        for a in axes:
+            found[a] += dim
+    return found
+
+
+def neighbourhood(
+    builder: OptionBuilder, options: Sequence[Options], seeds: Sequence[Seed]
+) -> list[Options]:
+    """Of every node's options, those that move at most one axis of a seed."""
+    num_axes = len(builder.mesh.axes)
+    full: dict[int, _Full] = {}
+    kept: dict[tuple[int, frozenset[int]], Options] = {}
+    found: list[Options] = []
+    for node, mine in enumerate(options):
+        index = full.get(id(mine))
+        if index is None:
+            index = full[id(mine)] = _Full.of(mine, num_axes)
+        places = (index.find(*seed.strategy(node)) for seed in seeds)
+        centres = frozenset(k for k in places if k is not None) | {0}
+        small = kept.get((id(mine), centres))
+        if small is None:
+            moved = [(index.places != index.places[k]).sum(axis=1) for k in centres]
+            allowed = np.flatnonzero(np.min(moved, axis=0) <= 1)
+            small = kept[id(mine), centres] = builder.restricted(mine, allowed)
+        found.append(small)
+    return found

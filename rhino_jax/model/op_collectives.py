@@ -1,0 +1,136 @@
+"""Collectives inside an op: halos before it, partial sums combined after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rhino_jax.cost.collectives import PERMUTE, collective_s
+from rhino_jax.cost.combine import combine_steps
+from rhino_jax.cost.reshard import Step
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.ir.factor import FactorKind, Rule
+from rhino_jax.ir.program import Op, Program, item_bytes
+from rhino_jax.ir.spec import Spec, share_of
+from rhino_jax.model.strategies import Strategy
+
+
+def own_steps(
+    program: Program, op: Op | None, strategy: Strategy, mesh: LaidMesh
+) -> tuple[Step, ...]:
+    """The collectives of one strategy, in the order in which they run."""
+    if op is None or op.rule is None:
+        return ()
+    steps = list(_halo_steps(program, op, op.rule, strategy, mesh))
+    for r, summed in _summed(op.rule).items():
+        if not any(strategy.cut[f] for f in summed):
+            continue  # no device has but a part of it
+        made, done = strategy.made[r], strategy.results[r]
+        local = _partial_bytes(program, op.results[r], made, mesh)
+        steps += combine_steps(made, done, strategy.partial, local, mesh)
+    return tuple(steps)
+
+
+class _Price(NamedTuple):
+    """Seconds of combining partial sums: what is fixed, and per byte of them."""
+
+    fixed_s: float
+    s_per_byte: float
+
+
+@dataclass(slots=True)
+class OpCollectives:
+    """Prices what `own_steps` lists; equal ways to combine are looked at once.
+
+    Attributes:
+      program, mesh: what is planned, and where it runs.
+    """
+
+    program: Program
+    mesh: LaidMesh
+    _prices: dict[tuple[Spec, Spec, tuple[int, ...]], _Price] = field(
+        default_factory=dict
+    )
+
+    def seconds(self, op: Op, rule: Rule, strategies: Sequence[Strategy]) -> np.ndarray:
+        """Of all collectives of every strategy."""
+        total = np.zeros(len(strategies))
+        if any(f.kind is FactorKind.HALO for f in rule.factors):
+            for k, s in enumerate(strategies):
+                halos = _halo_steps(self.program, op, rule, s, self.mesh)
+                total[k] += sum(map(self._seconds, halos))
+        for r, summed in _summed(rule).items():
+            for k, s in enumerate(strategies):
+                if not any([s.cut[f] for f in summed]):
+                    continue
+                made, done = s.made[r], s.results[r]
+                price = self._price(made, done, s.partial)
+                local = _partial_bytes(self.program, op.results[r], made, self.mesh)
+                total[k] += price.fixed_s + price.s_per_byte * local
+        return total
+
+    def latency_s(
+        self, op: Op, rule: Rule, strategies: Sequence[Strategy]
+    ) -> np.ndarray:
+        """What of it is fixed, whatever the bytes; borders of windows aside."""
+        total = np.zeros(len(strategies))
+        for r, summed in _summed(rule).items():
+            for k, s in enumerate(strategies):
+                if any([s.cut[f] for f in summed]):
+                    total[k] += self._price(s.made[r], s.results[r], s.partial).fixed_s
+        return total
+
+    def _price(self, made: Spec, done: Spec, partial: tuple[int, ...]) -> _Price:
+        key = made, done, partial
+        found = self._prices.get(key)
+        if found is None:
+            many = float(1 << 40)
+            fixed_s, all_s = (
+                sum(map(self._seconds, combine_steps(*key, size, self.mesh)))
+                for size in (0.0, many)
+            )
+            found = self._prices[key] = _Price(fixed_s, (all_s - fixed_s) / many)
+        return found
+
+    def _seconds(self, step: Step) -> float:
+        return collective_s(step.kind, step.local_bytes, self.mesh.over(step.axes))
+
+
+def _halo_steps(
+    program: Program, op: Op, rule: Rule, strategy: Strategy, mesh: LaidMesh
+) -> Iterator[Step]:
+    for f, (axes, factor) in enumerate(zip(strategy.cut, rule.factors, strict=True)):
+        if not axes or factor.kind is not FactorKind.HALO:
+            continue
+        # The window slides over the first operand that has the factor.
+        for o, layout in enumerate(rule.operands):
+            dim = next((d for d, factors in enumerate(layout) if f in factors), None)
+            if dim is None:
+                continue
+            value = program.values[op.operands[o]]
+            cut = math.prod(mesh.sizes[a] for a in axes)
+            held = share_of(strategy.operands[o], value.shape, mesh.sizes)
+            width = value.shape[dim] / cut
+            for halo in factor.halo:
+                if halo:
+                    yield Step(PERMUTE, axes, value.bytes * held * halo / width)
+            break
+
+
+def _summed(rule: Rule) -> dict[int, list[int]]:
+    """Of every result the factors over which it is a sum."""
+    found: dict[int, list[int]] = {}
+    for f in range(len(rule.factors)):
+        for r in rule.partial_results(f):
+            found.setdefault(r, []).append(f)
+    return dict(sorted(found.items()))
+
+
+def _partial_bytes(program: Program, value: int, made: Spec, mesh: LaidMesh) -> float:
+    whole = program.values[value]
+    local = whole.bytes * share_of(made, whole.shape, mesh.sizes)
+    return max(local, item_bytes("bool"))

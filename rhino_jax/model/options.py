@@ -1,0 +1,349 @@
+"""The options of every node: specs at its ports, and what each costs.
+
+Options and costs of equal ops are computed once and shared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rhino_jax.analysis.equivalence import Alike, copied_bytes, work_of
+from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.analysis.liveness import Liveness
+from rhino_jax.analysis.padding import may_pad
+from rhino_jax.cost.compute import op_s
+from rhino_jax.cost.systolic import array_paddings
+from rhino_jax.errors import PinError
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.factor import Rule
+from rhino_jax.ir.program import Op
+from rhino_jax.ir.spec import (
+    OpenSpec,
+    Spec,
+    format_spec,
+    is_within,
+    shards_per_dim,
+    share_of,
+)
+from rhino_jax.model.op_collectives import OpCollectives
+from rhino_jax.model.sizes import PortSpecs, Sizes
+from rhino_jax.model.strategies import Strategy, all_specs, strategies
+from rhino_jax.numbering import for_each, number, number_rows
+
+
+NodePin = tuple[tuple[int, OpenSpec], ...]
+"""(result, the specs that it may have) of a node."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """All options of one node.
+
+    Attributes:
+      strategies: the options.
+      cost_s: seconds of each, for one run.
+      compute_s: the part of it that is compute.
+      flops: floating-point operations of each on one device.
+      ins: specs at each operand.
+      outs: specs at each result.
+    """
+
+    strategies: tuple[Strategy, ...]
+    cost_s: np.ndarray
+    compute_s: np.ndarray
+    flops: np.ndarray
+    ins: tuple[PortSpecs, ...]
+    outs: tuple[PortSpecs, ...]
+
+
+class _Ports(NamedTuple):
+    """The specs at an op's operands and results under its strategies: `ins` and `outs`
+    as of `Options`, and `made` before partial sums are combined."""
+
+    ins: tuple[PortSpecs, ...]
+    outs: tuple[PortSpecs, ...]
+    made: tuple[PortSpecs, ...]
+
+
+class _Draft(NamedTuple):
+    """What options share that differ only in what of them lies in memory.
+
+    Attributes:
+      strategies, flops: as of `Options`.
+      ports: specs under them.
+      arithmetic: operations that take time, the idle parts of arrays with them.
+      steps_s: seconds of collectives.
+    """
+
+    strategies: tuple[Strategy, ...]
+    flops: np.ndarray
+    ports: _Ports
+    arithmetic: np.ndarray
+    steps_s: np.ndarray
+
+
+@dataclass(slots=True)
+class OptionBuilder:
+    """Makes options for the nodes of a graph.
+
+    Attributes:
+      graph, liveness, alike: what is planned.
+      mesh, target: where it runs.
+      pinned: node id → the only specs that its results may have.
+      sizes: of values, under lists of specs.
+    """
+
+    graph: Graph
+    liveness: Liveness
+    alike: Alike
+    mesh: LaidMesh
+    target: Target
+    pinned: dict[int, NodePin]
+    sizes: Sizes
+    _drafts: dict[object, _Draft] = field(default_factory=dict)
+    # Drafts keep what the numbers are of.
+    _ports: dict[int, _Ports] = field(default_factory=dict)
+    _sends: OpCollectives = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sends = OpCollectives(self.graph.program, self.mesh)
+
+    def build(self) -> list[Options]:
+        """Of all nodes: one object for all that are alike and have the same pin."""
+        nodes, pins = self.graph.nodes, self.pinned
+        kinds = self.alike.nodes
+        if pins:
+            kinds = number_rows(kinds, number(map(pins.get, range(len(nodes)))))
+        return for_each(kinds, lambda n: self.of_node(nodes[n]))
+
+    def of_node(self, node: Node) -> Options:
+        """Of one node, priced by themselves."""
+        if node.kind is not NodeKind.OP:
+            return self._border_options(node)
+        pin = self.pinned.get(node.id)
+        options = self._op_options(node)
+        return options if pin is None else self._pinned(node, options, pin)
+
+    def _pinned(self, node: Node, options: Options, pin: NodePin) -> Options:
+        """The options of an op that make its results as they are pinned.
+
+        Raises:
+          PinError: there are none.
+        """
+        op = node.op
+        assert op is not None
+        if op.pin is not None and all(d is not None for d in pin[0][1]):
+            # Orders of axes that are not among the options are said as well.
+            spec = tuple(d for d in pin[0][1] if d is not None)
+            cut = tuple(
+                d for d, n in zip(spec, self._shape(node), strict=True) if n > 1
+            )
+            one = (Strategy(cut, (spec,), (spec,), (spec,)),)
+            return self._finish(node, self._draft_of(node, one))
+        allowed = [
+            k
+            for k, s in enumerate(options.strategies)
+            if all(is_within(s.results[result], spec) for result, spec in pin)
+        ]
+        if allowed:
+            return self.restricted(options, np.array(allowed))
+        names = self.mesh.names
+        raise PinError(
+            f"a pin asks of `{op.name}` what it cannot make.",
+            where=f"{op.source}",
+            numbers=f"shape {list(self._shape(node))}, pinned "
+            + ", ".join(format_spec(spec, names) for _, spec in pin),
+            fix="hold a copy of it instead: rhino.pin(x, spec) in the function; or pin"
+            " what reads it.",
+        )
+
+    def _below_stack(self, node: Node, pin: OpenSpec) -> OpenSpec:
+        """What a pin of a loop's stack asks of the slices.
+
+        Raises:
+          PinError: it cuts the dim over which the loop runs.
+        """
+        if node.kind is not NodeKind.STACK:
+            return pin
+        if pin[0]:
+            raise PinError(
+                "a pin cuts the dim over which a loop runs.",
+                where=str(node.op.source) if node.op else "",
+                numbers=f"dim 0, pinned {format_spec(pin, self.mesh.names)}",
+                fix="leave it whole: rhino.pin(x, PartitionSpec(None, …)); what is made"
+                " of the stack may be pinned otherwise.",
+            )
+        return pin[1:]
+
+    def _shape(self, node: Node) -> tuple[int, ...]:
+        return self.graph.program.values[node.value].shape
+
+    def _border_options(self, node: Node) -> Options:
+        value = self.graph.program.values[node.value]
+        shape = value.shape
+        if node.kind is NodeKind.STACK:
+            shape = shape[1:]
+        copied = copied_bytes(self.graph, self.liveness, node)
+        padded: frozenset[int] = frozenset()
+        if node.kind is NodeKind.COPY:
+            dims = enumerate(shape)
+            padded = frozenset(d for d, n in dims if n in self.sizes.padded_dims)
+        every = all_specs(shape, self.mesh.sizes, padded)
+        specs = list(every)
+        for _, pin in self.pinned.get(node.id, ()):
+            specs = _only(specs, self._below_stack(node, pin))
+        return self._border(node.kind, specs, copied)
+
+    def _border(self, kind: NodeKind, specs: list[Spec], copied: int) -> Options:
+        stacked: list[Spec] = [((), *spec) for spec in specs]
+        ins = stacked if kind is NodeKind.SLICE else specs
+        outs = stacked if kind is NodeKind.STACK else specs
+        zeros = np.zeros(len(specs))
+        taken = self.sizes.table.port(ins)
+        made = self.sizes.table.port(outs)
+        traffic = 2 * copied * self.sizes.shares(taken)
+        copy_s = op_s(self.target, zeros, traffic, "float32")
+        # A carry has two results: what the body reads, and what the loop leaves.
+        copies = 2 if kind is NodeKind.CARRY else 1
+        return Options(
+            tuple(
+                Strategy((), (i,), (o,) * copies, (o,) * copies)
+                for i, o in zip(ins, outs, strict=True)
+            ),
+            copy_s,
+            copy_s,
+            zeros,
+            (taken,),
+            (made,) * copies,
+        )
+
+    def _op_options(self, node: Node) -> Options:
+        op = node.op
+        assert op is not None and op.rule is not None
+        key = work_of(op, self.alike.types)
+        draft = self._drafts.get(key)
+        if draft is None:
+            draft = self._drafts[key] = self._draft(node)
+        return self._finish(node, draft)
+
+    def _draft(self, node: Node) -> _Draft:
+        op, mesh = node.op, self.mesh
+        assert op is not None and op.rule is not None
+        rule = op.rule
+        shapes = tuple(self.graph.program.values[r].shape for r in op.results)
+        by_hand = self._by_hand(op)
+        if by_hand is not None:
+            return self._draft_of(node, (by_hand,))
+        padded = may_pad(op, self.sizes.padded_dims)
+        found = strategies(rule, shapes, mesh.sizes, padded)
+        return self._draft_of(node, found)
+
+    def _by_hand(self, op: Op) -> Strategy | None:
+        """The one way to run what its user cut by hand, over this very mesh."""
+        manual, axes = op.manual, self.mesh.axes
+        if manual is None or manual.mesh_axes != tuple((a.name, a.size) for a in axes):
+            return None
+        place = {a.name: i for i, a in enumerate(axes)}
+        ins, outs = (
+            tuple(tuple(tuple(place[n] for n in dim) for dim in x) for x in side)
+            for side in (manual.operands, manual.results)
+        )
+        return Strategy((), ins, outs, outs)
+
+    def _draft_of(self, node: Node, found: tuple[Strategy, ...]) -> _Draft:
+        op, mesh = node.op, self.mesh
+        assert op is not None and op.rule is not None
+        rule = op.rule
+        if op.flops and not op.is_fusible and is_pure_communication(self.target):
+            found = _sharing_work(found, len(mesh.sizes))
+        ports = self._ports.get(id(found))
+        if ports is None:
+            ports = self._ports[id(found)] = self._ports_of(found)
+        dims = tuple(f.size for f in rule.factors)
+        flops = op.flops * np.array([share_of(s.cut, dims, mesh.sizes) for s in found])
+        if op.manual is not None and self._by_hand(op) is not None:
+            flops = flops / op.manual.num_shards
+        # Elementwise arithmetic hides behind its memory traffic.
+        arithmetic = 0.0 * flops if node.is_fusible else flops
+        if node.is_matmul:
+            arithmetic = flops * self._array_paddings(rule, found)
+        steps_s = self._sends.seconds(op, rule, found)
+        return _Draft(found, flops, ports, arithmetic, steps_s)
+
+    def _ports_of(self, found: tuple[Strategy, ...]) -> _Ports:
+        port = self.sizes.table.port
+        return _Ports(
+            tuple(map(port, zip(*[s.operands for s in found], strict=True))),
+            tuple(map(port, zip(*[s.results for s in found], strict=True))),
+            tuple(map(port, zip(*[s.made for s in found], strict=True))),
+        )
+
+    def _finish(self, node: Node, draft: _Draft) -> Options:
+        op, values = node.op, self.graph.program.values
+        assert op is not None
+        kernels, materialised = self.liveness.kernels, self.liveness.is_materialised
+        traffic = np.zeros(len(draft.strategies))
+        for i in kernels.reads[node.id]:
+            traffic += self.sizes.held_bytes(draft.ports.ins[i], values[op.operands[i]])
+        for i in [p.result for p in node.ports if materialised[p.id]]:
+            traffic += self.sizes.held_bytes(draft.ports.made[i], values[op.results[i]])
+        dtype = values[op.operands[0]].dtype if op.operands else "float32"
+        compute_s = op_s(self.target, draft.arithmetic, traffic, dtype)
+        compute_s += self.target.launch_s * kernels.launches[node.id]
+        return Options(
+            draft.strategies,
+            compute_s + draft.steps_s,
+            compute_s,
+            draft.flops,
+            draft.ports.ins,
+            draft.ports.outs,
+        )
+
+    def _array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:
+        pieces = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])
+        return array_paddings(rule, pieces, self.target.device.systolic_array)
+
+    def restricted(self, options: Options, allowed: np.ndarray) -> Options:
+        """The same with the allowed options only, ascending."""
+        specs = self.sizes.table.specs
+
+        def port(whole: PortSpecs) -> PortSpecs:
+            return self.sizes.table.port(
+                [specs[whole.unique[i]] for i in whole.index[allowed]]
+            )
+
+        return Options(
+            tuple(options.strategies[k] for k in allowed),
+            options.cost_s[allowed],
+            options.compute_s[allowed],
+            options.flops[allowed],
+            tuple(port(p) for p in options.ins),
+            tuple(port(p) for p in options.outs),
+        )
+
+
+def _only(specs: list[Spec], pin: OpenSpec) -> list[Spec]:
+    """Those that a pin leaves; what it says itself, where it says all."""
+    dims = tuple(d for d in pin if d is not None)
+    if len(dims) == len(pin):
+        return [dims]
+    return [s for s in specs if is_within(s, pin)]
+
+
+def is_pure_communication(target: Target) -> bool:
+    """Whether compute takes no time on this target."""
+    return math.isinf(target.peak_flops_per_s("float32"))
+
+
+def _sharing_work(found: tuple[Strategy, ...], num_axes: int) -> tuple[Strategy, ...]:
+    """Where compute is free, doing everything everywhere would always be best. Ops
+    that compute must then share their work over as many mesh axes as they can."""
+    used = [sum(len(axes) for axes in s.cut) for s in found]
+    most = max(used)
+    assert most <= num_axes
+    return tuple(s for s, n in zip(found, used, strict=True) if n == most)

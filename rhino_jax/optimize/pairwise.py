@@ -1,0 +1,267 @@
+"""The problem without memory: reduce it, move whole forests, bound it by messages.
+
+Known choices are climbed from, a random forest of nodes at a time; what they lead to is
+put together by CP-SAT. Messages between nodes give a lower bound and more choices. A
+small problem that is still open is left to CP-SAT.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rhino_jax.optimize.incumbents import OPTIMAL_GAP, Effort
+from rhino_jax.optimize.problem import Labels, Problem
+from rhino_jax.optimize.reduction import Core, reduce
+from rhino_jax.solver.exact import Limits, count_cells, settle
+from rhino_jax.solver.fusion import fuse
+from rhino_jax.solver.memory import build_memory
+from rhino_jax.solver.messages import Messages
+from rhino_jax.solver.moves import Moves
+from rhino_jax.solver.network import Network
+
+
+UNITS = 1e9
+"""What a known choice costs in CP-SAT's whole units."""
+
+STALE_MOVES = 3
+"""Moves in a row that gain nothing, after which a climb is over."""
+
+FIRST_CLIMB, ROUNDS_PER_CLIMB = 4, 5
+"""The round of messages whose choice is climbed from first, and rounds to the next."""
+
+STALLED_ROUNDS, STALLED_SHARE = 6, 1e-2
+"""Messages stop when the bound has risen by less than this share of what is open in so
+many rounds."""
+
+LONGEST_S = 60.0
+"""Seconds of any one model of CP-SAT, where no other limit holds."""
+
+FUSE_DETERMINISTIC_S = 1.0
+"""CP-SAT's deterministic limit while choices are put together: it needs a tenth of it
+where 300 nodes of a ResNet-50 differ."""
+
+MOST_CLOSED = 12_000
+"""Edge variables up to which CP-SAT takes the whole: with three times as many it takes
+ten seconds for next to nothing (a U-Net)."""
+
+NEAR, MOST_FUSED = 1.3, 12
+"""Choices up to so many times dearer than the best, and so many, are put together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Attributes:
+    labels: the best choice, one option per node.
+    value: what it costs.
+    bound: no choice costs less.
+    variables: edge variables of the largest model that CP-SAT had.
+    nodes: of the reduced problem.
+    messages, unit: the last messages, and what is 1 to them; None without messages.
+    """
+
+    labels: Labels
+    value: float
+    bound: float
+    variables: int
+    nodes: int
+    messages: Messages | None = None
+    unit: float = 1.0
+
+
+def solve_pairwise(
+    problem: Problem,
+    starts: Sequence[Labels],
+    effort: Effort,
+    before: Found | None = None,
+) -> Found:
+    """Minimise a problem whose memory is ignored.
+
+    Args:
+      problem: what to minimise; price its memory first (`Problem.priced`).
+      starts: known choices.
+      effort: limits.
+      before: of the same problem at other costs or prices: its messages go on.
+    """
+    return solve_reduced(reduce(problem), starts, effort, before)
+
+
+def solve_reduced(
+    core: Core,
+    starts: Sequence[Labels],
+    effort: Effort,
+    before: Found | None = None,
+) -> Found:
+    """Minimise what is left of a problem.
+
+    Args:
+      core: of a single problem.
+      starts: known choices of all its nodes, of which those of the core count.
+      effort: limits.
+      before: as of `solve_pairwise`.
+    """
+    order, rest = sorted(core.costs), float(core.constant)
+    if not order:
+        return Found(core.expand({}), rest, rest, 0, 0)
+    search = _Search(core, order, [s[order] for s in starts], effort)
+    search.run(before)
+    chosen = dict(zip(order, search.best.tolist(), strict=True))
+    return Found(
+        core.expand(chosen),
+        search.value * search.unit + rest,
+        min(search.bound, search.value) * search.unit + rest,
+        search.variables,
+        len(order),
+        search.messages,
+        search.unit,
+    )
+
+
+class _Search:
+    """The search over a core, in units in which a known choice costs `UNITS`."""
+
+    def __init__(
+        self,
+        core: Core,
+        order: list[int],
+        known: Sequence[np.ndarray],
+        effort: Effort,
+    ) -> None:
+        network = Network(
+            {i: core.costs[i] for i in order},
+            {i: core.tables[i] for i in order},
+            {i: [] for i in order},
+            {i: np.arange(len(core.costs[i])) for i in order},
+            0,
+        )
+        self.moves = Moves.of(network, build_memory(network))
+        first = np.array([int(np.argmin(core.costs[i])) for i in order])
+        starts = [*sorted(known, key=self.moves.objective), first]
+        self.starts = starts[: effort.max_starts]
+        scale = min(map(self.moves.objective, self.starts))
+        self.unit = max(scale, 1e-30) / UNITS
+        self.moves.divide(self.unit)
+        self.rest = float(core.constant) / self.unit
+        self.messages: Messages | None = None
+        self.effort = effort
+        self.rng = np.random.default_rng(effort.seed)
+        self.best, self.value, self.bound = self.starts[0], np.inf, -np.inf
+        self.met: list[tuple[float, np.ndarray]] = []
+        self.variables = 0
+
+    def run(self, before: Found | None) -> None:
+        for start in self.starts:
+            self.climb(start)
+            if not self.is_worth(self.value):
+                return
+            if self.is_over():
+                break
+        if self.effort.fuses_early or not self.effort.max_rounds:
+            self.put_together()
+        if self.effort.max_rounds:
+            self.messages = Messages(self.moves)
+            if before is not None and before.messages is not None:
+                self.messages.start_from(before.messages, before.unit / self.unit)
+            self.pass_messages(self.messages)
+        if self.is_open(self.effort.near):
+            self.put_together()
+        if self.is_open() and self.effort.deterministic_s:
+            self.close()
+
+    def is_open(self, share: float = OPTIMAL_GAP) -> bool:
+        """Whether more than this share of the best choice's cost is unproved, and
+        there is time."""
+        gap = self.value - self.bound
+        return gap > share * (self.value + self.rest) and not self.is_over()
+
+    def is_over(self) -> bool:
+        """Whether the time is."""
+        return time.monotonic() > self.effort.deadline
+
+    def is_worth(self, value: float) -> bool:
+        """Whether a choice of this cost is worth searching from."""
+        return (value + self.rest) * self.unit <= self.effort.worth_s
+
+    def climb(self, labels: np.ndarray) -> None:
+        """Move forests until that gains nothing."""
+        costs, stale = self.moves.costs, 0
+        value = self.moves.objective(labels)
+        while stale < (STALE_MOVES if self.is_worth(value) else 1):
+            moved = self.moves.forest_move(costs, labels, self.rng)
+            gained = self.moves.objective(moved)
+            stale = 0 if gained < value - OPTIMAL_GAP / 10 * abs(value) else stale + 1
+            if gained < value:
+                labels, value = moved, gained
+            if self.is_over():
+                break
+        self.offer(labels)
+
+    def offer(self, labels: np.ndarray) -> None:
+        """Take a choice in."""
+        value = self.moves.objective(labels)
+        self.met.append((value, labels))
+        if value < self.value:
+            self.best, self.value = labels, value
+
+    def pass_messages(self, messages: Messages) -> None:
+        """Raise the bound, and climb from choices that messages make."""
+        bounds, due = [-np.inf], FIRST_CLIMB
+        for k in range(1, self.effort.max_rounds + 1):
+            labels = np.zeros(len(self.best), dtype=int) if k >= due else None
+            bounds.append(messages.round(self.moves.costs, labels))
+            self.bound = max(self.bound, bounds[-1])
+            # A round that was taken back has chosen badly, too.
+            if labels is not None and bounds[-1] > bounds[-2]:
+                self.climb(labels)
+                due = k + ROUNDS_PER_CLIMB
+            if not self.is_open(self.effort.near):
+                break
+            least = STALLED_SHARE * (self.value - self.bound)
+            if k > STALLED_ROUNDS and bounds[-1] - bounds[-1 - STALLED_ROUNDS] < least:
+                break
+
+    def put_together(self) -> None:
+        """Let CP-SAT take the better parts of the best choice and of others."""
+        limits = replace(self.limits(), deterministic_s=FUSE_DETERMINISTIC_S)
+        for _ in range(self.effort.max_fusions):
+            if self.is_over():
+                break
+            near = sorted(self.met, key=lambda m: m[0])[:MOST_FUSED]
+            others = [labels for value, labels in near if value < NEAR * self.value]
+            before = self.value
+            fused = fuse(self.moves, self.best, others, limits)
+            if fused is None or not self.is_open():
+                break
+            self.climb(fused)
+            if self.value > before * (1 - 10 * OPTIMAL_GAP):
+                break
+
+    def close(self) -> None:
+        """CP-SAT on the whole, where it is small enough."""
+        everything = range(len(self.best))
+        cells = count_cells(self.moves, everything)
+        if cells > MOST_CLOSED:
+            return
+        self.variables = cells
+        found = settle(
+            self.moves,
+            self.best,
+            everything,
+            self.limits(),
+        )
+        if found.labels is not None:
+            self.offer(found.labels)
+        # CP-SAT counts in whole units: its optimum is one to a part in a million.
+        proved = self.value * (1 - 1e-6) if found.is_optimal else found.bound
+        self.bound = max(self.bound, min(proved, self.value))
+
+    def limits(self) -> Limits:
+        left = min(LONGEST_S, self.effort.deadline - time.monotonic())
+        return Limits(
+            seconds=max(0.1, left),
+            deterministic_s=self.effort.deterministic_s,
+            seed=self.effort.seed,
+        )

@@ -1,0 +1,145 @@
+"""Solving a problem: pairwise first, with memory where the limit binds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rhino_jax.optimize.descent import descend
+from rhino_jax.optimize.fusion import fuse
+from rhino_jax.optimize.incumbents import Effort, Incumbents, Report
+from rhino_jax.optimize.least_peak import low_peaks
+from rhino_jax.optimize.memory_search import Priced, search_memory
+from rhino_jax.optimize.overlap import Overlap
+from rhino_jax.optimize.pairwise import solve_pairwise
+from rhino_jax.optimize.problem import Labels, Problem
+from rhino_jax.optimize.weights import LEAST_WEIGHT, Weights
+
+
+PREFERRED = 1e-3
+"""Share of T that a choice found at the least weight must save, since it hides more."""
+
+BRIEFLY_NEAR = 0.03
+"""How near to the bound a choice need be at a weight whose bound does not count."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solution:
+    """What the search found.
+
+    Attributes:
+      labels: one option per node; None where nothing fits the limit.
+      objective: of `labels`.
+      bound: proved lower bound.
+      peak: memory peak of `labels`.
+      smallest_peak: smallest peak of any choice that was met.
+      variables: of the last CP-SAT model, 0 where none was needed.
+      nodes: number of nodes before and after reduction.
+      priced: what the best prices of memory say; None where it does not bind.
+    """
+
+    labels: Labels | None
+    objective: float
+    bound: float
+    peak: float
+    smallest_peak: float
+    variables: int
+    nodes: tuple[int, int]
+    priced: Priced | None = None
+
+    @property
+    def gap(self) -> float:
+        if self.labels is None or self.objective <= 0:
+            return 0.0
+        return max(0.0, (self.objective - self.bound) / self.objective)
+
+
+def solve(
+    problem: Problem,
+    starts: Sequence[Labels],
+    effort: Effort,
+    report: Report = lambda best, bound: None,
+) -> Solution:
+    """Minimise a problem.
+
+    Args:
+      problem: what to minimise.
+      starts: known choices; the result is never worse than the best that fits.
+      effort: limits.
+      report: called with new best objectives and bounds.
+    """
+    return solve_overlapped(Overlap.none(problem), starts, effort, report)
+
+
+def solve_overlapped(
+    overlap: Overlap, starts: Sequence[Labels], effort: Effort, report: Report
+) -> Solution:
+    """Minimise T. The result is never worse than the best start that fits."""
+    problem = overlap.problem
+    incumbents = Incumbents(problem, overlap.step_s, report)
+    known = [s for s in starts if incumbents.offer(np.asarray(s, dtype=np.int64))]
+    weights, bound = Weights(overlap, effort.proves), 0.0
+    weight = weights.first(incumbents.best)
+    priced: Priced | None = None
+    brief = replace(effort, near=max(effort.near, BRIEFLY_NEAR))
+    while True:
+        # At the weights between, the bound is not what counts.
+        is_brief = weight not in (1.0, LEAST_WEIGHT) and not weights.is_bounding
+        weighted = overlap.weighted(weight)
+        mine = known
+        if incumbents.best is not None and not overlap.hides_nothing:
+            mine = [incumbents.best, *known]
+        found = solve_pairwise(weighted, mine, brief if is_brief else effort)
+        variables = found.variables
+        bound = max(bound, found.bound)
+        if problem.peak(found.labels) > problem.limit:
+            incumbents.offer(found.labels)
+            if incumbents.best is None:
+                for low_choice in low_peaks(problem):
+                    incumbents.offer(low_choice)
+            priced = search_memory(overlap, incumbents, found, weight, effort)
+            if priced is None:
+                break
+            bound = max(bound, priced.bound)
+            report(None, bound)
+            if effort.proves or incumbents.best is None:
+                weighted = overlap.weighted(priced.prices.weight)
+                fused = fuse(weighted, incumbents.best, priced.near, effort)
+                bound, variables = max(bound, fused.bound), fused.variables
+                if fused.labels is not None:
+                    incumbents.offer(fused.labels)
+            if incumbents.best is not None:
+                incumbents.offer(descend(overlap, incumbents.best))
+            break
+        labels = min([*mine, found.labels], key=weighted.objective)
+        polished = labels if overlap.hides_nothing else descend(overlap, labels)
+        polished_s = overlap.step_s(polished)
+        if (
+            weight != LEAST_WEIGHT
+            or incumbents.best_value - polished_s > PREFERRED * bound
+        ):
+            incumbents.offer(polished)
+        report(None, bound)
+        if overlap.hides_nothing:
+            break
+        weights.learn(weight, labels)
+        is_over = time.monotonic() > effort.deadline
+        if len(weights.tried) >= effort.max_weights:
+            break
+        later = weights.next()
+        if later is None or is_over:
+            break
+        weight = later
+    return Solution(
+        incumbents.best,
+        incumbents.best_value,
+        min(bound, incumbents.best_value),
+        incumbents.best_peak,
+        incumbents.smallest_peak,
+        variables,
+        (len(problem.costs), found.nodes),
+        priced,
+    )

@@ -1,0 +1,210 @@
+"""The experts' recipes on one model: which options of its nodes they allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhino_jax.analysis.dim_classes import Classes, Element, Roles
+from rhino_jax.analysis.graph import Node, NodeKind
+from rhino_jax.model.axis_assignment import AxisPlaces
+from rhino_jax.model.build import Model
+from rhino_jax.model.strategies import Strategy
+from rhino_jax.optimize.problem import Labels
+from rhino_jax.optimize.restriction import Restrictions
+from rhino_jax.recipes.recipes import Kind, Kinds, Place, Recipe, Role
+
+
+@dataclass(slots=True)
+class RecipeBook:
+    """Turns recipes into restrictions of one model's options.
+
+    Attributes:
+      model: the search model.
+      classes, roles: what its dims and inputs are.
+      inner: classes that model axes cut, found by walking the matmuls.
+      places: [nodes], what recipes look at: one object for all that look alike.
+    """
+
+    model: Model
+    classes: Classes
+    roles: Roles
+    inner: frozenset[Element]
+    places: list[Place]
+    _axes: dict[tuple[int, bool], AxisPlaces] = field(default_factory=dict)
+    _kinds: dict[tuple[int, int], Kind] = field(default_factory=dict)
+    _num_cut: dict[int, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Model) -> RecipeBook:
+        classes, roles = model.analysis.classes, model.analysis.roles
+        inner = _inner_classes(model, classes, roles)
+        role_of = {
+            **dict.fromkeys(roles.sequence, Role.SEQUENCE),
+            **dict.fromkeys(inner, Role.INNER),
+            **dict.fromkeys(roles.batch, Role.BATCH),
+        }
+        of_class = np.full(len(classes.names), Role.OTHER, dtype=np.uint8)
+        of_class[list(role_of)] = list(role_of.values())
+        every = of_class[classes.names].tobytes()
+        places = _Places(classes, roles, every)
+        return cls(model, classes, roles, inner, [*map(places.of, model.graph.nodes)])
+
+    def allows(self, recipe: Recipe) -> bool:
+        """Whether the recipe has a meaning here."""
+        if not self.roles.batch or (recipe.model and not self.inner):
+            return False
+        if recipe.cuts_sequence and not self.roles.sequence:
+            return False
+        return bool(not recipe.cuts_state or self.roles.params or self.roles.state)
+
+    def restrict(
+        self, recipes: Sequence[Recipe], nodes: Sequence[Node]
+    ) -> Restrictions:
+        """What recipes that have a meaning leave of the nodes' options."""
+        numbers: dict[Kind, int] = {}
+        kinds = [numbers.setdefault(self._kind(n), len(numbers)) for n in nodes]
+        every = Kinds.of(list(numbers))
+        permitted = np.array([every.permitted(recipe) for recipe in recipes])
+        return Restrictions.of(permitted, every.first, np.array(kinds))
+
+    def most_cut(self, nodes: Sequence[Node], left: Restrictions) -> Labels:
+        """[restrictions, nodes], of the options that are left the place of that whose
+        results are cut by most mesh axes, and that then costs least."""
+        # Equal nodes share one object of options, and one array of what is left.
+        found: dict[tuple[int, int], np.ndarray] = {}
+        chosen = []
+        for node, places in zip(nodes, left.options, strict=True):
+            options = self.model.options[node.id]
+            key = id(options), id(places)
+            if key not in found:
+                num_cut = self._axes_of_results(options.strategies)
+                order = np.lexsort((options.cost_s, -num_cut))
+                found[key] = np.argsort(order)[places].argmin(axis=1)
+            chosen.append(found[key])
+        return np.array(chosen, dtype=np.int64).T
+
+    def _axes_of_results(self, strategies: tuple[Strategy, ...]) -> np.ndarray:
+        """How many axes cut the results under each strategy."""
+        found = self._num_cut.get(id(strategies))
+        if found is None:
+            every = [sum(map(len, sum(s.results, ()))) for s in strategies]
+            found = self._num_cut[id(strategies)] = np.array(every)
+        return found
+
+    def _kind(self, node: Node) -> Kind:
+        # Ops that differ in cost only share their strategies.
+        strategies = self.model.options[node.id].strategies
+        place = self.places[node.id]
+        key = id(strategies), id(place)
+        kind = self._kinds.get(key)
+        if kind is None:
+            axes = self._axes.get((key[0], place.is_op))
+            if axes is None:
+                num_axes = len(self.model.mesh.axes)
+                axes = AxisPlaces.of(strategies, num_axes, is_op=place.is_op)
+                self._axes[key[0], place.is_op] = axes
+            kind = self._kinds[key] = Kind.of(place, axes, self.model.mesh.long)
+        return kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Places:
+    """What recipes look at in nodes.
+
+    Attributes:
+      classes, roles: see `RecipeBook`.
+      role: of every element its `Role`.
+    """
+
+    classes: Classes
+    roles: Roles
+    role: bytes
+    _shared: dict[object, Place] = field(default_factory=dict)
+    _of_ops: dict[tuple[bytes, int, bool], Place] = field(default_factory=dict)
+
+    def of(self, node: Node) -> Place:
+        """Of a node: one object for all that look alike."""
+        if node.kind is not NodeKind.OP:
+            return self._of_border(node)
+        op = node.op
+        assert op is not None and op.rule is not None
+        begin = self.classes.first[node.id]
+        codes = self.role[begin : begin + len(op.rule.factors)]
+        is_light = node.is_fusible or op.flops == 0 or op.name.startswith("reduce_")
+        # Equal rules are one object.
+        key = codes, id(op.rule), is_light
+        place = self._of_ops.get(key)
+        if place is None:
+            cut = tuple(map(Role, codes))
+            results = tuple(
+                tuple(cut[dim[0]] if dim else Role.OTHER for dim in layout)
+                for layout in op.rule.results
+            )
+            place = self._share(Place(cut, results, True, not is_light, False, False))
+            self._of_ops[key] = place
+        return place
+
+    def _of_border(self, node: Node) -> Place:
+        dims = self.classes.results(node, 0)
+        cut = tuple(Role.OTHER if d is None else Role(self.role[d]) for d in dims)
+        is_input = node.kind is NodeKind.INPUT
+        is_data = is_input and node.slot in self.roles.data
+        is_state = is_input and node.slot in self.roles.state
+        is_param = is_input and not is_state
+        return self._share(
+            Place(cut, (cut,), False, False, is_data, is_param, is_state)
+        )
+
+    def _share(self, place: Place) -> Place:
+        return self._shared.setdefault(place, place)
+
+
+def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[Element]:
+    """Walk the matmuls in order: a weight whose contracted class is already cut is
+    cut by rows; otherwise its largest free class that nothing claims is cut by
+    columns, and what it contracts stays whole."""
+    graph, sizes = model.graph, [n for n in model.mesh.sizes if n > 1]
+    smallest = sizes[-1] if sizes else 1
+    inner: set[Element] = set()
+    whole: set[Element] = set()
+    for node in graph.nodes:
+        op = node.op
+        if node.kind is not NodeKind.OP or op is None or op.rule is None:
+            continue
+        is_lookup = op.name == "gather"
+        if op.name not in ("dot_general", "conv_general_dilated") and not is_lookup:
+            continue
+        for o in range(len(op.rule.operands)):
+            dims = classes.operands(node, o)
+            if not dims or any(d is None or d in roles.batch for d in dims):
+                continue
+            if is_lookup and o > 0:
+                continue
+            made = set(classes.results(node, 0))
+            contracted = {d for d in dims if d is not None and d not in made}
+            free = [d for d in dims if d is not None and d in made]
+            if is_lookup:
+                whole |= {d for d in free if d not in inner}
+                continue
+            if contracted & inner:
+                whole |= {d for d in free if d not in inner}
+                continue
+            whole |= contracted - inner
+            shape = graph.program.values[op.operands[o]].shape
+            claimed = [
+                (shape[i], -i, d)
+                for i, d in enumerate(dims)
+                if d in free
+                and d is not None
+                and d not in whole
+                and d not in roles.sequence
+                and shape[i] % smallest == 0
+            ]
+            if any(d in inner for _, _, d in claimed) or not claimed:
+                continue
+            # Heads before head width: the first that divides, unless it is tiny.
+            inner.add(min(claimed, key=lambda c: -c[1])[2])
+    return frozenset(inner)

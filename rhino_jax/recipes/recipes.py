@@ -1,0 +1,262 @@
+"""The experts' recipes, as restrictions of the search space.
+
+A recipe says which classes of dims each mesh axis may cut, for activations,
+parameters and optimizer state. The cheapest plan within the restriction is the
+recipe at its best; it is costed by the same model, starts the search, and stands
+in the plan's table.
+
+Source: dp, zero1, fsdp: Rajbhandari et al., "ZeRO" (SC 2020), section 5;
+megatron: Shoeybi et al., "Megatron-LM" (2019), section 3; its sequence
+parallelism: Korthikanti et al. (2022), section 4.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.model.axis_assignment import AxisPlaces
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Attributes:
+    name: as users know it.
+    data: mesh axes that cut the batch.
+    model: mesh axes that cut heads, hidden widths, experts, vocabulary.
+    cuts_params: data axes also cut stored parameters (ZeRO-3, FSDP).
+    cuts_state: data axes also cut optimizer state (ZeRO-1).
+    cuts_sequence: model axes cut the sequence between matmuls.
+    is_plain: what data axes may cut they do cut wherever they can, cheaper or not.
+    """
+
+    name: str
+    data: tuple[int, ...]
+    model: tuple[int, ...] = ()
+    cuts_params: bool = False
+    cuts_state: bool = False
+    cuts_sequence: bool = False
+    is_plain: bool = False
+
+
+def plain_recipes(mesh: LaidMesh) -> tuple[Recipe, ...]:
+    """Data parallelism, ZeRO-1 and FSDP as people type them, over all of the mesh."""
+    return tuple(
+        replace(r, is_plain=True)
+        for r in recipes_for(mesh)
+        if not r.model and not r.cuts_sequence
+    )
+
+
+def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
+    """The recipes that a mesh allows: the model axis is the last that has several
+    devices."""
+    every = mesh.long
+    if not every:
+        return ()
+    data, model = every[:-1], every[-1:]
+    found = [
+        Recipe("dp", every),
+        Recipe("zero1", every, cuts_state=True),
+        Recipe("fsdp", every, cuts_params=True, cuts_state=True),
+        Recipe("megatron", data, model),
+        Recipe("megatron+sp", data, model, cuts_sequence=True),
+    ]
+    if data:
+        found += [
+            Recipe("megatron+fsdp", data, model, cuts_params=True, cuts_state=True),
+            Recipe(
+                "megatron+fsdp+sp",
+                data,
+                model,
+                cuts_params=True,
+                cuts_state=True,
+                cuts_sequence=True,
+            ),
+        ]
+    return tuple(found)
+
+
+class Role(enum.IntEnum):
+    """What an expert calls a class of dims."""
+
+    BATCH = 0
+    SEQUENCE = 1
+    INNER = 2
+    OTHER = 3
+    NONE = 4
+    """Of an axis that cuts nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """All that a recipe looks at in a node: equal places allow equal options.
+
+    Attributes:
+      cut: role of every factor (op) or dim (border node).
+      results: role of every dim of every result.
+      is_op, is_heavy: an op; one that is neither elementwise nor a reduction.
+      is_data, is_param: an input that is data; one that is not optimizer state.
+      is_state: an input that is.
+    """
+
+    cut: tuple[Role, ...]
+    results: tuple[tuple[Role, ...], ...]
+    is_op: bool
+    is_heavy: bool
+    is_data: bool
+    is_param: bool
+    is_state: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """Nodes with the same strategies that look alike to recipes.
+
+    Attributes:
+      place: what recipes look at.
+      cut: [strategies, axes], the `Role` of the factor (op) or dim (border node) that
+        each mesh axis cuts.
+      scattered: for every result the same, of the dim that an axis cuts only when
+        partial sums are combined.
+      is_one_dim: [strategies], whether all axes cut the same.
+    """
+
+    place: Place
+    cut: np.ndarray
+    scattered: tuple[np.ndarray, ...]
+    is_one_dim: np.ndarray
+
+    @classmethod
+    def of(cls, place: Place, axes: AxisPlaces, long: tuple[int, ...]) -> Kind:
+        # As an index, NOWHERE is the last.
+        cut = np.array([*(place.cut if place.is_op else place.results[0]), Role.NONE])
+        scattered = zip(place.results, axes.scattered, strict=False)
+        return cls(
+            place,
+            cut[axes.cut],
+            tuple(np.array([*roles, Role.NONE])[dims] for roles, dims in scattered),
+            (axes.cut[:, long] == axes.cut[:, long[:1]]).all(axis=1),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kinds:
+    """All kinds of nodes of a model, the strategies of one after those of the other.
+
+    Attributes:
+      first: where every kind's strategies begin.
+      cut: [strategies, axes], as of `Kind`.
+      scattered: for every result likewise; nothing where a kind has fewer results.
+      looks: [strategies, 3], whether the node is heavy, holds a dim of the batch, and
+        is a parameter.
+      is_batched: for every result, [strategies]: whether it holds one.
+      is_data, is_param, is_state: [strategies], as of `Place`.
+      is_one_dim: as of `Kind`.
+    """
+
+    first: np.ndarray
+    cut: np.ndarray
+    scattered: tuple[np.ndarray, ...]
+    looks: np.ndarray
+    is_batched: tuple[np.ndarray, ...]
+    is_data: np.ndarray
+    is_param: np.ndarray
+    is_state: np.ndarray
+    is_one_dim: np.ndarray
+
+    @classmethod
+    def of(cls, kinds: Sequence[Kind]) -> Kinds:
+        sizes = np.array([len(k.cut) for k in kinds])
+        places = [k.place for k in kinds]
+        looks = [(p.is_heavy, Role.BATCH in p.cut, p.is_param) for p in places]
+        # Of every result what is scattered, and the roles of its dims.
+        rows = [list(zip(k.scattered, k.place.results, strict=False)) for k in kinds]
+        most = max(map(len, rows))
+        for k, row in zip(kinds, rows, strict=True):
+            row += [(np.full(k.cut.shape, Role.NONE), ())] * (most - len(row))
+        each = list(zip(*rows, strict=True))
+        return cls(
+            np.cumsum(sizes) - sizes,
+            np.concatenate([k.cut for k in kinds]),
+            tuple(np.concatenate([dims for dims, _ in column]) for column in each),
+            np.repeat(np.array(looks, dtype=np.int64), sizes, axis=0),
+            tuple(
+                np.repeat([Role.BATCH in roles for _, roles in column], sizes)
+                for column in each
+            ),
+            np.repeat([p.is_data for p in places], sizes),
+            np.repeat([p.is_param for p in places], sizes),
+            np.repeat([p.is_state for p in places], sizes),
+            np.concatenate([k.is_one_dim for k in kinds]),
+        )
+
+    def permitted(self, recipe: Recipe) -> np.ndarray:
+        """Which strategies a recipe permits; a kind's first where it permits none."""
+        axes = np.arange(self.cut.shape[1])
+        looks = [x[:, None] for x in self.looks.T]
+        cuts, scatters = _tables(recipe, len(axes))
+        found = cuts[*looks, axes, self.cut].all(axis=1)
+        for is_batched, scattered in zip(self.is_batched, self.scattered, strict=True):
+            found &= scatters[is_batched[:, None].astype(int), axes, scattered].all(
+                axis=1
+            )
+        # Data enters cut over all data axes, where it can be.
+        is_cut = found & (self.cut[:, list(recipe.data)] != Role.NONE).all(axis=1)
+        must_be_cut = self.is_data
+        if recipe.is_plain:
+            # So is all that has a batch, and so are parameters and state, in one dim.
+            is_cut &= self.is_one_dim
+            must_be_cut = self.is_data | (self.looks[:, 1] == 1)
+            must_be_cut |= self.is_param & recipe.cuts_params
+            must_be_cut |= self.is_state & recipe.cuts_state
+        found = np.where(must_be_cut & self._any(is_cut), is_cut, found)
+        found[self.first] |= ~self._any(found)[self.first]
+        return found
+
+    def _any(self, found: np.ndarray) -> np.ndarray:
+        """[strategies], whether any of the kind is among those found."""
+        sizes = np.diff(self.first, append=len(found))
+        return np.repeat(np.logical_or.reduceat(found, self.first), sizes)
+
+
+def _tables(recipe: Recipe, num_axes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whether an axis may cut a dim, and whether it may cut one only when partial sums
+    are combined: [*looks, axes, `Role`] and [is batched, axes, `Role`]."""
+
+    def table(may: Callable[[int, Role], bool]) -> list[list[bool]]:
+        return [[r is Role.NONE or may(a, r) for r in Role] for a in range(num_axes)]
+
+    either = (False, True)
+    looks = itertools.product(either, either, either)
+    cuts = np.array([table(partial(_may_cut, recipe, some)) for some in looks])
+    scatters = np.array([table(partial(_may_scatter, recipe, b)) for b in either])
+    shape = num_axes, len(Role)
+    return cuts.reshape(2, 2, 2, *shape), scatters.reshape(2, *shape)
+
+
+def _may_cut(
+    recipe: Recipe, looks: tuple[bool, bool, bool], axis: int, role: Role
+) -> bool:
+    is_heavy, is_batched, is_param = looks
+    if axis in recipe.model:
+        if role is Role.INNER:
+            return True
+        return recipe.cuts_sequence and role is Role.SEQUENCE and not is_heavy
+    if role is Role.BATCH:
+        return True
+    if is_batched:
+        return False
+    return recipe.cuts_params if is_param else recipe.cuts_state
+
+
+def _may_scatter(recipe: Recipe, is_batched: bool, axis: int, role: Role) -> bool:
+    if axis in recipe.model:
+        return recipe.cuts_sequence and role is Role.SEQUENCE
+    return recipe.cuts_state and not is_batched

@@ -1,0 +1,80 @@
+"""What one fusion reads once, and how many kernels run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from rhino_jax.analysis.graph import FUSES_OPERANDS, Graph, NodeKind
+from rhino_jax.analysis.inline_regions import inline_regions
+from rhino_jax.analysis.liveness import Liveness, analyse
+from rhino_jax.analysis.materialised import Fusing
+from rhino_jax.frontend.trace import trace
+
+
+X = jnp.ones((64, 64), jnp.float32)
+
+
+def analysed(fn: Callable[..., Any], *args: Any) -> tuple[Graph, Liveness]:
+    graph = inline_regions(trace(fn, args, {}).program)
+    return graph, analyse(graph, Fusing())
+
+
+def reads(graph: Graph, live: Liveness) -> Counter[str]:
+    """How often each input is read from memory."""
+    names: Counter[str] = Counter()
+    for node, operands in zip(graph.nodes, live.kernels.reads, strict=True):
+        for operand in operands:
+            op = node.op
+            assert op is not None
+            maker = graph.nodes[graph.held[op.operands[operand]].node]
+            if maker.kind is NodeKind.INPUT:
+                names[graph.program.inputs[maker.slot].path] += 1
+    return names
+
+
+def launched(graph: Graph, live: Liveness) -> list[str]:
+    every = zip(graph.nodes, live.kernels.launches, strict=True)
+    return [n.op.name for n, is_launched in every if is_launched]  # type: ignore[union-attr]
+
+
+def test_an_update_reads_all_it_needs_once() -> None:
+    def update(p: Any, m: Any, v: Any, g: Any) -> Any:
+        m = 0.9 * m + 0.1 * g
+        v = 0.99 * v + 0.01 * g * g
+        return p - 1e-3 * (m / (jnp.sqrt(v) + 1e-8) + 0.1 * p), m, v
+
+    graph, live = analysed(update, X, X, X, X)
+    assert reads(graph, live) == {"p": 1, "m": 1, "v": 1, "g": 1}
+    assert len(launched(graph, live)) == 1
+
+
+def test_two_leaves_are_two_kernels() -> None:
+    def update(p: Any, q: Any, g: Any, h: Any) -> Any:
+        return p - 0.1 * g, q - 0.1 * h
+
+    graph, live = analysed(update, X, X, X, X)
+    assert len(launched(graph, live)) == 2
+
+
+def test_a_matmul_between_makes_two_kernels_that_both_read() -> None:
+    def residual(x: Any, w: Any) -> Any:
+        return jnp.tanh(x + 1.0) @ w + x
+
+    graph, live = analysed(residual, X, X)
+    assert reads(graph, live) == {"x": 2, "w": 1}
+    assert launched(graph, live) == ["add", "dot_general", "add"]
+
+
+def test_a_normalisation_is_one_kernel() -> None:
+    def norm(x: Any) -> Any:
+        centred = x - jnp.mean(x, -1, keepdims=True)
+        return centred / jnp.sqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-6)
+
+    graph, live = analysed(norm, X)
+    assert reads(graph, live) == {"x": 1}
+    assert len(launched(graph, live)) == 1
+    assert "reduce_sum" in FUSES_OPERANDS

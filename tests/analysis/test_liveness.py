@@ -1,0 +1,269 @@
+"""Which values touch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rhino_jax.analysis.graph import NodeKind
+from rhino_jax.analysis.inline_regions import inline_regions
+from rhino_jax.analysis.liveness import analyse, find_late
+from rhino_jax.analysis.materialised import LONGEST_ROW, Fusing
+from rhino_jax.frontend.trace import trace
+from rhino_jax.hardware.files import load_target
+
+
+PLAIN = Fusing()
+TPU = Fusing.of(load_target("v5e").device)
+GPU = Fusing.of(load_target("h100").device)
+
+
+def materialised(
+    fn: Callable[..., Any], *args: Any, fusing: Fusing = PLAIN
+) -> list[str]:
+    """Names of the ops whose results are stored, in program order."""
+    graph = inline_regions(trace(fn, args, {}).program)
+    live = analyse(graph, fusing)
+    return [
+        node.op.name
+        for node in graph.nodes
+        if node.kind is NodeKind.OP
+        and node.op is not None
+        and live.is_materialised[node.ports[0].id]
+    ]
+
+
+X = jnp.ones((64, 64), jnp.float32)
+
+
+def test_a_matmuls_operand_is_stored_unless_the_compiler_fuses_it() -> None:
+    def one(x: Any, w: Any) -> Any:
+        return (x * 2.0).astype(jnp.bfloat16) @ w
+
+    args = (X, X.astype(jnp.bfloat16))
+    assert materialised(one, *args) == ["convert_element_type", "dot_general"]
+    assert materialised(one, *args, fusing=TPU) == ["dot_general"]
+
+
+def test_what_two_matmuls_read_is_stored_where_making_it_reads_more() -> None:
+    def narrow(x: Any, y: Any, w: Any) -> Any:
+        z = x * 2.0
+        return z @ w + w @ z
+
+    def wide(x: Any, y: Any, w: Any) -> Any:
+        z = x * y
+        return z @ w + w @ z
+
+    for fn, names in ((narrow, []), (wide, ["mul"])):
+        found = materialised(fn, X, X, X, fusing=TPU)
+        assert [n for n in found if n != "dot_general"][: len(names)] == names
+        assert found.count("mul") == len(names)
+
+
+@pytest.mark.parametrize(
+    ("fusing", "kept"),
+    [(PLAIN, ["exp", "convert_element_type"]), (TPU, ["exp"]),
+     (GPU, ["convert_element_type"])],
+)  # fmt: skip
+def test_what_softmax_keeps_for_the_backward_pass(
+    fusing: Fusing, kept: list[str]
+) -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        weights = jax.nn.softmax((q @ k.T).astype(jnp.float32))
+        out = (weights.astype(jnp.bfloat16) @ v).astype(jnp.float32)
+        return jnp.sum(out**2)
+
+    args = (X.astype(jnp.bfloat16),) * 3
+    found = materialised(jax.grad(attention, argnums=(0, 1, 2)), *args, fusing=fusing)
+    # Of the forward pass: what comes before its second matmul.
+    dots = [i for i, name in enumerate(found) if name == "dot_general"]
+    assert [n for n in found[: dots[1]] if n in ("exp", "convert_element_type")] == kept
+
+
+def test_what_follows_a_matmul_is_stored_in_its_place() -> None:
+    def relu_and_square(x: Any, w: Any, b: Any) -> Any:
+        y = jnp.maximum(x @ w + b, 0.0)
+        return y, y * y
+
+    names = ["add", "max", "mul"]
+    assert materialised(relu_and_square, X, X, X[0])[0] == "dot_general"
+    found = materialised(relu_and_square, X, X, X[0], fusing=TPU)
+    assert "dot_general" not in found
+    assert [n for n in found if n in names] == ["max", "mul"]
+
+
+def test_where_readers_part_a_conversion_is_left_to_each() -> None:
+    def parting(x: Any, w: Any) -> Any:
+        y = (x @ w).astype(jnp.float32)
+        return jnp.sum(y), jnp.exp(y) @ y
+
+    found = materialised(
+        parting, X.astype(jnp.bfloat16), X.astype(jnp.bfloat16), fusing=TPU
+    )
+    assert found[0] == "dot_general"
+    assert "convert_element_type" not in found
+
+
+def test_one_of_two_matmuls_is_stored_before_they_meet() -> None:
+    def sums(x: Any, w: Any) -> Any:
+        return x @ w + w @ x
+
+    assert materialised(sums, X, X, fusing=TPU) == ["dot_general", "add"]
+    assert materialised(sums, X, X) == ["dot_general", "dot_general", "add"]
+
+
+def test_what_a_matmul_and_a_reduction_read_is_stored_where_dear() -> None:
+    def normalised(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.softmax(q @ k, axis=-1) @ v
+
+    found = materialised(normalised, X, X, X, fusing=TPU)
+    # The scores in the matmul's place, exp, the last matmul, and what is reduced.
+    assert [n for n in found if "reduce" not in n] == [
+        "dot_general",
+        "exp",
+        "dot_general",
+    ]
+    assert "exp" not in materialised(normalised, X, X, X)
+
+
+def test_of_rows_that_no_fusion_holds_only_the_scores_are_stored() -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        scores = jnp.where(q[:, :1] > 0, (q @ k).astype(jnp.float32), -1e9)
+        return jax.nn.softmax(scores, axis=-1).astype(q.dtype) @ v
+
+    def shapes(row: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        sizes = ((8, 4), (4, row), (row, 4))
+        return tuple(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in sizes)
+
+    def kept(row: int, fusing: Fusing) -> list[str]:
+        found = materialised(attention, *shapes(row), fusing=fusing)
+        return [n for n in found if "reduce" not in n]
+
+    assert kept(LONGEST_ROW, TPU) == ["select_n", "exp", "dot_general"]
+    assert kept(LONGEST_ROW + 1, TPU) == ["dot_general", "dot_general"]
+    assert kept(LONGEST_ROW + 1, GPU) == kept(LONGEST_ROW, GPU)
+
+
+def test_long_rows_of_other_than_a_softmax_are_stored_as_short_ones() -> None:
+    def residual_and_norm(x: Any, w: Any, v: Any) -> Any:
+        y = x + x @ w
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+        z = jnp.tanh(y @ w)
+        return y + z @ w, z @ v
+
+    def kept(width: int) -> list[str]:
+        sizes = ((8, width), (width, width), (width, 4))
+        args = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in sizes)
+        return materialised(residual_and_norm, *args, fusing=TPU)
+
+    assert kept(2 * LONGEST_ROW) == kept(LONGEST_ROW)
+
+
+def test_a_loop_makes_its_broadcasts_itself() -> None:
+    def masked(x: Any) -> Any:
+        zeros = jnp.zeros((64, 64))
+
+        def body(y: Any, _: None) -> Any:
+            return jnp.where(y > 0, y, zeros), None
+
+        return jax.lax.scan(body, x, None, length=4)[0]
+
+    program = trace(masked, (X,), {}).program
+    assert "broadcast_in_dim" in [op.name for op in program.ops]
+    assert "broadcast_in_dim" not in materialised(masked, X)
+
+
+def scanned(weights: Any, x: Any) -> Any:
+    def body(y: Any, w: Any) -> Any:
+        return y @ w.astype(jnp.bfloat16), y.sum()
+
+    return jax.lax.scan(body, x, weights)
+
+
+STACK = (jnp.ones((4, 64, 64), jnp.float32), jnp.ones((64, 64), jnp.bfloat16))
+
+
+def test_what_a_loop_stacks_up_is_there_from_its_start() -> None:
+    graph = inline_regions(trace(scanned, STACK, {}).program)
+    live = analyse(graph, PLAIN)
+    (stack,) = [n for n in graph.nodes if n.kind is NodeKind.STACK]
+    (dot,) = [n for n in graph.nodes if n.op and n.op.name == "dot_general"]
+    (port,) = stack.ports
+    assert live.first[port.id] < dot.time < stack.time <= live.last[port.id]
+
+
+def test_weights_that_loops_convert_are_converted_once_on_tpu() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        @jax.checkpoint
+        def body(y: Any, w: Any) -> Any:
+            return jnp.sin(y @ w.astype(jnp.bfloat16)), None
+
+        return jax.lax.scan(body, x, weights)[0].astype(jnp.float32).sum()
+
+    graph = inline_regions(trace(jax.grad(loss), STACK, {}).program)
+    slices = [n for n in graph.nodes if n.kind is NodeKind.SLICE]
+    weights = [n.id for n in slices if graph.program.values[n.value].dtype == "float32"]
+    assert len(weights) == 2  # forward and backward
+    (copy,) = analyse(graph, TPU).hoisted
+    assert copy.whole_bytes == 4 * 64 * 64 * 2
+    assert copy.node == weights[0]
+    assert copy.stop == graph.loop_end[weights[1]]
+    assert analyse(graph, GPU).hoisted == ()
+
+
+def test_weights_that_a_loop_reads_as_they_are_are_not_converted() -> None:
+    def both(weights: Any, x: Any) -> Any:
+        def body(y: Any, w: Any) -> Any:
+            return y @ w.astype(jnp.bfloat16), w.sum()
+
+        return jax.lax.scan(body, x, weights)
+
+    graph = inline_regions(trace(both, STACK, {}).program)
+    assert analyse(graph, TPU).hoisted == ()
+
+
+def test_a_weights_gradient_keeps_what_it_reads_to_the_loops_end() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        @jax.checkpoint
+        def body(y: Any, w: Any) -> Any:
+            return jnp.sin(y @ w) @ w, None
+
+        return jax.lax.scan(body, x, weights)[0].sum()
+
+    graph = inline_regions(trace(jax.grad(loss), (STACK[0], X), {}).program)
+    dots = [n for n in graph.nodes if n.op is not None and n.op.name == "dot_general"]
+    late = find_late(graph, analyse(graph, PLAIN).slack)
+    # Forward: two. Backward: one again, two gradients of x, two of w, of which the
+    # first could run before the last gradient of x.
+    assert len(dots) == 7
+    (dot,) = late
+    assert late[dot] == max(graph.loop_end.values())
+    live = analyse(graph, PLAIN)
+    for edge in graph.edges:
+        if edge.target == dot:
+            assert live.last[edge.source.id] == late[dot]
+
+
+def test_slices_that_several_read_and_values_stacked_beside_other_use_are_copied() -> (
+    None
+):
+    def copied(fn: Callable[..., Any]) -> set[NodeKind]:
+        graph = inline_regions(trace(fn, (STACK[0], X), {}).program)
+        return {graph.nodes[n].kind for n in analyse(graph, PLAIN).copied}
+
+    def alone(weights: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda y, w: (y, w + 1.0), x, weights)
+
+    def shared(weights: Any, x: Any) -> Any:
+        def body(y: Any, w: Any) -> Any:
+            z = jnp.sin(w)
+            return y @ w + z, z
+
+        return jax.lax.scan(body, x, weights)
+
+    assert copied(alone) == set()
+    assert copied(shared) == {NodeKind.SLICE, NodeKind.STACK}
