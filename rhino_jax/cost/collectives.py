@@ -92,8 +92,10 @@ def _taken(kind: str, local_bytes: float, axes: Sequence[Axis]) -> _Taken:
         copying = [replace(a, alpha_s=0.0, topology="switch", parts=()) for a in axes]
         return _Taken(meeting_s, 0.0).then(_taken(kind, local_bytes, copying))
     if kind == PERMUTE:
-        slow = min((x for a in axes for x in _links(a)), key=lambda x: x.bytes_per_s)
-        return _Taken(slow.alpha_s, local_bytes / slow.bytes_per_s)
+        # The slowest link need not be the one with the longest latency.
+        links = [link for a in axes for link in _links(a)]
+        slowest = min(link.bytes_per_s for link in links)
+        return _Taken(max(link.alpha_s for link in links), local_bytes / slowest)
     if kind == ALL_TO_ALL:
         each = [_all_to_all(local_bytes, a) for a in axes]
         return functools.reduce(_Taken.then, each)

@@ -67,6 +67,8 @@ def _subsets(count: int) -> Iterator[tuple[int, ...]]:
         ("v5p:4x4x4", (4, 4, 4), (1, 2), (4, 16), 1),
         ("v5p:4x4x4", (2, 2, 4, 4), (0, 1), (4, 4, 4), 0),
         ("tpu7x:4x4x4", (64, 2), (0, 1), (128,), 0),
+        # A line of few links within a slice, as slow as what joins slices.
+        ("tpu7x", (8, 16, 16, 16), (0, 1, 2, 3), (32768,), 0),
         # An axis of one device between them is no axis.
         ("h100:8x8", (2, 4, 1, 8), (1, 3), (2, 32), 1),
     ],
