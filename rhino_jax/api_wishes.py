@@ -38,6 +38,7 @@ from rhino_jax.keywords import (
 from rhino_jax.plan.cache import kept
 from rhino_jax.plan.cache_key import cache_key
 from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.plan import Plan
@@ -189,8 +190,12 @@ class Wishes:
         request = self.request_of(target, pins)
         with self.shown_progress() as report:
             if self.refine:
-                return self._refined(traced, mesh, meshes, target, request, report)
-            return choose_plan(traced.program, meshes, target, request, progress=report)
+                plan = self._refined(traced, mesh, meshes, target, request, report)
+            else:
+                plan = choose_plan(
+                    traced.program, meshes, target, request, progress=report
+                )
+        return with_lines(plan, traced.program)
 
     def _asked(
         self,
@@ -204,7 +209,11 @@ class Wishes:
             meshes,
             sorted(pins.inputs.items()),
             sorted(pins.outputs.items()),
-            sorted((v, p.spec, p.key) for v, p in pins.values.items()),
+            # A `rhino.pin` is a part of the program, wherever it stands.
+            sorted(
+                (v, p.spec, "" if p.is_in_program else p.key)
+                for v, p in pins.values.items()
+            ),
             self.budget_bytes(target),
             self.level,
             self.time_limit_s,

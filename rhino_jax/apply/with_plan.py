@@ -12,6 +12,7 @@ from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.fits import check_fits
+from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import Plan
 from rhino_jax.processes.agree import agreed, processes_of_mesh
 
@@ -53,11 +54,11 @@ def sharded_by(parameters: Parameters, plan: Plan, what: str) -> ShardedFunction
 
 
 def with_trees(plan: Plan, traced: Traced, mesh: Any) -> Plan:
-    """The plan with its mesh and the trees of its function."""
+    """The plan with its mesh, and the trees and source lines of its function."""
     in_tree, in_leaf_positions = traced.in_tree
     out_tree, out_leaf_positions = traced.out_tree
     return replace(
-        plan,
+        with_lines(plan, traced.program),
         mesh=mesh,
         in_tree=in_tree,
         out_tree=out_tree,

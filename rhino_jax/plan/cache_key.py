@@ -1,9 +1,10 @@
 """What a plan depends on, as a key: equal keys, equal plans.
 
-More than the fingerprint counts: what a plan tells its reader (paths, source lines,
-labels), what the search prices (FLOPs, donation, ties), the whole target, all that was
+More than the fingerprint counts: what a plan tells its reader (paths, scopes, labels),
+what the search prices (FLOPs, donation, ties), the whole target, all that was
 asked for, and what made the plan: versions, and rhino's own source, since a checkout
-changes without its version.
+changes without its version. Source lines do not count: a plan that was found is given
+those of the program (`rhino_jax.plan.lines`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def told_of(program: Program) -> str:
     """Hash of what a plan tells or prices of a program beside its fingerprint."""
     lines = [program.name]
     lines += [
-        f"{op.flops!r} {op.is_fusible} {op.is_known} {op.label} {op.source!r}"
+        f"{op.flops!r} {op.is_fusible} {op.is_known} {op.label} {op.source.name_stack}"
         for op in program.ops
     ]
     calls = [op.call for op in program.ops if op.call is not None]

@@ -19,10 +19,17 @@ from rhino_jax.ir.spec import OpenSpec
 
 @dataclass(frozen=True, slots=True)
 class ValuePin:
-    """The layout of one value, and how the user said it."""
+    """The layout of one value, and how the user said it.
+
+    Attributes:
+      spec: the layout.
+      key: as given; where it is a `rhino.pin` in the program, where that is.
+      is_in_program: whether it is one.
+    """
 
     spec: OpenSpec
     key: str
+    is_in_program: bool = False
 
 
 _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")

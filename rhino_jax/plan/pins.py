@@ -118,7 +118,7 @@ def _inside(
             name = f"rhino.pin at {op.source}"
             value = program.values[op.results[0]]
             spec = _spec_of_pin(name, op.pin, value, mesh_axes)
-            found[value.id] = ValuePin(spec, name)
+            found[value.id] = ValuePin(spec, name, is_in_program=True)
     places = Places.of(program) if pins else None
     for key, given in pins.items():
         values = [] if places is None else values_of_key(key, places)

@@ -42,6 +42,7 @@ _KEYS = (
     "meshes",
     "refined",
     "notes",
+    "lines",
     "trees",
     "decisions",
     "checksum",

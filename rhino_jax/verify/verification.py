@@ -16,6 +16,7 @@ from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.ir.program import Program
+from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.verify.causes import evidence_of
@@ -150,6 +151,7 @@ def verify(
     place = place_of(plan, compile_for, what)
     sharded = sharded_by(parameters, plan.with_mesh(place.mesh), what)
     lowered = sharded.lower(*args, **kwargs)
+    plan = with_lines(plan, lowered.bound.traced.program)
     return verification_of(plan, lowered, place.compile(lowered.lowered), place)
 
 

@@ -1,0 +1,113 @@
+"""A plan that is found again shows the lines of the code as it is now."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.plan.plan import Plan
+
+
+CODE = """
+def layer(w, x):
+    return rhino.pin(jnp.tanh(x @ w), P("a"))
+
+def train(params, x):
+    loss = lambda p: (layer(p["b"], layer(p["a"], x)) ** 2).mean()
+    return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+"""
+MOVED = "# A comment.\n\n" + CODE.replace("def train", "\n\ndef train")
+PARTED = CODE.replace("jnp.tanh(x @ w)", "jnp.tanh(\n        x @ w)")
+MESH = {"a": 4, "b": 2}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RHINO_CACHE", "1")
+    monkeypatch.setenv("RHINO_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def function(code: str, file: str = "first.py") -> Any:
+    names = {"jax": jax, "jnp": jnp, "rhino": rhino, "P": jax.P}
+    exec(compile(code, file, "exec"), names)
+    return names["train"]
+
+
+def args() -> Any:
+    w = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    return {"a": w, "b": w}, jax.ShapeDtypeStruct((4096, 512), jnp.float32)
+
+
+def planned(code: str, file: str = "first.py") -> Plan:
+    return rhino.plan(function(code, file), *args(), mesh=MESH, hardware="v5e:2x4")
+
+
+def without(plan: Plan, *names: str) -> dict[str, Any]:
+    fields = [f.name for f in dataclasses.fields(Plan) if f.name not in names]
+    return {name: getattr(plan, name) for name in fields}
+
+
+@pytest.mark.parametrize("file", ["first.py", "second.py"])
+@pytest.mark.parametrize("code", [MOVED, PARTED], ids=["moved", "parted"])
+def test_the_cache_finds_what_has_only_moved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, file: str
+) -> None:
+    before, found = planned(CODE), planned(code, file)
+    assert found.cached and not before.cached
+    monkeypatch.setenv("RHINO_CACHE", "0")
+    anew = planned(code, file)
+    # Everything is as if it were planned now, but the time that it took.
+    differing = ["cached", "search"]
+    if code is PARTED:  # of ops that shared a line, only what they send is told apart
+        differing += ["pins", "lines", "collectives", "at_peak"]
+    assert without(found, *differing) == without(anew, *differing)
+    assert [c.source for c in found.collectives] == [c.source for c in anew.collectives]
+    assert any(str(file) in c.source for c in found.collectives)
+    assert found.collectives != before.collectives
+    assert next(iter(found.pins)).startswith(f"rhino.pin at {file}:")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("tanh", "sin"), ('P("a")', 'P("b")'), ('p["b"]', 'p["a"]'), ("- g", "+ g")],
+)
+def test_what_computes_something_else_is_not_found(
+    folder: Path, old: str, new: str
+) -> None:
+    planned(CODE)
+    assert planned(CODE).cached
+    assert not planned(MOVED.replace(old, new)).cached
+
+
+def test_a_saved_plan_shows_the_lines_of_the_function_that_it_is_given(
+    tmp_path: Path,
+) -> None:
+    before, anew = planned(CODE), planned(MOVED, "second.py")
+    before.save(tmp_path / "plan.json")
+    loaded = rhino.load_plan(tmp_path / "plan.json")
+    assert loaded.collectives == before.collectives
+    assert loaded.lines == before.lines
+    mesh = jax.sharding.AbstractMesh(tuple(MESH.values()), tuple(MESH))
+    moved = loaded.with_mesh(mesh).jit(function(MOVED, "second.py")).plan(*args())
+    assert moved.collectives == anew.collectives
+    assert moved.at_peak == anew.at_peak
+    assert moved.pins == anew.pins
+    assert moved.lines == anew.lines
+
+
+def test_lines_that_begin_alike_are_not_mixed_up() -> None:
+    plan = planned("\n" * 4 + CODE)
+    many = planned("\n" * 60 + CODE)
+    for text, op in plan.lines.items():
+        assert text.startswith("first.py:")
+        (now,) = [t for t, o in many.lines.items() if o == op]
+        assert int(now.split(":")[1].split()[0]) == 56 + int(
+            text.split(":")[1].split()[0]
+        )
