@@ -19,7 +19,7 @@ from rhino_jax.commands.planning import add_plan
 from rhino_jax.commands.saved import add_saved
 from rhino_jax.commands.words import EXIT_CODES, positive, positive_int
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
-from rhino_jax.solver.errors import UnsatisfiedError
+from rhino_jax.optimize.errors import UnsatisfiedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,7 +122,7 @@ def _add_solve(commands: Any) -> None:
 
 
 def _run_solve(args: argparse.Namespace) -> None:
-    from rhino_jax.solver.command import run_solve
+    from rhino_jax.contest.command import run_solve
 
     run_solve(
         args.file,

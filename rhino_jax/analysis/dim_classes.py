@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.disjoint import united
 from rhino_jax.ir.factor import Layout
 from rhino_jax.numbering import groups, number, number_rows
-from rhino_jax.solver.disjoint import united
 
 
 Element = int

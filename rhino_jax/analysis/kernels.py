@@ -18,8 +18,8 @@ from rhino_jax.analysis.graph import Graph
 from rhino_jax.analysis.materialised import Materialised
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import NOWHERE, copied_ports
+from rhino_jax.disjoint import united
 from rhino_jax.numbering import number_rows
-from rhino_jax.solver.disjoint import united
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from ortools.sat.python import cp_model
 
+from rhino_jax.optimize.presolve.reduction import Core, unique_columns
 from rhino_jax.optimize.problem import Problem
-from rhino_jax.optimize.reduction import Core, unique_columns
 
 
 KIB = 1024

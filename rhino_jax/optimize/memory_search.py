@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rhino_jax.optimize.bounds.prices import Mixture, Prices
 from rhino_jax.optimize.incumbents import Effort, Incumbents
 from rhino_jax.optimize.overlap import Overlap
 from rhino_jax.optimize.pairwise import Found, solve_pairwise
-from rhino_jax.optimize.prices import Mixture, Prices
 from rhino_jax.optimize.problem import Labels
 
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rhino_jax.optimize.bounds.messages import Messages
+from rhino_jax.optimize.exact import Limits, count_cells, settle
 from rhino_jax.optimize.incumbents import OPTIMAL_GAP, Effort
+from rhino_jax.optimize.memory import build_memory
+from rhino_jax.optimize.moves.moves import Moves
+from rhino_jax.optimize.moves.pair_fusion import fuse
+from rhino_jax.optimize.presolve.network import Network
+from rhino_jax.optimize.presolve.reduction import Core, reduce
 from rhino_jax.optimize.problem import Labels, Problem
-from rhino_jax.optimize.reduction import Core, reduce
-from rhino_jax.solver.exact import Limits, count_cells, settle
-from rhino_jax.solver.fusion import fuse
-from rhino_jax.solver.memory import build_memory
-from rhino_jax.solver.messages import Messages
-from rhino_jax.solver.moves import Moves
-from rhino_jax.solver.network import Network
 
 
 UNITS = 1e9

@@ -16,8 +16,8 @@ import numpy as np
 from rhino_jax.memo import Memo
 from rhino_jax.optimize.incumbents import Effort
 from rhino_jax.optimize.pairwise import solve_reduced
+from rhino_jax.optimize.presolve.reduction import Core, assembled
 from rhino_jax.optimize.problem import Labels, PairTable, Problem
-from rhino_jax.optimize.reduction import Core, assembled
 from rhino_jax.optimize.restriction import Restrictions
 
 

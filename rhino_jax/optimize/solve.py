@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino_jax.optimize.descent import descend
-from rhino_jax.optimize.fusion import fuse
+from rhino_jax.optimize.bounds.weights import LEAST_WEIGHT, Weights
 from rhino_jax.optimize.incumbents import Effort, Incumbents, Report
 from rhino_jax.optimize.least_peak import low_peaks
 from rhino_jax.optimize.memory_search import Priced, search_memory
+from rhino_jax.optimize.moves.descent import descend
+from rhino_jax.optimize.moves.fusion import fuse
 from rhino_jax.optimize.overlap import Overlap
 from rhino_jax.optimize.pairwise import solve_pairwise
 from rhino_jax.optimize.problem import Labels, Problem
-from rhino_jax.optimize.weights import LEAST_WEIGHT, Weights
 
 
 PREFERRED = 1e-3

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from rhino_jax.optimize.descent import descend
-from rhino_jax.optimize.fusion import fuse
+from rhino_jax.optimize.bounds.prices import Prices
 from rhino_jax.optimize.incumbents import Effort
 from rhino_jax.optimize.memory_search import LONG_ROUNDS
+from rhino_jax.optimize.moves.descent import descend
+from rhino_jax.optimize.moves.fusion import fuse
 from rhino_jax.optimize.overlap import Overlap
 from rhino_jax.optimize.pairwise import solve_pairwise
-from rhino_jax.optimize.prices import Prices
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.optimize.solve import Solution
 from rhino_jax.search.symmetry import Symmetry

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from rhino_jax.optimize.bounds.prices import Mixture
 from rhino_jax.optimize.incumbents import EFFORTS, Effort
 from rhino_jax.optimize.overlap import Overlap
-from rhino_jax.optimize.prices import Mixture
 from rhino_jax.optimize.problem import EdgeUsage, Labels, NodeUsage, PairTable, Problem
 from rhino_jax.optimize.slack import Slack, Wait
 from rhino_jax.optimize.solve import solve_overlapped

@@ -11,8 +11,8 @@ import pytest
 from rhino_jax.optimize import restricted
 from rhino_jax.optimize.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.optimize.pairwise import Found, solve_reduced
+from rhino_jax.optimize.presolve.reduction import Core
 from rhino_jax.optimize.problem import Labels, PairTable, Problem
-from rhino_jax.optimize.reduction import Core
 from rhino_jax.optimize.restriction import Restrictions
 from tests.optimize.test_engine import random_problem
 from tests.search.brute_force import best_by_enumeration

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.solver.errors import UnsatisfiedError
-from rhino_jax.solver.network import Network
+from rhino_jax.optimize.errors import UnsatisfiedError
+from rhino_jax.optimize.presolve.network import Network
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +110,8 @@ def build_memory(network: Network) -> Memory:
             "`solve`: no choice stays within the memory limit.",
             where=f"time {times[int(room.argmin())]}",
             numbers=f"at least {int(network.limit - room.min())} are in use,"
-            f" {network.limit} are allowed",
-            fix="raise usage_limit.",
+            f" {int(network.limit)} are allowed",
+            fix="raise the limit.",
         )
     tight = np.flatnonzero(np.cumsum(most)[:-1] > room)
     return _flatten(merged, tight, room[tight], sizes)

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from rhino_jax.cli import main
-from rhino_jax.solver import engine
-from rhino_jax.solver.check import Checked, check
-from rhino_jax.solver.command import summary
-from rhino_jax.solver.engine import Answer
-from rhino_jax.solver.errors import InstanceError
-from rhino_jax.solver.instance import parse_instance, read_instance
-from tests.solver.instances import best_by_trying, random_values, write
+from rhino_jax.contest import engine
+from rhino_jax.contest.check import Checked, check
+from rhino_jax.contest.command import summary
+from rhino_jax.contest.engine import Answer
+from rhino_jax.contest.errors import InstanceError
+from rhino_jax.contest.instance import parse_instance, read_instance
+from tests.contest.instances import best_by_trying, random_values, write
 
 
 VALUES = random_values(1, 6, 3, 8, 0.5, 0.0)

@@ -11,8 +11,8 @@ import numpy as np
 
 from rhino_jax.optimize.cpsat import count_cells, solve_core
 from rhino_jax.optimize.incumbents import MAX_MODEL_CELLS, Effort
+from rhino_jax.optimize.presolve.reduction import reduce
 from rhino_jax.optimize.problem import Labels, Problem
-from rhino_jax.optimize.reduction import reduce
 from rhino_jax.optimize.restriction import Restriction
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rhino_jax.solver.exact import Limits, settle
-from rhino_jax.solver.moves import Moves
+from rhino_jax.optimize.exact import Limits, settle
+from rhino_jax.optimize.moves.moves import Moves
 
 
 def fuse(

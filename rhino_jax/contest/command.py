@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from rhino_jax.solver.engine import Answer, solve_instance
-from rhino_jax.solver.errors import InstanceError
-from rhino_jax.solver.instance import Instance, read_instance
+from rhino_jax.contest.engine import Answer, solve_instance
+from rhino_jax.contest.errors import InstanceError
+from rhino_jax.contest.instance import Instance, read_instance
 
 
 GRACE_S = 1.0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.solver.disjoint import DisjointSets
+from rhino_jax.disjoint import DisjointSets
 
 
 FEW_NODES, LARGE_TABLE = 2, 1000

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rhino_jax.solver.errors import InstanceError
-from rhino_jax.solver.instance import FORBIDDEN, Instance
+from rhino_jax.contest.errors import InstanceError
+from rhino_jax.contest.instance import FORBIDDEN, Instance
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rhino_jax.solver.memory import Memory
-from rhino_jax.solver.moves import Moves
+from rhino_jax.optimize.memory import Memory
+from rhino_jax.optimize.moves.moves import Moves
 
 
 class Filled:

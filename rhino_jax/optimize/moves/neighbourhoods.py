@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rhino_jax.solver.exact import Limits, settle
-from rhino_jax.solver.moves import Moves
+from rhino_jax.optimize.exact import Limits, settle
+from rhino_jax.optimize.moves.moves import Moves
 
 
 Offer = Callable[[np.ndarray], object]

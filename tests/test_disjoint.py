@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rhino_jax.solver.disjoint import DisjointSets, united
+from rhino_jax.disjoint import DisjointSets, united
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -6,18 +6,19 @@ import time
 import numpy as np
 import pytest
 
-from rhino_jax.solver import engine, exact
-from rhino_jax.solver.check import check
-from rhino_jax.solver.engine import solve_instance
-from rhino_jax.solver.errors import UnsatisfiedError
-from rhino_jax.solver.exact import Limits
-from rhino_jax.solver.fusion import fuse
-from rhino_jax.solver.hard import repair
-from rhino_jax.solver.instance import parse_instance
-from rhino_jax.solver.memory import build_memory
-from rhino_jax.solver.moves import Moves
-from rhino_jax.solver.network import build_network
-from tests.solver.instances import best_by_trying, random_instance
+from rhino_jax.contest import engine
+from rhino_jax.contest.check import check
+from rhino_jax.contest.engine import solve_instance
+from rhino_jax.contest.instance import parse_instance
+from rhino_jax.optimize import exact
+from rhino_jax.optimize.errors import UnsatisfiedError
+from rhino_jax.optimize.exact import Limits
+from rhino_jax.optimize.memory import build_memory
+from rhino_jax.optimize.moves.moves import Moves
+from rhino_jax.optimize.moves.pair_fusion import fuse
+from rhino_jax.optimize.moves.repair import repair
+from rhino_jax.optimize.presolve.network import build_network
+from tests.contest.instances import best_by_trying, random_instance
 
 
 def solve(instance, seconds=20.0):
@@ -66,7 +67,7 @@ def test_memory_rows_that_come_when_needed_change_nothing(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(12))
 def test_two_choices_are_put_together_as_well_as_can_be(seed):
     instance = random_instance(seed, forbidden=0.0, tightness=0.3)
-    network = build_network(instance)
+    network = build_network(instance.problem())
     moves = Moves.of(network, build_memory(network))
     rng = np.random.default_rng(seed)
     fitting = []
@@ -94,7 +95,7 @@ def test_the_network_keeps_objective_and_memory(seed):
     """Whatever is left to choose, the checker agrees on what it costs and holds."""
     instance = random_instance(seed, forbidden=0.15, nodes=9, edges=12)
     try:
-        network = build_network(instance)
+        network = build_network(instance.problem())
         memory = build_memory(network)
     except UnsatisfiedError:
         assert best_by_trying(instance) is None
@@ -133,7 +134,7 @@ def test_followers_are_merged():
         }
     }
     instance = parse_instance(values)
-    assert len(build_network(instance).costs) == 1
+    assert len(build_network(instance.problem()).costs) == 1
     answer = solve(instance)
     assert answer.choices == [0] * count
     assert answer.checked.objective == 3 * count
@@ -143,4 +144,4 @@ def test_memory_that_nothing_fits_is_said():
     instance = random_instance(3, forbidden=0.0, tightness=-0.2)
     with pytest.raises(UnsatisfiedError, match="memory limit") as raised:
         solve(instance)
-    assert "raise usage_limit" in str(raised.value)
+    assert "raise the limit" in str(raised.value)

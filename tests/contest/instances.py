@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rhino_jax.solver.check import check
-from rhino_jax.solver.instance import FORBIDDEN, Instance, parse_instance
+from rhino_jax.contest.check import check
+from rhino_jax.contest.instance import FORBIDDEN, Instance, parse_instance
 
 
 def random_instance(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from rhino_jax.solver.moves import Moves
+from rhino_jax.optimize.moves.moves import Moves
 
 
 MOST_AMOUNTS = 1_000_000

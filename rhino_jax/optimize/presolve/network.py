@@ -1,4 +1,4 @@
-"""The instance as a network, made smaller without losing any best choice.
+"""A problem as a network, made smaller without losing any best choice.
 
 Four exact steps, until none applies:
 - an option that some neighbour has no partner for is dropped (arc consistency:
@@ -12,13 +12,13 @@ Four exact steps, until none applies:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.solver.errors import UnsatisfiedError
-from rhino_jax.solver.instance import FORBIDDEN, Instance
+from rhino_jax.optimize.errors import UnsatisfiedError
+from rhino_jax.optimize.problem import Problem
 
 
 MOST_COMPARED = 256
@@ -36,7 +36,7 @@ class Use:
 
 @dataclass(slots=True, eq=False)
 class Network:
-    """What is left of an instance, with the way back.
+    """What is left of a problem, with the way back.
 
     Attributes:
       costs: node → cost of each option left; infinite where it is forbidden.
@@ -52,38 +52,36 @@ class Network:
     tables: dict[int, dict[int, np.ndarray]]
     uses: dict[int, list[Use]]
     options: dict[int, np.ndarray]
-    limit: int
+    limit: float
     merged: list[tuple[int, int, dict[int, int]]] = field(default_factory=list)
 
     def expand(self, chosen: dict[int, int]) -> list[int]:
-        """A strategy for every node of the instance from options of those left."""
+        """A option for every node of the problem from options of those left."""
         strategies = {i: int(self.options[i][k]) for i, k in chosen.items()}
         for node, into, follows in reversed(self.merged):
             strategies[node] = follows[strategies[into]]
         return [strategies[i] for i in range(len(strategies))]
 
 
-def build_network(instance: Instance) -> Network:
-    """The network of an instance, reduced.
+def build_network(problem: Problem) -> Network:
+    """The network of a problem, reduced.
 
+    Args:
+      problem: infinite costs are forbidden; its memory is that of nodes alone.
     Raises:
       UnsatisfiedError: a node has no option that its neighbours allow.
     """
-    costs = {i: _floats(cost) for i, cost in enumerate(instance.costs)}
+    costs = dict(enumerate(problem.costs))
     network = Network(
         costs,
         {i: {} for i in costs},
         {i: [] for i in costs},
         {i: np.arange(len(cost)) for i, cost in costs.items()},
-        instance.limit,
+        problem.limit,
     )
-    for i, ((start, stop), usage) in enumerate(
-        zip(instance.intervals, instance.usages, strict=True)
-    ):
-        if start < stop and any(usage):
-            network.uses[i].append(Use(start, stop, np.array(usage, float)))
-    for (i, j), cells in zip(instance.edges, instance.tables, strict=True):
-        table = _floats(cells).reshape(len(costs[i]), len(costs[j]))
+    for i, usage, start, stop in problem.node_usages:
+        network.uses[i].append(Use(start, stop, usage))
+    for i, j, table in problem.edges:
         if i == j:
             network.costs[i] = network.costs[i] + np.diagonal(table)
         else:
@@ -95,12 +93,6 @@ def build_network(instance: Instance) -> Network:
         _charge_apart(network)
         dirty = _drop_beaten(network)
     return network
-
-
-def _floats(values: Sequence[int]) -> np.ndarray:
-    found = np.array(values, dtype=float)
-    found[found >= FORBIDDEN] = np.inf
-    return found
 
 
 def _join(network: Network, i: int, j: int, table: np.ndarray) -> None:
@@ -137,9 +129,9 @@ def _make_consistent(network: Network, nodes: Iterable[int]) -> None:
             raise UnsatisfiedError(
                 "`solve`: no choice avoids all that is forbidden.",
                 where=f"node {node}",
-                numbers=f"none of its {len(network.options[node])} strategies left is"
-                " allowed with any of its neighbours' strategies",
-                fix=f"allow one: costs below {FORBIDDEN}.",
+                numbers=f"none of its {len(network.options[node])} options left is"
+                " allowed with any of its neighbours' options",
+                fix="allow one: give it a finite cost.",
             )
         _keep(network, node, mask)
         for other in network.tables[node]:

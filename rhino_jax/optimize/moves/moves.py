@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.solver.forests import Forest, Tables
-from rhino_jax.solver.memory import Memory
-from rhino_jax.solver.network import Network
+from rhino_jax.optimize.memory import Memory
+from rhino_jax.optimize.moves.forests import Forest, Tables
+from rhino_jax.optimize.presolve.network import Network
 
 
 MOST_FORESTS = 12

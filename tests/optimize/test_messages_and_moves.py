@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rhino_jax.solver import forests
-from rhino_jax.solver.memory import build_memory
-from rhino_jax.solver.messages import Messages
-from rhino_jax.solver.moves import MOST_FORESTS, Moves
-from rhino_jax.solver.network import Network
+from rhino_jax.optimize.bounds.messages import Messages
+from rhino_jax.optimize.memory import build_memory
+from rhino_jax.optimize.moves import forests
+from rhino_jax.optimize.moves.moves import MOST_FORESTS, Moves
+from rhino_jax.optimize.presolve.network import Network
 
 
 TREE = [(0, 1), (1, 2), (1, 3), (3, 4), (3, 5), (5, 6)]

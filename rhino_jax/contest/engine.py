@@ -20,17 +20,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino_jax.solver.check import Checked, check
-from rhino_jax.solver.errors import UnsatisfiedError
-from rhino_jax.solver.exact import Limits, count_cells, settle
-from rhino_jax.solver.fusion import fuse
-from rhino_jax.solver.hard import improve, repair
-from rhino_jax.solver.instance import Instance
-from rhino_jax.solver.memory import Memory, build_memory
-from rhino_jax.solver.messages import Messages
-from rhino_jax.solver.moves import Moves
-from rhino_jax.solver.neighbourhoods import search_neighbourhoods
-from rhino_jax.solver.network import Network, build_network
+from rhino_jax.contest.check import Checked, check
+from rhino_jax.contest.instance import Instance
+from rhino_jax.optimize.bounds.messages import Messages
+from rhino_jax.optimize.errors import UnsatisfiedError
+from rhino_jax.optimize.exact import Limits, count_cells, settle
+from rhino_jax.optimize.memory import Memory, build_memory
+from rhino_jax.optimize.moves.moves import Moves
+from rhino_jax.optimize.moves.neighbourhoods import search_neighbourhoods
+from rhino_jax.optimize.moves.pair_fusion import fuse
+from rhino_jax.optimize.moves.repair import improve, repair
+from rhino_jax.optimize.presolve.network import Network, build_network
 
 
 MOST_CELLS = 150_000
@@ -123,7 +123,7 @@ class _Run:
         self.instance, self.deadline, self.workers = instance, deadline, workers
         self.seed, self.report = seed, report
         self.started = time.monotonic()
-        self.network: Network = build_network(instance)
+        self.network: Network = build_network(instance.problem())
         self.memory: Memory = build_memory(self.network)
         self.moves = Moves.of(self.network, self.memory)
         self.rng = np.random.default_rng(seed)

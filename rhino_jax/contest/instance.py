@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhino_jax.solver.errors import InstanceError
+import numpy as np
+
+from rhino_jax.contest.errors import InstanceError
+from rhino_jax.optimize.problem import NodeUsage, PairTable, Problem
 
 
 FORBIDDEN = 10**18
@@ -44,6 +47,32 @@ class Instance:
     tables: Sequence[Sequence[int]]
     limit: int
 
+    def problem(self) -> Problem:
+        """The same in floating-point numbers; what is forbidden costs infinity."""
+        costs = [_floats(cost) for cost in self.costs]
+        return Problem(
+            costs,
+            [
+                PairTable(i, j, _floats(cells).reshape(len(costs[i]), len(costs[j])))
+                for (i, j), cells in zip(self.edges, self.tables, strict=True)
+            ],
+            [
+                NodeUsage(i, np.array(usage, float), start, stop)
+                for i, ((start, stop), usage) in enumerate(
+                    zip(self.intervals, self.usages, strict=True)
+                )
+                if start < stop and any(usage)
+            ],
+            limit=self.limit,
+            end=max([stop for _, stop in self.intervals], default=0) + 1,
+        )
+
+
+def _floats(values: Sequence[int]) -> np.ndarray:
+    found = np.array(values, dtype=float)
+    found[found >= FORBIDDEN] = np.inf
+    return found
+
 
 def read_instance(file: str | Path) -> Instance:
     """Read a file of the contest's format.
@@ -62,7 +91,7 @@ def read_instance(file: str | Path) -> Instance:
             "`solve`: the file cannot be read as JSON, gzipped or not.",
             where=str(path),
             numbers=str(error),
-            fix="give a file of the contest's format; see rhino_jax.solver.instance.",
+            fix="give a file of the contest's format; see rhino_jax.contest.instance.",
         ) from None
     return parse_instance(values, str(path))
 
@@ -147,7 +176,7 @@ class _Place:
             f"`solve`: the instance is malformed: {what}.",
             where=self.where,
             numbers=numbers,
-            fix="write it as the contest does; see rhino_jax.solver.instance.",
+            fix="write it as the contest does; see rhino_jax.contest.instance.",
         )
 
     def table(self, values: Any, key: str, inside: str) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.solver.moves import Moves
+from rhino_jax.optimize.moves.moves import Moves
 
 
 FIRST_STRIDE, LONGER, SHORTER = 0.5, 1.2, 0.5
