@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rhino_jax.api_layout import WHAT, decided_layout
 from rhino_jax.api_like import Kept
 from rhino_jax.api_wishes import MeshAxes, Wishes
 from rhino_jax.apply.meshes import axes_of_mesh, make_mesh
@@ -26,10 +27,7 @@ from rhino_jax.units import format_bytes
 
 if TYPE_CHECKING:
     from rhino_jax.search.adding import Member
-    from rhino_jax.search.together import Layout
 
-
-WHAT = "`rhino.plan_together`"
 
 MOST_AXES = 2
 """Axes of the meshes that are compared where no mesh is given; a third seldom gains."""
@@ -60,8 +58,9 @@ class Together:
         wishes = next(iter(self.wishes.values()))
         target = wishes.target_of(self.mesh)
         shared = shared_places(self.programs)
-        with wishes.shown_progress() as report:
-            axes, layout, members = self._search(target, shared, report)
+        layout = decided_layout(self, target, shared)
+        axes = layout.mesh_axes
+        members = self.members(target, axes, shared)
         mesh = self.mesh if self.mesh is not None else make_mesh(axes, WHAT)
         specs = dict(zip(self.names, layout.specs, strict=True))
         held = self._held_bytes(members, shared, layout.specs, mesh)
@@ -87,47 +86,7 @@ class Together:
     def _sum_s(self, plans: Mapping[str, Plan]) -> float:
         return sum(self.weights[n] * p.predicted.step_time_s for n, p in plans.items())
 
-    def _search(
-        self,
-        target: Target,
-        shared: list[list[Slot]],
-        report: Callable[[float | None, float | None], None],
-    ) -> tuple[MeshAxes, Layout, list[Member]]:
-        """The best mesh, and the best layout on it."""
-        # The solver takes a second to import; who only loads plans need not wait.
-        from rhino_jax.analysis.program_analysis import ProgramAnalysis
-        from rhino_jax.optimize.incumbents import EFFORTS
-        from rhino_jax.search.driver import COMPARED, distinct_meshes
-        from rhino_jax.search.together import search_layout
-
-        wishes = next(iter(self.wishes.values()))
-        studies = [ProgramAnalysis.of(program, target) for program in self.programs]
-        meshes = self._meshes(target)
-        limit = wishes.time_limit_s
-        deadline = self.started + (math.inf if limit is None else limit / 2)
-
-        def layout(
-            axes: MeshAxes, effort: Any, *, is_brief: bool
-        ) -> tuple[Layout, list[Member]]:
-            members = self._members(target, axes, shared)
-            effort = replace(effort, deadline=deadline, seed=wishes.seed)
-            found = search_layout(
-                members, studies, shared, axes, effort, report, is_brief=is_brief
-            )
-            return found, members
-
-        if len(meshes) > 1:
-            every = [
-                (layout(tuple(axes), COMPARED, is_brief=True)[0], i, tuple(axes))
-                for i, axes in enumerate(distinct_meshes(meshes, target))
-            ]
-            meshes = [min((found.objective_s, i, axes) for found, i, axes in every)[2]]
-        found, members = layout(meshes[0], EFFORTS[wishes.level], is_brief=False)
-        if not found.fits:
-            raise self._nothing_fits(found, members, meshes[0])
-        return meshes[0], found, members
-
-    def _meshes(self, target: Target) -> list[MeshAxes]:
+    def meshes(self, target: Target) -> list[MeshAxes]:
         """The meshes to compare: those on which the pins of all programs hold."""
         if self.mesh is not None:
             return [axes_of_mesh(self.mesh)]
@@ -153,7 +112,7 @@ class Together:
         arguments = self.traced[name].arguments
         return expand_pins(self.wishes[name].pins, arguments.tree, arguments.paths)
 
-    def _members(
+    def members(
         self, target: Target, axes: MeshAxes, shared: list[list[Slot]]
     ) -> list[Member]:
         from rhino_jax.search.adding import Member
@@ -323,21 +282,6 @@ class Together:
         if any(p.predicted.peak_bytes + held[n] > budget for n, p in found.items()):
             return None
         return found, held
-
-    def _nothing_fits(
-        self, layout: Layout, members: Sequence[Member], axes: MeshAxes
-    ) -> InfeasiblePlanError:
-        budget = min(m.request.memory_budget_bytes for m in members)
-        least = math.ceil(layout.smallest_peak_bytes)
-        return InfeasiblePlanError(
-            f"{WHAT}: no layout of the shared state fits the memory budget.",
-            where=f"programs {', '.join(self.names)} on mesh ({axes_text(axes)});"
-            f" memory budget {format_bytes(budget)} per device",
-            numbers=f"smallest peak found {format_bytes(least)}, with what the other"
-            " programs need later",
-            fix=f"raise memory_budget_bytes to {least} ({format_bytes(least)}); or plan"
-            " fewer programs together, whose state need not stay.",
-        )
 
 
 def _with_held(error: InfeasiblePlanError, name: str, held: int) -> InfeasiblePlanError:

@@ -156,7 +156,7 @@ class Wishes:
 
         found = made_by_first(
             traced,
-            self._processes(mesh, meshes),
+            self.processes(mesh, meshes),
             {"hardware": repr(target), "what is asked for": repr(asked)},
             make,
             self.what,
@@ -168,7 +168,7 @@ class Wishes:
             found = basis.told_in(found, traced.program)
         return with_trees(found, traced, mesh)
 
-    def _processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
+    def processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
         """Those that must have the same plan; empty: this one plans for itself."""
         if is_alone():
             return ()

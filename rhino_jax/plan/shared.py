@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
@@ -11,6 +13,34 @@ from rhino_jax.plan.kept import Array, keys_of, same_leaves
 
 Slot = tuple[int, int]
 """A member's number, and the position of one of its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLayout:
+    """What was decided for several programs together.
+
+    Attributes:
+      mesh_axes: (name, size) of the mesh axes.
+      specs: of every program, input → spec.
+      bound_s: what the weighted sum of steps is at least.
+    """
+
+    mesh_axes: tuple[tuple[str, int], ...]
+    specs: tuple[Mapping[int, Spec], ...]
+    bound_s: float
+
+    def to_json(self) -> Any:
+        specs = [list(of_one.items()) for of_one in self.specs]
+        return [list(self.mesh_axes), specs, self.bound_s]
+
+    @classmethod
+    def from_json(cls, data: Any) -> SharedLayout:
+        axes, specs, bound_s = data
+        return cls(
+            tuple((name, size) for name, size in axes),
+            tuple({slot: tuple(map(tuple, s)) for slot, s in one} for one in specs),
+            bound_s,
+        )
 
 
 def staying_inputs(program: Program) -> frozenset[int]:

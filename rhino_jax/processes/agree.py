@@ -7,7 +7,8 @@ process, nobody waits for anybody.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -106,6 +107,41 @@ def made_by_first(
     meeting.compare("plan", listing.of_plan(plan, traced.program))
     meeting.end()
     return plan
+
+
+def decided_by_first(
+    traced: Sequence[Traced],
+    processes: tuple[int, ...],
+    asked: Mapping[str, str],
+    decide: Callable[[], Any],
+    what: str,
+) -> Any:
+    """What the first process decides of several functions together, in all of them.
+
+    Args:
+      traced: the functions.
+      processes, asked, what: as of `made_by_first`.
+      decide: decides; gives what JSON holds.
+    Raises:
+      ProcessError: as `made_by_first`. What `decide` raises in the first process is
+        raised in the others, too.
+    """
+    if not processes:
+        return decide()
+    names = ", ".join(t.name for t in traced)
+    meeting = Meeting(coordination_client(), processes, what, names)
+    lines = [line for t in traced for line in listing.of_program(t, asked)]
+    meeting.compare("program", lines)
+    if meeting.is_first:
+        try:
+            decided = decide()
+        except Exception as error:
+            meeting.fail(error)
+        meeting.put("decided", json.dumps(decided).encode())
+    else:
+        decided = json.loads(meeting.wait("decided", meeting.first, "to plan"))
+    meeting.end()
+    return decided
 
 
 def agreed(traced: Traced, processes: tuple[int, ...], plan: Plan, what: str) -> None:

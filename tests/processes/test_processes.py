@@ -106,6 +106,17 @@ def test_plans_that_share_state_are_the_same_too() -> None:
     assert first == second
 
 
+def test_what_is_shared_is_laid_out_by_the_first_process() -> None:
+    first, second = results(together("plans_together_in_a_hurry"))
+    assert first == second
+
+
+def test_another_program_beside_one_that_is_alike_is_told_in_every_process() -> None:
+    for text in errors(together("together_with_another")):
+        assert "process 1 traced another program" in text
+        assert "tanh" in text and "sin" in text
+
+
 def test_two_processes_train_like_one() -> None:
     for losses in results(together("trains")):
         np.testing.assert_allclose(losses, losses_here(), rtol=1e-5)

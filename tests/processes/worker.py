@@ -5,6 +5,7 @@ Says what it found as one line of JSON.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -226,6 +227,45 @@ def plans_together(i: int) -> Any:
     programs = {"train": (train_step, (params, x, y)), "eval": (evaluate, (params, x))}
     plans = rhino.plan_together(programs, mesh=mesh_over_all())
     return [said_of(plans["train"]), said_of(plans["eval"])]
+
+
+def plans_together_in_a_hurry(i: int) -> Any:
+    """One is busy, the clock is short and no mesh is given: all have one layout."""
+    import rhino_jax as rhino
+    from rhino_jax.search import together
+
+    search_layout = together.search_layout
+
+    def differently(*args: Any, **options: Any) -> Any:
+        # As the clock may: the sharding that was best by then, and another mesh.
+        found = search_layout(*args, **options)
+        specs = tuple(dict.fromkeys(one, ((), ())) for one in found.specs)
+        axes = args[3]
+        objective_s = float(len(axes)) if i else -float(len(axes))
+        return dataclasses.replace(
+            found, specs=specs if i else found.specs, objective_s=objective_s
+        )
+
+    together.search_layout = differently
+    params, x, y = shapes()
+    programs = {
+        "train": (train_step, (params, x, y)),
+        "eval": (evaluate, (params, x, y)),
+    }
+    plans = rhino.plan_together(programs, time_limit_s=2)
+    return [said_of(plan) for plan in plans.values()]
+
+
+def together_with_another(i: int) -> Any:
+    """The last process evaluates something else."""
+    import rhino_jax as rhino
+
+    def scored(params: Any, x: Any, y: Any) -> Any:
+        loss = evaluate(params, x, y)
+        return jnp.sin(loss) if i else jnp.tanh(loss)
+
+    programs = {"train": (train_step, shapes()), "eval": (scored, shapes())}
+    return len(rhino.plan_together(programs, mesh=mesh_over_all()))
 
 
 def local_mesh(i: int) -> Any:
