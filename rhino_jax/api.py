@@ -37,6 +37,7 @@ def auto_shard(
     static_argnums: int | Iterable[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     progress: bool | Callable[[float | None, float | None], None] = True,
+    dump: str | PathLike[str] | None = None,
 ) -> Any:
     """Make a function that was written for one device run on many.
 
@@ -80,6 +81,8 @@ def auto_shard(
         `jax.jit`.
       progress: show a line while planning takes long; or a function that is called
         with (best, bound) in seconds.
+      dump: a folder, made if need be; every pass from the program to the plan writes
+        there as text what it gives (`rhino_jax.search.passes`).
     Returns:
       The sharded function; without `fn`, a decorator.
     Raises:
@@ -112,6 +115,7 @@ def auto_shard(
         progress=progress,
         what=what,
         like=like,
+        dump=dump,
     )
     if isinstance(fn, ShardedFunction) and isinstance(fn.wishes, Wishes):
         is_elsewhere = mesh is not None or hardware is not None
@@ -155,6 +159,7 @@ def plan(
     static_argnums: int | Iterable[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     progress: bool | Callable[[float | None, float | None], None] = True,
+    dump: str | PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Plan:
     """Plan `fn(*args, **kwargs)`; allocates and runs nothing.
@@ -183,6 +188,7 @@ def plan(
         static_argnums=static_argnums,
         static_argnames=static_argnames,
         progress=progress,
+        dump=dump,
     )
     return sharded.plan(*args, **kwargs)
 

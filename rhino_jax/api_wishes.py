@@ -32,6 +32,7 @@ from rhino_jax.keywords import (
     read_bytes,
     read_choice,
     read_count,
+    read_folder,
     read_progress,
     read_seconds,
 )
@@ -73,6 +74,7 @@ class Wishes:
     progress: bool | Callable[[float | None, float | None], None]
     what: str
     like: Like | None = None
+    dump: Any = None
 
     def __post_init__(self) -> None:
         check_like(self.like, self.what)
@@ -86,6 +88,7 @@ class Wishes:
             ("seed", read_count(what, "seed", self.seed, most=LARGEST_SEED)),
             ("refine", read_count(what, "refine", self.refine, most=1000)),
             ("progress", read_progress(what, self.progress)),
+            ("dump", read_folder(what, "dump", self.dump)),
         ):
             object.__setattr__(self, name, value)
 
@@ -146,9 +149,14 @@ class Wishes:
         program, asked = traced.program, self._asked(mesh, meshes, target, pins)
 
         def make() -> Plan:
+            def searched() -> Plan:
+                return self._searched(traced, mesh, meshes, target, pins)
+
+            if self.dump is not None:
+                return searched()  # a kept plan has no passes to show
             return kept(
                 cache_key(program, target, asked),
-                lambda: self._searched(traced, mesh, meshes, target, pins),
+                searched,
                 belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
                 # On a machine that is less busy it would be another.
                 is_worth_keeping=lambda p: not is_cut_by_clock(p),
@@ -186,8 +194,12 @@ class Wishes:
     ) -> Plan:
         # The solver takes a second to import; who only loads plans need not wait.
         from rhino_jax.search.driver import choose_plan
+        from rhino_jax.search.dump import Dump
 
         request = self.request_of(target, pins)
+        if self.dump is not None:
+            watch = Dump.of_traced(self.dump, traced, self.what)
+            request = replace(request, watch=watch)
         with self.shown_progress() as report:
             if self.refine:
                 plan = self._refined(traced, mesh, meshes, target, request, report)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,19 @@ def read_choice(what: str, name: str, value: Any, known: tuple[str, ...]) -> str
         numbers=f"known: {', '.join(known)}",
         fix=f"write {' or '.join(f'{name}={k!r}' for k in known)}.",
     )
+
+
+def read_folder(what: str, name: str, value: Any) -> Path | None:
+    """A folder's path; None where there is none.
+
+    Raises:
+      RhinoError: it is no path.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike) or not str(value).strip():
+        raise _refused(what, name, value, "the path of a folder", f'{name}="passes"')
+    return Path(value)
 
 
 def read_progress(

@@ -55,6 +55,7 @@ FINE: dict[str, list[Any]] = {
     "static_argnums": [None],
     "static_argnames": [None],
     "progress": [True, None],
+    "dump": ["a", "5", "1GB", None],
 }
 """What of `ODD` each keyword takes; None stands last and is taken by its default."""
 
@@ -71,7 +72,10 @@ def planned(**options: Any) -> rhino.Plan:
 
 
 @pytest.mark.parametrize("keyword", FINE)
-def test_odd_values_are_refused_in_four_parts(keyword: str) -> None:
+def test_odd_values_are_refused_in_four_parts(
+    keyword: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     fine = FINE[keyword]
     for value in ODD[:-1]:
         if any(type(value) is type(f) and value == f for f in fine):

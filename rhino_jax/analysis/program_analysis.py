@@ -46,7 +46,13 @@ class ProgramAnalysis:
 
     @classmethod
     def of(cls, program: Program, target: Target) -> ProgramAnalysis:
-        graph, device = inline_regions(program), target.device
+        """Of a program."""
+        return cls.of_graph(inline_regions(program), target)
+
+    @classmethod
+    def of_graph(cls, graph: Graph, target: Target) -> ProgramAnalysis:
+        """Of a program with its regions entered in place."""
+        device = target.device
         classes = find_classes(graph)
         liveness = analyse(graph, Fusing.of(device))
         off_lanes = dims_off_lanes(graph, classes) if device.tile else {}

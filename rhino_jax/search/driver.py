@@ -15,20 +15,16 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.optimize.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
-from rhino_jax.optimize.problem import Labels
-from rhino_jax.optimize.solve import Solution
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.search.assemble import assemble
 from rhino_jax.search.candidates import Candidate, candidates_of, plain_of
-from rhino_jax.search.mesh_problem import (
-    build_mesh_problem,
-    first_choices,
-    solve_mesh_problem,
-    with_recipes,
-)
-from rhino_jax.search.records import Found, MeshProblem, Progress, Request
+from rhino_jax.search.mesh_problem import build_mesh_problem
+from rhino_jax.search.passes import ANALYSE, INLINE, READ_BACK, RECIPES, SOLVE
+from rhino_jax.search.recipe_choices import first_choices, with_recipes
+from rhino_jax.search.records import Found, Progress, Request
+from rhino_jax.search.solve_on_mesh import as_solution, is_over
 
 
 MOST_KEPT = 3
@@ -109,7 +105,7 @@ def choose_plan(
     started = time.monotonic()
     request = _with_deadline(request, started)
     found, compared, notes = _search(program, meshes, target, request, progress)
-    plan = assemble(target, request, found[0], started, compared)
+    plan = READ_BACK.run(request.watch, target, request, found[0], started, compared)
     return replace(plan, notes=(*plan.notes, *notes))
 
 
@@ -133,7 +129,7 @@ def make_candidates(
     request = _with_deadline(request, started)
     found, compared, notes = _search(program, meshes, target, request, progress)
     variants = [("best", found[0])]
-    if found[0].solution.labels is not None and not _is_over(request):
+    if found[0].solution.labels is not None and not is_over(request):
         model, effort = found[0].mesh_problem.model, _recipe_effort(request)
         axes = [(a.name, a.size) for a in model.mesh.axes]
         said = build_mesh_problem(
@@ -187,7 +183,7 @@ def make_recipe_plans(
         else assemble(
             target,
             request,
-            Found(mesh_problem, _as_solution(mesh_problem, labels)),
+            Found(mesh_problem, as_solution(mesh_problem, labels)),
             started,
             (),
         )
@@ -208,8 +204,8 @@ def _search(
       What was found, the best first; where there are several meshes, shapes and
       objectives of those that were searched; notes.
     """
-    begun = time.monotonic()
-    analysis = ProgramAnalysis.of(program, target)
+    begun, watch = time.monotonic(), request.watch
+    analysis = ANALYSE.run(watch, INLINE.run(watch, program), target)
     # To make a plan of what is found takes about as long as this did.
     studied_s = time.monotonic() - begun
     request = replace(request, deadline=request.deadline - studied_s)
@@ -217,30 +213,32 @@ def _search(
     different = distinct_meshes(meshes, target)
     if len(meshes) == 1:
         mesh_problem = build_mesh_problem(analysis, different[0], request)
-        mesh_problem = with_recipes(mesh_problem, _recipe_effort(request), WORTH)
-        return [_solve(mesh_problem, effort, request, progress)], (), []
+        mesh_problem = RECIPES.run(watch, mesh_problem, _recipe_effort(request), WORTH)
+        return [SOLVE.run(watch, mesh_problem, effort, request, progress)], (), []
     every: list[Found] = []
     compared: list[tuple[tuple[int, ...], float]] = []
     limits = _MoreAxes()
     for axes in different:
-        if every and _is_over(request):
+        if every and is_over(request):
             limits.untimely += 1
             continue
         if not limits.allow(len(axes)):
             continue
         mesh_problem = build_mesh_problem(analysis, axes, request)
         starts = first_choices(mesh_problem)
-        found = _solve(mesh_problem, COMPARED, request, None, starts)
+        found = SOLVE.run(watch, mesh_problem, COMPARED, request, None, starts)
         limits.met(len(axes), found)
         compared.append((tuple(n for _, n in axes), found.solution.objective))
         every = sorted([*every, found], key=lambda f: f.solution.objective)[:MOST_KEPT]
         best = every[0].solution.objective
         if progress is not None and math.isfinite(best):
             progress(best, None)
-    mesh_problem = with_recipes(every[0].mesh_problem, _recipe_effort(request), WORTH)
+    mesh_problem = RECIPES.run(
+        watch, every[0].mesh_problem, _recipe_effort(request), WORTH
+    )
     known = every[0].solution.labels
     starts = [] if known is None else [known]
-    every[0] = _solve(mesh_problem, effort, request, progress, starts)
+    every[0] = SOLVE.run(watch, mesh_problem, effort, request, progress, starts)
     return every, tuple(sorted(compared, key=lambda c: c[1])), limits.notes()
 
 
@@ -301,36 +299,10 @@ def distinct_meshes(
     return list(found.values())
 
 
-def _solve(
-    mesh_problem: MeshProblem,
-    effort: Effort,
-    request: Request,
-    progress: Progress | None,
-    starts: Sequence[Labels] = (),
-) -> Found:
-    """Search, from the recipes and other known choices."""
-    problem = mesh_problem.model.problem
-    known = [*starts, *(x for x in mesh_problem.recipes.values() if x is not None)]
-    if _is_over(request):
-        fitting = [s for s in known if problem.peak(s) <= problem.limit]
-        if fitting:
-            return Found(
-                mesh_problem, _best_start(mesh_problem, fitting), is_fallback=True
-            )
-    effort = replace(effort, deadline=request.deadline, seed=request.seed)
-    report = progress or (lambda best, bound: None)
-    solution = solve_mesh_problem(mesh_problem, known, effort, report)
-    return Found(mesh_problem, solution, is_cut=_is_over(request))
-
-
 def _with_deadline(request: Request, started: float) -> Request:
     """The request with the time at which it is over."""
     deadline = started + (request.time_limit_s or math.inf)
     return replace(request, deadline=min(request.deadline, deadline))
-
-
-def _is_over(request: Request) -> bool:
-    return time.monotonic() > request.deadline
 
 
 def _recipe_effort(request: Request) -> Effort:
@@ -338,17 +310,3 @@ def _recipe_effort(request: Request) -> Effort:
     left = RECIPES_SHARE * (request.deadline - time.monotonic())
     deadline = time.monotonic() + max(0.0, left)
     return replace(RECIPE_EFFORTS[request.level], deadline=deadline)
-
-
-def _best_start(mesh_problem: MeshProblem, starts: list[Labels]) -> Solution:
-    return _as_solution(mesh_problem, min(starts, key=mesh_problem.overlap.step_s))
-
-
-def _as_solution(mesh_problem: MeshProblem, labels: Labels) -> Solution:
-    """A known choice, of which nothing is proved."""
-    peak, count = (
-        mesh_problem.model.problem.peak(labels),
-        len(mesh_problem.model.graph.nodes),
-    )
-    objective = mesh_problem.overlap.step_s(labels)
-    return Solution(labels, objective, 0.0, peak, peak, 0, (count, count))

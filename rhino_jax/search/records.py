@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rhino_jax.ir.spec import Spec
 from rhino_jax.model.build import Model
@@ -15,6 +16,9 @@ from rhino_jax.plan.interior_pins import ValuePin
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.search.symmetry import Symmetry
 
+
+Watch = Callable[[Any, Any], None]
+"""Called with a pass and the form that it gave: see `passes`."""
 
 Progress = Callable[[float | None, float | None], None]
 """Called with new best objectives and bounds, in seconds."""
@@ -36,6 +40,7 @@ class Request:
       seed: of CP-SAT.
       density: how much of plans is said, "all", "matmul" or "batch", and priced so;
         see `rhino_jax.plan.density`.
+      watch: called after every pass, or None.
     """
 
     memory_budget_bytes: float
@@ -47,6 +52,7 @@ class Request:
     seed: int = 0
     density: str = "all"
     value_pins: Mapping[int, ValuePin] = field(default_factory=dict)
+    watch: Watch | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,11 +28,8 @@ from rhino_jax.optimize.solve import solve_overlapped
 from rhino_jax.plan.shared import Slot
 from rhino_jax.recipes.recipes import recipes_for
 from rhino_jax.search.adding import Adding, Member, input_nodes
-from rhino_jax.search.mesh_problem import (
-    build_mesh_problem,
-    first_choices,
-    with_recipes,
-)
+from rhino_jax.search.mesh_problem import build_mesh_problem
+from rhino_jax.search.recipe_choices import first_choices, with_recipes
 from rhino_jax.search.records import MeshProblem
 
 
@@ -56,7 +53,7 @@ class Layout:
 
 def search_layout(
     members: Sequence[Member],
-    studies: Sequence[ProgramAnalysis],
+    analyses: Sequence[ProgramAnalysis],
     shared: Sequence[Sequence[Slot]],
     mesh_axes: Sequence[tuple[str, int]],
     effort: Effort,
@@ -68,22 +65,22 @@ def search_layout(
 
     Args:
       members: the programs.
-      studies: of them.
+      analyses: of them.
       shared: inputs that are one array, at least two each.
       mesh_axes: (name, size), major first.
       effort: limits of the search.
       report: called with new best objectives and bounds, in seconds.
       is_brief: begin from the recipes as they are first met, not at their best.
     """
-    mesh_problem = [
+    problems = [
         build_mesh_problem(analysis, mesh_axes, member.request)
-        for analysis, member in zip(studies, members, strict=True)
+        for analysis, member in zip(analyses, members, strict=True)
     ]
     if is_brief:
-        mesh_problem = [replace(d, recipes=_first_recipes(d)) for d in mesh_problem]
+        problems = [replace(p, recipes=_first_recipes(p)) for p in problems]
     else:
-        mesh_problem = [with_recipes(d, RECIPE_EFFORTS["fast"]) for d in mesh_problem]
-    joint = Joint.of(members, mesh_problem, shared)
+        problems = [with_recipes(p, RECIPE_EFFORTS["fast"]) for p in problems]
+    joint = Joint.of(members, problems, shared)
     found = solve_overlapped(joint.overlap, joint.starts(), effort, report)
     if found.labels is None:
         nothing: tuple[dict[int, Spec], ...] = ({},) * len(members)

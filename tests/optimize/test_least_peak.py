@@ -13,7 +13,7 @@ from rhino_jax.optimize.overlap import NOTHING_HIDES, Overlap
 from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, Problem
 from rhino_jax.optimize.slack import Slack, Wait
 from rhino_jax.optimize.solve import solve_overlapped
-from rhino_jax.search import mesh_problem
+from rhino_jax.search import solve_folded
 from rhino_jax.search.records import MeshProblem
 from rhino_jax.search.symmetry import Symmetry
 
@@ -77,7 +77,7 @@ def test_repeats_choose_differently_where_only_that_fits() -> None:
     assert together.labels is None
     any_model: Any = None
     case = MeshProblem(any_model, whole, any_model, symmetry, folded)
-    found = mesh_problem.solve_mesh_problem(
+    found = solve_folded.solve_mesh_problem(
         case, [np.zeros(2, dtype=np.int64)], EFFORTS["best"]
     )
     assert found.labels is not None and sorted(found.labels) == [0, 1]

@@ -53,15 +53,15 @@ def mesh_over_all() -> Any:
 
 def slowed(seconds: float) -> None:
     """Let this process's search take so much longer."""
-    from rhino_jax.search import driver
+    from rhino_jax.search import solve_on_mesh
 
-    solve_mesh_problem = driver.solve_mesh_problem
+    solve_mesh_problem = solve_on_mesh.solve_mesh_problem
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         time.sleep(seconds)
         return solve_mesh_problem(*args, **kwargs)
 
-    driver.solve_mesh_problem = slow
+    solve_on_mesh.solve_mesh_problem = slow
 
 
 def plans(i: int) -> Any:

@@ -15,7 +15,8 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
 from rhino_jax.optimize.incumbents import RECIPE_EFFORTS
-from rhino_jax.search.mesh_problem import build_mesh_problem, with_recipes
+from rhino_jax.search.mesh_problem import build_mesh_problem
+from rhino_jax.search.recipe_choices import with_recipes
 from rhino_jax.search.records import Request
 from tests.search.zoo import planned
 

@@ -12,7 +12,7 @@ from rhino_jax.models import registry
 from rhino_jax.optimize.incumbents import EFFORTS
 from rhino_jax.optimize.overlap import Overlap
 from rhino_jax.optimize.problem import NodeUsage, Problem
-from rhino_jax.search import mesh_problem
+from rhino_jax.search import solve_folded
 from rhino_jax.search.records import MeshProblem
 from rhino_jax.search.symmetry import Symmetry
 from tests.search.zoo import WITHOUT_TILES, planned
@@ -52,7 +52,7 @@ def test_as_many_repeats_save_memory_as_must() -> None:
     )
     any_model: Any = None
     case = MeshProblem(any_model, whole, any_model, symmetry, symmetry.overlap(whole))
-    found = mesh_problem.solve_mesh_problem(
+    found = solve_folded.solve_mesh_problem(
         case, [np.ones(count, int)], EFFORTS["best"]
     )
     assert found.labels is not None and sorted(found.labels) == [0, 0, 1, 1]
