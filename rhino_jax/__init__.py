@@ -91,6 +91,7 @@ from rhino_jax.frontend.registry import (
 )
 from rhino_jax.hardware.files import load_target as load_target
 from rhino_jax.hardware.target import Target as Target
+from rhino_jax.ir.traits import OpKind as OpKind, Traits as Traits
 from rhino_jax.plan.plan import Plan as Plan
 from rhino_jax.plan.plans import Plans as Plans
 from rhino_jax.verify.audit import Audit as Audit

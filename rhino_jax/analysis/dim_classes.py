@@ -198,9 +198,7 @@ def _contracted_with_weights(
     found: set[Element] = set()
     for node in graph.nodes:
         op = node.op
-        if node.kind is not NodeKind.OP or op is None or not op.flops:
-            continue
-        if not op.name.startswith(("dot", "conv")):
+        if not node.is_matmul or op is None or not op.flops:
             continue
         made = set(classes.results(node, 0))
         if not made & batch:

@@ -19,19 +19,6 @@ import numpy as np
 from rhino_jax.ir.program import Op, Program
 
 
-FUSES_OPERANDS = frozenset(
-    {
-        "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
-        "reduce_or", "argmax", "argmin", "dynamic_update_slice", "scatter-add",
-        "scatter_add", "scatter", "concatenate", "pad",
-    }
-)  # fmt: skip
-"""Ops that compute elementwise operands on the fly, as XLA's fusion does for
-reductions, updates and copies (xla/service/instruction_fusion.cc)."""
-
-MATMULS = frozenset({"dot_general", "conv_general_dilated"})
-
-
 class NodeKind(enum.Enum):
     """What chooses: an op, or a value that crosses a border."""
 
@@ -61,7 +48,7 @@ class Node:
       ports: its results.
       is_fusible: an op whose result goes through registers where its neighbours do.
       is_fused: such an op, or one that computes fusible operands on the fly.
-      is_matmul: an op of the matrix unit.
+      is_matmul: a contraction, which the matrix unit runs.
     """
 
     id: int
@@ -239,8 +226,8 @@ class Graph:
         if kind is NodeKind.OP and op is not None:
             num_ports = len(op.results)
             is_fusible = op.is_fusible
-            is_fused = is_fusible or op.name in FUSES_OPERANDS
-            is_matmul = op.name in MATMULS
+            is_fused = is_fusible or op.traits.fuses_operands
+            is_matmul = op.traits.is_contraction
         here, first = len(self.nodes), len(self.ports)
         ports: tuple[Port, ...] = (Port(first, here, 0),)
         if num_ports > 1:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.ir.program import item_bytes
+from rhino_jax.ir.traits import OpKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def _narrowed(graph: Graph, node: Node, edges: list[Edge]) -> int | None:
     widths = set()
     for edge in edges:
         op = graph.nodes[edge.target].op
-        if op is None or op.name != "convert_element_type":
+        if op is None or op.traits.kind is not OpKind.CONVERSION:
             return None
         widths.add(item_bytes(values[op.results[0]].dtype))
     if len(widths) != 1:

@@ -31,17 +31,8 @@ from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import NOWHERE, Readers, Reading
 from rhino_jax.hardware.target import Device
+from rhino_jax.ir.traits import OpKind
 
-
-EXPENSIVE = frozenset(
-    {
-        "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc",
-        "erf_inv", "lgamma", "digamma", "pow", "sin", "cos", "tan", "atan2", "sinh",
-        "cosh", "asin", "acos", "atan", "cbrt", "random_bits", "threefry2x32",
-    }
-)  # fmt: skip
-"""Elementwise ops that are not computed twice to save memory, after XLA's
-`InstructionFusion::IsExpensive`, but for those that a target says it recomputes."""
 
 LONGEST_ROW = 8192
 """Rows that a matmul's fusion holds: of attention in float32, XLA:TPU stores rows of
@@ -59,19 +50,20 @@ class Fusing:
     Attributes:
       with_matmuls: whether a matmul's fusion computes its elementwise operands, and
         what is elementwise in its result.
-      expensive: elementwise ops that are not computed twice.
+      recomputes: names of expensive ops that are computed again where others are kept
+        (`Device.recomputes`).
       hoists_conversions: see `hoisting`.
     """
 
     with_matmuls: bool = False
-    expensive: frozenset[str] = EXPENSIVE
+    recomputes: frozenset[str] = frozenset()
     hoists_conversions: bool = False
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
         return cls(
             device.fuses_matmuls,
-            EXPENSIVE - set(device.recomputes),
+            frozenset(device.recomputes),
             device.hoists_conversions,
         )
 
@@ -187,7 +179,8 @@ class _Finder:
     def _is_expensive(self, node: Node) -> bool:
         return (
             node.op is not None
-            and node.op.name in self.fusing.expensive
+            and node.op.traits.is_expensive
+            and node.op.name not in self.fusing.recomputes
             and node.id not in self.long_rows
         )
 
@@ -212,10 +205,9 @@ class _Finder:
         return found
 
     def _is_long_softmax(self, node: Node) -> bool:
-        if node.op is None or node.op.name != "exp" or self._row(node) <= LONGEST_ROW:
+        if _kind(node) is not OpKind.EXPONENTIAL or self._row(node) <= LONGEST_ROW:
             return False
-        ops = [self.graph.nodes[n].op for n in self._readers_of(node)]
-        return any(op is not None and op.name == "reduce_sum" for op in ops)
+        return any(_sums(self.graph.nodes[n]) for n in self._readers_of(node))
 
     def _row(self, node: Node) -> int:
         """Size of the last dim of an op's result; 0 of a scalar."""
@@ -283,7 +275,7 @@ class _Finder:
         small, or the loop's own name for one."""
         if node.kind is NodeKind.CONST:
             return not any(self.materialised[p] for p in feeds)
-        if node.op is None or node.op.name != "broadcast_in_dim":
+        if _kind(node) is not OpKind.BROADCAST:
             return False
         readers = [self.graph.nodes[n] for n in self._readers_of(node)]
         return any(n.kind is NodeKind.CONST for n in readers) and all(
@@ -318,5 +310,17 @@ class _Finder:
         return math.prod(self.graph.program.values[value].shape)
 
 
+def _kind(node: Node) -> OpKind | None:
+    return None if node.op is None else node.op.traits.kind
+
+
 def _converts(node: Node) -> bool:
-    return node.op is not None and node.op.name == "convert_element_type"
+    return _kind(node) is OpKind.CONVERSION
+
+
+def _sums(node: Node) -> bool:
+    """Whether a node is a sum over dims."""
+    if node.op is None or node.op.rule is None:
+        return False
+    is_sum = any(f.reducer == "sum" for f in node.op.rule.factors)
+    return is_sum and node.op.traits.kind is OpKind.REDUCTION

@@ -21,18 +21,15 @@ from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.spec import Spec
 
 
-_MASKED = frozenset({"dot_general", "gather", "argmax", "argmin"})
-"""Ops besides elementwise ones and reductions that XLA's partitioner runs on uneven
-shards, their padding masked."""
-
-
 def matmul_dims(graph: Graph) -> frozenset[int]:
-    """Sizes of all dims of matmuls: those whose work is worth the padding."""
+    """Sizes of all dims of matmuls that may be cut unevenly: those whose work is worth
+    the padding."""
     return frozenset(
         factor.size
         for node in graph.nodes
-        if node.op is not None
-        and node.op.name == "dot_general"
+        if node.is_matmul
+        and node.op is not None
+        and node.op.traits.masks_padding
         and node.op.rule is not None
         for factor in node.op.rule.factors
     )
@@ -50,8 +47,7 @@ def may_pad(op: Op, dims: frozenset[int]) -> frozenset[int]:
     """
     rule = op.rule
     assert rule is not None
-    is_masked = op.is_fusible or op.name in _MASKED or op.name.startswith("reduce_")
-    if not is_masked:
+    if not (op.is_fusible or op.traits.masks_padding):
         return frozenset()
     parts = _parts(rule)
     return frozenset(

@@ -16,14 +16,9 @@ import jax
 
 from rhino_jax._compat import bind_eqn
 from rhino_jax.apply.constraints import partition_spec
-from rhino_jax.frontend.rules.conv import has_mixed_groups
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
-
-
-GATHERED = frozenset({"fft", "top_k"})
-"""Primitives whose parameters say nothing of the dims that may be cut."""
 
 
 def run_each_part(
@@ -40,7 +35,7 @@ def run_each_part(
     Returns:
       Its results; None where it is to run as it is.
     """
-    if op.rule is None or not _is_gathered(eqn) or not _is_cut(specs):
+    if op.rule is None or not op.traits.is_gathered or not _is_cut(specs):
         return None
     layouts = (*op.rule.operands, *op.rule.results)
     cuts = _cuts(op.rule, layouts, specs, mesh.axis_sizes)
@@ -66,12 +61,6 @@ def run_each_part(
         out_specs=said[len(args) :],
         check_vma=False,
     )(*args)
-
-
-def _is_gathered(eqn: Any) -> bool:
-    if eqn.primitive.name == "conv_general_dilated":
-        return has_mixed_groups(eqn.invars[0].aval.shape, eqn.params)
-    return eqn.primitive.name in GATHERED
 
 
 def _is_cut(specs: Sequence[Spec | None]) -> bool:

@@ -31,7 +31,13 @@ from rhino_jax.frontend.regions import (
     region_jaxprs,
     region_kind,
 )
-from rhino_jax.frontend.registry import OpContext, OpRule, lookup, lookup_user
+from rhino_jax.frontend.registry import (
+    OpContext,
+    OpRule,
+    lookup,
+    lookup_user,
+    traits_of,
+)
 from rhino_jax.frontend.rules.opaque import uncut_rule
 from rhino_jax.frontend.trip_count import PASSES, scalar_number, while_trip_count
 from rhino_jax.ir.factor import Rule
@@ -49,6 +55,7 @@ from rhino_jax.ir.program import (
     Source,
     Value,
 )
+from rhino_jax.ir.traits import Traits
 from rhino_jax.ir.verifier import rule_fault
 from rhino_jax.keywords import brief
 
@@ -207,6 +214,7 @@ class _Builder:
             rule=self.rule(rule.rule) if rule else None,
             flops=float(rule.flops) if rule else 0.0,
             is_fusible=rule.is_fusible if rule else False,
+            traits=(rule and rule.traits) or Traits(),
             is_known=is_known or manual is not None,
             call=call,
             source=source,
@@ -322,6 +330,8 @@ def rule_of(eqn: Any) -> tuple[OpRule, bool]:
             numbers=f"operands {ctx.in_shapes}, results {ctx.out_shapes}",
             fix="give every operand and result one entry per dim, in the op's order.",
         )
+    if found.traits is None:
+        found = replace(found, traits=traits_of(ctx.primitive, kernel))
     if ctx.primitive == PALLAS_CALL and rule_fn is lookup(PALLAS_CALL):
         return replace(found, flops=_body_flops(eqn)), bool(found.rule.factors)
     return found, True

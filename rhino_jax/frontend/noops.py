@@ -15,11 +15,7 @@ from jax.sharding import AxisType
 
 from rhino_jax._compat import is_literal, open_jaxpr, with_eqns
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
-
-
-_REDUCTIONS = frozenset({
-    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
-})  # fmt: skip
+from rhino_jax.frontend.rules.reduce import REDUCERS
 
 
 def without_noops(jaxpr: Any) -> Any:
@@ -58,7 +54,7 @@ def without_noops(jaxpr: Any) -> Any:
 def _is_noop(eqn: Any) -> bool:
     if eqn.primitive.name == "reshard":
         return _says_nothing(eqn.params["dst_sharding"])
-    return eqn.primitive.name in _REDUCTIONS and not eqn.params["axes"]
+    return eqn.primitive.name in REDUCERS and not eqn.params["axes"]
 
 
 def _says_nothing(sharding: Any) -> bool:

@@ -18,6 +18,7 @@ from rhino_jax.errors import PinError
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.elementwise import passing
 from rhino_jax.ir.program import PIN, AxisNames, NamedMesh
+from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.keywords import brief
 
 
@@ -134,7 +135,7 @@ def _batched(args: Any, at: Any, *, layout: Any, mesh_axes: Any) -> tuple[Any, A
 batching.primitive_batchers[_pin_p] = _batched
 
 
-@register(PIN)
+@register(PIN, traits=Traits(OpKind.IDENTITY))
 def pinned(ctx: OpContext) -> OpRule:
     """The identity: what it is cut by, the pin says."""
     return passing(ctx)

@@ -13,6 +13,7 @@ from typing import Any
 
 from rhino_jax.errors import RuleError
 from rhino_jax.ir.factor import Rule, parse_rule
+from rhino_jax.ir.traits import Traits
 from rhino_jax.keywords import brief
 
 
@@ -44,11 +45,14 @@ class OpRule:
       flops: floating-point operations of the whole op.
       is_fusible: the op can be computed where its result is used, without going
         through memory (elementwise ops, broadcasts, iotas, converts, slices).
+      traits: what else is true of this op; None: what its primitive was registered
+        with.
     """
 
     rule: Rule
     flops: float = 0.0
     is_fusible: bool = False
+    traits: Traits | None = None
 
 
 REDUCERS = ("sum", "max", "min", "prod", "and", "or")
@@ -57,6 +61,8 @@ REDUCERS = ("sum", "max", "min", "prod", "and", "or")
 RuleFn = Callable[[OpContext], OpRule]
 
 _RULES: dict[str, RuleFn] = {}
+
+_TRAITS: dict[str, Traits] = {}
 
 _BUILT_IN: set[str] = set()
 """Names that have, or had, a rule of ours."""
@@ -69,12 +75,17 @@ _MET: set[str] = set()
 """Those of them that some op had."""
 
 
-def register(*names: str) -> Callable[[RuleFn], RuleFn]:
-    """Decorator: this function is the rule of the named primitives."""
+def register(*names: str, traits: Traits) -> Callable[[RuleFn], RuleFn]:
+    """Decorator: this function is the rule of the named primitives.
+
+    Args:
+      names: of the primitives.
+      traits: what they are; a rule may say more of one op (`OpRule.traits`).
+    """
 
     def wrap(fn: RuleFn) -> RuleFn:
         for name in names:
-            _RULES[name] = fn
+            _RULES[name], _TRAITS[name] = fn, traits
             _BUILT_IN.add(name)
         return fn
 
@@ -99,6 +110,14 @@ def lookup_user(name: str) -> RuleFn | None:
     return _RULES.get(name)
 
 
+def traits_of(primitive: str, kernel: str | None = None) -> Traits:
+    """What a primitive's ops are; of one that runs a kernel what its user says of
+    that, if anything. No traits where neither is known."""
+    if kernel in _USER_RULES and kernel in _TRAITS:
+        return _TRAITS[kernel]
+    return _TRAITS.get(primitive, Traits())
+
+
 def unmet_rules() -> tuple[str, ...]:
     """Names of user's rules that no op has had so far, and no built-in rule, sorted."""
     return tuple(sorted(_USER_RULES - _MET - _BUILT_IN))
@@ -115,6 +134,7 @@ def register_rule(
     *,
     reducers: Mapping[str, str] | None = None,
     flops: Callable[[OpContext], float] | None = None,
+    traits: Traits | None = None,
 ) -> None:
     """Tell rhino how a primitive may be cut.
 
@@ -126,6 +146,8 @@ def register_rule(
       reducers: for factors that no result contains, how partial results combine
         ("sum" where not given).
       flops: floating-point operations of one call; 0 where not given.
+      traits: what the op is, as `Traits(OpKind.CONTRACTION)` of what the matrix unit
+        runs; where not given those that it has, else its primitive's, else none.
     Raises:
       RuleError: the text cannot be read.
     Example:
@@ -140,7 +162,9 @@ def register_rule(
             fix="give a jax.extend.core.Primitive, the name of one, of a Pallas kernel"
             " or of an FFI target.",
         )
-    _check_rule_arguments(name, rule, reducers, flops)
+    _check_rule_arguments(name, rule, reducers, flops, traits)
+    if traits is not None:
+        _TRAITS[name] = traits
     if not isinstance(rule, str):
         _RULES[name] = rule
         _USER_RULES.add(name)
@@ -169,8 +193,10 @@ def register_rule(
     _USER_RULES.add(name)
 
 
-def _check_rule_arguments(name: str, rule: Any, reducers: Any, flops: Any) -> None:
-    """Refuse what is no rule, no reducers or no count of FLOPs.
+def _check_rule_arguments(
+    name: str, rule: Any, reducers: Any, flops: Any, traits: Any
+) -> None:
+    """Refuse what is no rule, no reducers, no count of FLOPs or no traits.
 
     Raises:
       RuleError: the first that is not.
@@ -193,6 +219,12 @@ def _check_rule_arguments(name: str, rule: Any, reducers: Any, flops: Any) -> No
             "flops=",
             flops,
             "give a function of OpContext beside a text; a function has its own.",
+        ),
+        (
+            traits is None or isinstance(traits, Traits),
+            "traits=",
+            traits,
+            "give rhino.Traits, as rhino.Traits(rhino.OpKind.CONTRACTION).",
         ),
     ):
         if not is_fine:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rhino_jax.ir.factor import Rule
+from rhino_jax.ir.traits import Traits
 
 
 ITEM_BYTES = {
@@ -195,6 +196,9 @@ class Manual:
     has_collectives: bool = False
 
 
+_NO_TRAITS = Traits()
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operation.
@@ -209,6 +213,7 @@ class Op:
       flops: floating-point operations of the whole op (one run).
       is_fusible: reads and writes through registers when its neighbours do (an
         elementwise op, a broadcast, an iota): its results need not touch memory.
+      traits: what it is, whatever its shapes.
       is_known: False where no rule exists and the op is replicated.
       call: regions, if any.
       source: the user's line.
@@ -224,6 +229,7 @@ class Op:
     rule: Rule | None
     flops: float = 0.0
     is_fusible: bool = False
+    traits: Traits = _NO_TRAITS
     is_known: bool = True
     call: RegionCall | None = None
     source: Source = field(default_factory=Source)

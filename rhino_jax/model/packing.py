@@ -26,6 +26,7 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Op, Program, item_bytes
 from rhino_jax.ir.spec import Spec, local_shape
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.op_collectives import OpCollectives
 from rhino_jax.model.options import Options
 from rhino_jax.model.strategies import Strategy
@@ -124,18 +125,25 @@ def _scattered(made: Spec, done: Spec) -> set[int]:
     return {a for before, after in pairs for a in after[len(before) :]}
 
 
-_MOVED = ("transpose", "convert_element_type")
-
-
 def _first_dim(graph: Graph, node: Node) -> int | None:
     """Which dim of a gradient is the first of the parameter, behind transposes."""
     order = list(range(graph.program.values[node.value].rank))
     while len(targets := {e.target for e in graph.outgoing[node.id]}) == 1:
         node = graph.nodes[targets.pop()]
         op = node.op
-        if node.kind is not NodeKind.OP or op is None or op.name not in _MOVED:
+        if node.kind is not NodeKind.OP or op is None or not _only_moves(op):
             break
         assert op.rule is not None
         have = op.rule.operands[0]
         order = [order[have.index(dim)] for dim in op.rule.results[0]]
     return order[0] if order else None
+
+
+def _only_moves(op: Op) -> bool:
+    """Whether an op converts its operand, or has its dims in another order."""
+    if op.rule is None or op.traits.kind not in (OpKind.CONVERSION, OpKind.MOVEMENT):
+        return False
+    if len(op.operands) != 1 or len(op.results) != 1:
+        return False
+    have, made = op.rule.operands[0], op.rule.results[0]
+    return sorted(have) == sorted(made)

@@ -21,6 +21,7 @@ import jax
 import rhino_jax
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
+from rhino_jax.ir.traits import Traits
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.schema import SCHEMA_VERSION, current_versions
 
@@ -49,12 +50,18 @@ def told_of(program: Program) -> str:
     lines = [program.name]
     lines += [
         f"{op.flops!r} {op.is_fusible} {op.is_known} {op.label} {op.source.name_stack}"
+        f" {_traits_line(op.traits)}"
         for op in program.ops
     ]
     calls = [op.call for op in program.ops if op.call is not None]
     lines += [str(call.is_trip_count_known) for call in calls]
     lines += [repr(e) for e in (*program.inputs, *program.outputs)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _traits_line(traits: Traits) -> str:
+    return repr(traits)
 
 
 @functools.cache

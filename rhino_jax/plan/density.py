@@ -12,15 +12,13 @@ from collections.abc import Set as AbstractSet
 
 from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.plan.decisions import Decisions
-
-
-MATMULS = ("dot_general", "conv_general_dilated")
 
 
 def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:
     """Decisions about the program's arguments and results, loops' borders, and the
-    operands and results of matmuls and convolutions; nothing about other values.
+    operands and results of contractions and kernels; nothing about other values.
 
     Args:
       program: the planned program.
@@ -31,7 +29,8 @@ def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:
     operands: dict[tuple[int, int], Spec] = {}
     for op in program.ops:
         is_loop = op.call is not None and op.call.kind in _LOOPS
-        if op.name not in (*MATMULS, "pallas_call") and not is_loop:
+        is_kernel = op.traits.kind is OpKind.KERNEL
+        if not (op.traits.is_contraction or is_kernel or is_loop):
             continue
         kept |= set(op.results)
         for i, value in enumerate(op.operands):

@@ -9,6 +9,7 @@ import numpy as np
 
 from rhino_jax.analysis.dim_classes import Classes, Element, Roles
 from rhino_jax.analysis.graph import Node, NodeKind
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.axis_assignment import AxisPlaces
 from rhino_jax.model.build import Model
 from rhino_jax.model.strategies import Strategy
@@ -133,7 +134,8 @@ class _Places:
         assert op is not None and op.rule is not None
         begin = self.classes.first[node.id]
         codes = self.role[begin : begin + len(op.rule.factors)]
-        is_light = node.is_fusible or op.flops == 0 or op.name.startswith("reduce_")
+        is_reduction = op.traits.kind is OpKind.REDUCTION
+        is_light = node.is_fusible or op.flops == 0 or is_reduction
         # Equal rules are one object.
         key = codes, id(op.rule), is_light
         place = self._of_ops.get(key)
@@ -174,8 +176,8 @@ def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[El
         op = node.op
         if node.kind is not NodeKind.OP or op is None or op.rule is None:
             continue
-        is_lookup = op.name == "gather"
-        if op.name not in ("dot_general", "conv_general_dilated") and not is_lookup:
+        is_lookup = op.traits.kind is OpKind.LOOKUP
+        if not node.is_matmul and not is_lookup:
             continue
         for o in range(len(op.rule.operands)):
             dims = classes.operands(node, o)

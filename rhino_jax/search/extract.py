@@ -8,6 +8,7 @@ from collections import defaultdict
 from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.cost.combine import combine_route
 from rhino_jax.ir.spec import Spec, replicated
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.build import Model
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.optimize.overlap import Overlap
@@ -69,7 +70,7 @@ def _waypoints(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ..
                 made,
                 done,
                 model.mesh.scatters_by_axis,
-                is_conv=node.op.name == "conv_general_dilated",
+                is_conv=node.op.traits.kind is OpKind.CONVOLUTION,
             )
             if route:
                 found[value] = route

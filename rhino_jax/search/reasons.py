@@ -18,25 +18,12 @@ from rhino_jax.cost.collectives import PERMUTE
 from rhino_jax.cost.reshard import Step
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.build import Model
 from rhino_jax.model.strategies import Strategy
 
 
-SAME_DATA = frozenset(
-    {
-        "broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "name",
-        "optimization_barrier", "reduce_precision", "reshape", "sharding_constraint",
-        "slice", "squeeze", "transpose",
-    }
-)  # fmt: skip
-"""Ops after which a value still goes by its name."""
-
 _MOVES = {"all-gather": "gathers", "all-to-all": "cuts anew", PERMUTE: "reorders"}
-_SUMS = {
-    "reduce_max": "max", "reduce_min": "min", "reduce_prod": "product",
-    "reduce_and": "and", "reduce_or": "or", "argmax": "argmax", "argmin": "argmin",
-    "gather": "look-up",
-}  # fmt: skip
 _MOST_VISITED = 64
 """Values looked at on the way to an update; farther away is no gradient's place."""
 
@@ -63,7 +50,7 @@ class Reasons:
             return f"borders of the window of {op.name} along {self._over(node, cut)}"
         summed = [f for f in range(len(op.rule.factors)) if op.rule.partial_results(f)]
         over = [f for f in cut if f in summed] or [f for f in summed if strategy.cut[f]]
-        how = f"{_SUMS.get(op.name, 'sum')} over {self._over(node, over)}"
+        how = f"{_reduction(op, over)} over {self._over(node, over)}"
         gradient = self._gradient(node.ports[0])
         if gradient is not None:
             return f"{gradient}: {how}"
@@ -143,8 +130,8 @@ class Reasons:
             return True
         op, values = reader.op, self.model.graph.program.values
         assert op is not None
-        if op.name in SAME_DATA:
-            return op.name != "broadcast_in_dim"
+        if _keeps_data(op):
+            return op.traits.kind is not OpKind.BROADCAST
         shape = values[edge.value].shape
         return op.is_fusible and values[op.results[0]].shape == shape
 
@@ -188,8 +175,21 @@ class Reasons:
 def _keeps_name(node: Node) -> bool:
     """Whether what a node makes still goes by the name of what it reads."""
     if node.kind is NodeKind.OP:
-        return node.op is not None and node.op.name in SAME_DATA
+        return node.op is not None and _keeps_data(node.op)
     return node.kind in (NodeKind.CONST, NodeKind.SLICE, NodeKind.COPY)
+
+
+def _keeps_data(op: Op) -> bool:
+    return op.is_fusible and op.traits.keeps_data
+
+
+def _reduction(op: Op, factors: Sequence[int]) -> str:
+    """How partial results over these factors combine, in a word."""
+    assert op.rule is not None
+    if op.traits.kind is OpKind.LOOKUP:
+        return "look-up"
+    reducers = [op.rule.factors[f].reducer or "sum" for f in factors]
+    return {"prod": "product"}.get(reducers[0], reducers[0]) if reducers else "sum"
 
 
 def _is_backward(op: Op) -> bool:

@@ -25,6 +25,7 @@ from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import MeshError, TraceError
 from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.parameters import Parameters
+from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.frontend.trace import Call, Traced, flat_function, split_call
 from rhino_jax.plan.plan import Plan
 from rhino_jax.verify.comparison import ComparedLeaf, compare
@@ -32,7 +33,7 @@ from rhino_jax.verify.emulate import emulated_mesh
 from rhino_jax.verify.verification import planned_parameters
 
 
-ASKS_FOR_A_MESH = frozenset({"sharding_constraint", "shard_map", "reshard"})
+ASKS_FOR_A_MESH = ANNOTATIONS | {"shard_map"}
 """Ops that a program has only within a mesh."""
 
 

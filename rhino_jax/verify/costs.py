@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rhino_jax.ir.program import USERS_CONSTRAINT
 from rhino_jax.plan.diff import Traffic, traffic_of
 from rhino_jax.plan.records import Collective
 from rhino_jax.verify.causes import Evidence, primitive_of, rematerialisation_of
@@ -90,7 +91,7 @@ def why(
 
 
 def _all_gather(axes: str, by: str, where: str) -> str:
-    if by == "sharding_constraint":
+    if by == USERS_CONSTRAINT:
         return f"a sharding constraint asks for a value whole that {axes} cuts{where}"
     return (
         f"{by} reads whole a value that is cut over {axes}: gathered for each"

@@ -24,10 +24,10 @@ from rhino_jax._compat import (
 from rhino_jax.apply.regions import rebuild_jaxpr
 from rhino_jax.frontend.leaves import split_result
 from rhino_jax.frontend.regions import body_jaxpr, closed_region_jaxprs, with_jaxprs
-from rhino_jax.ir.program import USERS_CONSTRAINT, Program
+from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
+from rhino_jax.ir.program import Program
 
 
-CONSTRAINTS = frozenset({USERS_CONSTRAINT, "reshard", "mesh_cast"})
 INLINED = frozenset({"jit", "pjit"})
 
 
@@ -78,7 +78,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
 
 def _equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     name = eqn.primitive.name
-    if name in CONSTRAINTS:
+    if name in ANNOTATIONS:
         return list(operands)
     if name in INLINED:
         body = body_jaxpr(eqn.params)
@@ -98,6 +98,6 @@ def sharded_ops(program: Program) -> dict[str, int]:
     """How many ops of a program its user sharded by hand, by primitive."""
     found: dict[str, int] = {}
     for op in program.ops:
-        if op.name in CONSTRAINTS or op.name == "shard_map":
+        if op.name in ANNOTATIONS or op.name == "shard_map":
             found[op.name] = found.get(op.name, 0) + 1
     return found

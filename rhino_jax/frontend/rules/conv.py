@@ -14,6 +14,7 @@ from typing import Any
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.ir.factor import parse_rule
+from rhino_jax.ir.traits import OpKind, Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class _Window:
         return max(self.pad_low, 0), max(reach - step - self.pad_low, 0)
 
 
-@register("conv_general_dilated")
+@register("conv_general_dilated", traits=Traits(OpKind.CONVOLUTION))
 def conv_general_dilated(ctx: OpContext) -> OpRule:
     """Two FLOPs per multiply-add.
 
@@ -98,7 +99,8 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         reducers=reducers,
     )
     taps = math.prod(rhs_shape[d] for d in rhs_spec[1:])
-    return OpRule(rule, 2.0 * math.prod(out_shape) * taps)
+    traits = Traits(OpKind.CONVOLUTION, is_gathered=is_mixed)
+    return OpRule(rule, 2.0 * math.prod(out_shape) * taps, traits=traits)
 
 
 def has_mixed_groups(image: Sequence[int], params: Mapping[str, Any]) -> bool:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.opaque import uncut
 from rhino_jax.ir.factor import Factor, FactorKind, Rule, parse_rule
+from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("dot_general")
+@register("dot_general", traits=Traits(OpKind.CONTRACTION, masks_padding=True))
 def dot_general(ctx: OpContext) -> OpRule:
     """Batch `b`, left `m`, right `n`, contracted `k`; two FLOPs per multiply-add."""
     (contract, batch) = ctx.params["dimension_numbers"]
@@ -61,7 +62,7 @@ def _rule(
     return Rule(factors, layouts, (tuple(at[n] for n in out),))
 
 
-@register("ragged_dot_general", "ragged_dot")
+@register("ragged_dot_general", "ragged_dot", traits=Traits(OpKind.CONTRACTION))
 def ragged_dot(ctx: OpContext) -> OpRule:
     """Rows in groups, each with its own matrix: ragged and group dims are whole.
 

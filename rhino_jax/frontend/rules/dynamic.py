@@ -5,9 +5,10 @@ from __future__ import annotations
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim
+from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("dynamic_slice")
+@register("dynamic_slice", traits=Traits(OpKind.MOVEMENT))
 def dynamic_slice(ctx: OpContext) -> OpRule:
     """Dims that are taken in full are parallel, sliced dims whole."""
     operand_shape, *starts = ctx.in_shapes
@@ -23,7 +24,7 @@ def dynamic_slice(ctx: OpContext) -> OpRule:
     return OpRule(rule, is_fusible=True)
 
 
-@register("dynamic_update_slice")
+@register("dynamic_update_slice", traits=Traits(OpKind.UPDATE, fuses_operands=True))
 def dynamic_update_slice(ctx: OpContext) -> OpRule:
     """Dims that are updated in full are parallel, one-element updates INDEX.
 

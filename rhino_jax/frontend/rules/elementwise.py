@@ -9,6 +9,7 @@ from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import uncut, uncut_rule
 from rhino_jax.ir.factor import Dim, Rule
+from rhino_jax.ir.traits import OpKind, Traits
 
 
 UNARY = (
@@ -35,6 +36,11 @@ NARY = (
     "threefry2x32", "threefry4x32",
 )  # fmt: skip
 
+EXPONENTIAL = ("exp", "exp2")
+
+ANNOTATIONS = frozenset({"mesh_cast", "reshard", "sharding_constraint"})
+"""Those by which a program says itself how a value is sharded."""
+
 PASSING = (
     "copy", "copy_p", "device_put", "layout_constraint", "name",
     "optimization_barrier", "pbroadcast", "pvary", "reduced_vary_cast",
@@ -43,14 +49,31 @@ PASSING = (
 )  # fmt: skip
 
 
-@register(*UNARY, *BINARY, *NARY)
+EXPENSIVE = (
+    "acos", "asin", "atan", "atan2", "cbrt", "cos", "cosh", "digamma", "erf", "erf_inv",
+    "erfc", "expm1", "lgamma", "log", "log1p", "logistic", "pow", "sin", "sinh", "tan",
+    "tanh", "threefry2x32",
+)  # fmt: skip
+"""Those that XLA's `IsExpensive` names, besides the exponentials."""
+
+
+@register(
+    *{*UNARY, *BINARY, *NARY}.difference(
+        EXPENSIVE, EXPONENTIAL, ("convert_element_type", "reduce_precision")
+    ),
+    traits=Traits(OpKind.ELEMENTWISE),
+)
+@register(*EXPENSIVE, traits=Traits(OpKind.ELEMENTWISE, is_expensive=True))
+@register(*EXPONENTIAL, traits=Traits(OpKind.EXPONENTIAL, is_expensive=True))
+@register("reduce_precision", traits=Traits(OpKind.IDENTITY))
+@register("convert_element_type", traits=Traits(OpKind.CONVERSION))
 def elementwise(ctx: OpContext) -> OpRule:
     """One FLOP per element and result; scalars and dims of size one are expanded."""
     flops = float(sum(math.prod(shape) for shape in ctx.out_shapes))
     return OpRule(aligned_rule(ctx.in_shapes, ctx.out_shapes), flops, is_fusible=True)
 
 
-@register("tie")
+@register("tie", traits=Traits(OpKind.IDENTITY))
 def tie(ctx: OpContext) -> OpRule:
     """The second operand, once the first is there."""
     (first, second), factors = ctx.in_shapes, FactorList()
@@ -58,7 +81,7 @@ def tie(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([[()] * len(first), layout], [layout]), is_fusible=True)
 
 
-@register(*PASSING)
+@register(*PASSING, traits=Traits(OpKind.IDENTITY))
 def passing(ctx: OpContext) -> OpRule:
     """Every result is its operand: constraints, copies, barriers over many values."""
     if ctx.in_shapes != ctx.out_shapes:
@@ -68,7 +91,7 @@ def passing(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule(layouts, layouts), is_fusible=True)
 
 
-@register("bitcast_convert_type")
+@register("bitcast_convert_type", traits=Traits(OpKind.MOVEMENT))
 def bitcast_convert_type(ctx: OpContext) -> OpRule:
     """A change of width adds or drops a last dim, which is whole."""
     (operand_shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes

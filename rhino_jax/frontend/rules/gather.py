@@ -5,9 +5,10 @@ from __future__ import annotations
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim
+from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("gather")
+@register("gather", traits=Traits(OpKind.LOOKUP, masks_padding=True))
 def gather(ctx: OpContext) -> OpRule:
     """The factors of a gather with any dimension numbers.
 

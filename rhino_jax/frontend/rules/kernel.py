@@ -7,9 +7,10 @@ from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import uncut
 from rhino_jax.ir.factor import Dim
+from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register(PALLAS_CALL)
+@register(PALLAS_CALL, traits=Traits(OpKind.KERNEL))
 def pallas_call(ctx: OpContext) -> OpRule:
     """One factor for every parallel axis of the grid; blocks themselves are whole."""
     grid = grid_of(ctx.params)

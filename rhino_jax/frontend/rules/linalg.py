@@ -12,6 +12,7 @@ import math
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim, Rule
+from rhino_jax.ir.traits import OpKind, Traits
 
 
 CUBIC_COEFFICIENTS = {
@@ -39,7 +40,7 @@ PRODUCT_COEFFICIENTS = {
 """FLOPs over columns of the first operand · elements of the last."""
 
 
-@register("fft")
+@register("fft", traits=Traits(OpKind.OTHER, is_gathered=True))
 def fft(ctx: OpContext) -> OpRule:
     """Transformed dims are whole; 5 n log2 n FLOPs a complex transform."""
     (shape,) = ctx.in_shapes
@@ -50,7 +51,7 @@ def fft(ctx: OpContext) -> OpRule:
     return OpRule(_batched(ctx, batch_rank), flops)
 
 
-@register(*CUBIC_COEFFICIENTS)
+@register(*CUBIC_COEFFICIENTS, traits=Traits(OpKind.OTHER))
 def factorisation(ctx: OpContext) -> OpRule:
     """A decomposition of the matrices in the last two dims of the first operand."""
     *batch, rows, columns = ctx.in_shapes[0]
@@ -58,7 +59,7 @@ def factorisation(ctx: OpContext) -> OpRule:
     return OpRule(_batched(ctx, len(batch)), math.prod(batch) * flops)
 
 
-@register(*PRODUCT_COEFFICIENTS)
+@register(*PRODUCT_COEFFICIENTS, traits=Traits(OpKind.OTHER))
 def matrix_product(ctx: OpContext) -> OpRule:
     """Solves and products: the first operand's columns meet the last operand."""
     *batch, _, columns = ctx.in_shapes[0]
@@ -67,7 +68,7 @@ def matrix_product(ctx: OpContext) -> OpRule:
     return OpRule(_batched(ctx, len(batch)), flops)
 
 
-@register("tridiagonal_solve", "lu_pivots_to_permutation")
+@register("tridiagonal_solve", "lu_pivots_to_permutation", traits=Traits(OpKind.OTHER))
 def vector_core(ctx: OpContext) -> OpRule:
     """Ops whose first operand has one dim that is no batch dim."""
     flops = 8.0 * math.prod(ctx.out_shapes[0])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.ir.factor import Layout, Rule
+from rhino_jax.ir.traits import OpKind, Traits
 
 
 def uncut_rule(
@@ -27,6 +28,7 @@ def _uncut(shapes: Sequence[Sequence[int]]) -> tuple[Layout, ...]:
 @register(
     "after_all", "create_token", "dce_sink", "debug_callback", "debug_print",
     "dim_as_value", "dimension_size", "empty2", "platform_index", "shape_assertion",
+    traits=Traits(OpKind.OTHER),
 )  # fmt: skip
 def bookkeeping(ctx: OpContext) -> OpRule:
     """Ops that compute nothing worth cutting."""

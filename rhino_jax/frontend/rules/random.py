@@ -14,6 +14,7 @@ from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import uncut
 from rhino_jax.ir.factor import Dim
+from rhino_jax.ir.traits import OpKind, Traits
 
 
 FLOPS_PER_WORD = 80.0
@@ -28,7 +29,8 @@ GAMMA_FLOPS = 2000.0
 """Operations per gamma sample: about 20 words (rejection, Marsaglia and Tsang)."""
 
 
-@register("random_bits", "random_split")
+@register("random_bits", traits=Traits(OpKind.GENERATOR, is_expensive=True))
+@register("random_split", traits=Traits(OpKind.GENERATOR))
 def bits(ctx: OpContext) -> OpRule:
     """Key dims come first; the dims of what is drawn are the result's alone."""
     (keys,), (shape,) = ctx.in_shapes, ctx.out_shapes
@@ -42,7 +44,7 @@ def bits(ctx: OpContext) -> OpRule:
     return OpRule(rule, FLOPS_PER_WORD * math.prod(shape), is_fusible=is_free)
 
 
-@register("random_wrap", "random_unwrap")
+@register("random_wrap", "random_unwrap", traits=Traits(OpKind.IDENTITY))
 def wrap(ctx: OpContext) -> OpRule:
     """The words of a key are whole."""
     (operand_shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
@@ -54,7 +56,7 @@ def wrap(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
-@register("random_gamma")
+@register("random_gamma", traits=Traits(OpKind.GENERATOR))
 def random_gamma(ctx: OpContext) -> OpRule:
     """Samples are independent; keys have the parameter's leading dims."""
     keys, shape = ctx.in_shapes
@@ -64,7 +66,7 @@ def random_gamma(ctx: OpContext) -> OpRule:
     return OpRule(rule, GAMMA_FLOPS * math.prod(shape))
 
 
-@register("rng_bit_generator", "rng_uniform")
+@register("rng_bit_generator", "rng_uniform", traits=Traits(OpKind.GENERATOR))
 def sequential(ctx: OpContext) -> OpRule:
     """A generator that runs in sequence: every device draws all."""
     flops = FLOPS_PER_WORD * math.prod(ctx.out_shapes[-1])

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim
+from rhino_jax.ir.traits import OpKind, Traits
 
 
 REDUCERS = {
@@ -20,13 +21,16 @@ REDUCERS = {
 }
 
 
-@register(*REDUCERS, "reduce_xor", "argmax", "argmin")
+@register(
+    *REDUCERS, "reduce_xor", "argmax", "argmin",
+    traits=Traits(OpKind.REDUCTION, fuses_operands=True, masks_padding=True),
+)  # fmt: skip
 def reduce_dims(ctx: OpContext) -> OpRule:
     """Reduced dims leave partial results; whole where no collective combines them."""
     return _reduced(ctx, ctx.params["axes"], REDUCERS.get(ctx.primitive))
 
 
-@register("reduce")
+@register("reduce", traits=Traits(OpKind.REDUCTION, fuses_operands=True))
 def reduce_any(ctx: OpContext) -> OpRule:
     """A reduction by any function: reduced dims are whole."""
     return _reduced(ctx, ctx.params["dimensions"], None)
@@ -50,7 +54,10 @@ def _reduced(ctx: OpContext, axes: Collection[int], reducer: str | None) -> OpRu
     return OpRule(rule, float(math.prod(shape)))
 
 
-@register("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+@register(
+    "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp",
+    traits=Traits(OpKind.OTHER),
+)  # fmt: skip
 def cumulative(ctx: OpContext) -> OpRule:
     """The dim along which it runs is whole."""
     (shape,) = ctx.in_shapes

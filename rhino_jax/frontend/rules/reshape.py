@@ -14,9 +14,10 @@ from dataclasses import replace
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim, Rule
+from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("reshape")
+@register("reshape", traits=Traits(OpKind.MOVEMENT))
 def reshape(ctx: OpContext) -> OpRule:
     """Splits and merges of dims, which `dimensions` takes in another order first."""
     (shape,), (new_shape,) = ctx.in_shapes, ctx.out_shapes

@@ -12,6 +12,7 @@ import math
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim
+from rhino_jax.ir.traits import OpKind, Traits
 
 
 REDUCERS = {
@@ -27,7 +28,10 @@ REDUCERS = {
 """How partial results of scatters with cut updates combine."""
 
 
-@register("scatter", "scatter-sub", "scatter_sub", *REDUCERS)
+@register(
+    "scatter", "scatter-sub", "scatter_sub", *REDUCERS,
+    traits=Traits(OpKind.SCATTER, fuses_operands=True),
+)  # fmt: skip
 def scatter(ctx: OpContext) -> OpRule:
     """The factors of a scatter with any dimension numbers.
 

@@ -8,9 +8,10 @@ from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import uncut
 from rhino_jax.ir.factor import Dim
+from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("broadcast_in_dim")
+@register("broadcast_in_dim", traits=Traits(OpKind.BROADCAST))
 def broadcast_in_dim(ctx: OpContext) -> OpRule:
     """New and expanded dims are factors of the result alone."""
     operand_shape, result_shape = ctx.in_shapes[0], ctx.out_shapes[0]
@@ -26,7 +27,7 @@ def broadcast_in_dim(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand, *sizes], [result]), is_fusible=True)
 
 
-@register("iota", "empty", "iota_2x32_shape")
+@register("iota", "empty", "iota_2x32_shape", traits=Traits(OpKind.GENERATOR))
 def made_of_nothing(ctx: OpContext) -> OpRule:
     """Every device makes its own part."""
     factors = FactorList()
@@ -36,7 +37,7 @@ def made_of_nothing(ctx: OpContext) -> OpRule:
     return OpRule(rule, is_fusible=True)
 
 
-@register("transpose")
+@register("transpose", traits=Traits(OpKind.MOVEMENT))
 def transpose(ctx: OpContext) -> OpRule:
     """Dims in another order."""
     factors = FactorList()
@@ -45,7 +46,7 @@ def transpose(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
-@register("squeeze")
+@register("squeeze", traits=Traits(OpKind.MOVEMENT))
 def squeeze(ctx: OpContext) -> OpRule:
     """Dims of size one are dropped."""
     (shape,) = ctx.in_shapes
@@ -56,7 +57,7 @@ def squeeze(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
-@register("expand_dims")
+@register("expand_dims", traits=Traits(OpKind.MOVEMENT))
 def expand_dims(ctx: OpContext) -> OpRule:
     """Dims of size one are added."""
     (shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
@@ -70,7 +71,7 @@ def expand_dims(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
-@register("rev")
+@register("rev", traits=Traits(OpKind.MOVEMENT))
 def rev(ctx: OpContext) -> OpRule:
     """Reversed dims are whole: their shards would trade places."""
     (shape,) = ctx.in_shapes
@@ -83,7 +84,7 @@ def rev(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([layout], [layout]), is_fusible=True)
 
 
-@register("slice")
+@register("slice", traits=Traits(OpKind.MOVEMENT))
 def slice_(ctx: OpContext) -> OpRule:
     """Dims that are taken in full are parallel, the others whole."""
     shape, result_shape = ctx.in_shapes[0], ctx.out_shapes[0]
@@ -91,7 +92,7 @@ def slice_(ctx: OpContext) -> OpRule:
     return OpRule(_resized(ctx, is_full).rule, is_fusible=True)
 
 
-@register("pad")
+@register("pad", traits=Traits(OpKind.MOVEMENT, fuses_operands=True))
 def pad(ctx: OpContext) -> OpRule:
     """Padded dims (with negative padding, too) are whole."""
     config = ctx.params["padding_config"]
@@ -112,13 +113,13 @@ def _resized(ctx: OpContext, is_kept: Sequence[bool]) -> OpRule:
     return OpRule(factors.rule([operand, *scalars], [result]), is_fusible=True)
 
 
-@register("concatenate")
+@register("concatenate", traits=Traits(OpKind.MOVEMENT, fuses_operands=True))
 def concatenate(ctx: OpContext) -> OpRule:
     """The dim along which operands follow each other is whole."""
     return OpRule(_joined(ctx, ctx.params["dimension"]).rule)
 
 
-@register("split")
+@register("split", traits=Traits(OpKind.MOVEMENT))
 def split(ctx: OpContext) -> OpRule:
     """The dim that is split is whole."""
     return OpRule(_joined(ctx, ctx.params["axis"]).rule, is_fusible=True)
@@ -142,7 +143,7 @@ def _joined(ctx: OpContext, axis: int) -> OpRule:
     return OpRule(factors.rule(layouts[:count], layouts[count:]))
 
 
-@register("stack")
+@register("stack", traits=Traits(OpKind.MOVEMENT))
 def stack(ctx: OpContext) -> OpRule:
     """The new dim is whole."""
     (result_shape,) = ctx.out_shapes
@@ -156,7 +157,7 @@ def stack(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand] * len(ctx.in_shapes), [result]))
 
 
-@register("unstack")
+@register("unstack", traits=Traits(OpKind.MOVEMENT))
 def unstack(ctx: OpContext) -> OpRule:
     """The dim that is taken apart is whole."""
     (shape,) = ctx.in_shapes
@@ -171,7 +172,7 @@ def unstack(ctx: OpContext) -> OpRule:
     return OpRule(rule, is_fusible=True)
 
 
-@register("tile")
+@register("tile", traits=Traits(OpKind.MOVEMENT))
 def tile(ctx: OpContext) -> OpRule:
     """A repeated dim is (copies, dim), major first."""
     (shape,) = ctx.in_shapes

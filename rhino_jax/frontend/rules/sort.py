@@ -7,9 +7,10 @@ import math
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim
+from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("sort")
+@register("sort", traits=Traits(OpKind.OTHER))
 def sort(ctx: OpContext) -> OpRule:
     """Operands, sorted together by the first `num_keys`, have one shape."""
     shape = ctx.in_shapes[0]
@@ -23,7 +24,8 @@ def sort(ctx: OpContext) -> OpRule:
     return OpRule(rule, math.prod(shape) * math.log2(max(shape[axis], 2)))
 
 
-@register("top_k", "approx_top_k")
+@register("approx_top_k", traits=Traits(OpKind.OTHER))
+@register("top_k", traits=Traits(OpKind.OTHER, is_gathered=True))
 def top_k(ctx: OpContext) -> OpRule:
     """The k best along one dim: values and their positions in the whole dim."""
     (shape,) = ctx.in_shapes

@@ -7,6 +7,7 @@ import math
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim
+from rhino_jax.ir.traits import OpKind, Traits
 
 
 @register(
@@ -14,8 +15,9 @@ from rhino_jax.ir.factor import Dim
     "reduce_window_sum",
     "reduce_window_max",
     "reduce_window_min",
-    "select_and_gather_add",
+    traits=Traits(OpKind.REDUCTION, masks_padding=True),
 )
+@register("select_and_gather_add", traits=Traits(OpKind.REDUCTION))
 def reduce_window(ctx: OpContext) -> OpRule:
     """Window dims of one element are parallel, others halo or whole.
 
@@ -70,7 +72,7 @@ def _window_dim(
     return factors.halo(length, low, max(extent - stride - low, 0)), ()
 
 
-@register("select_and_scatter_add", "select_and_scatter")
+@register("select_and_scatter_add", "select_and_scatter", traits=Traits(OpKind.SCATTER))
 def select_and_scatter_add(ctx: OpContext) -> OpRule:
     """The gradient of max pooling; cut where windows do not overlap.
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rhino_jax.frontend.rules.elementwise import BINARY, UNARY
+from rhino_jax.frontend.rules.reduce import REDUCERS
 from rhino_jax.frontend.rules.reshape import reshape_rule
 from rhino_jax.frontend.split_dims.forms import (
     SMALL,
@@ -37,10 +38,7 @@ ELEMENTWISE = (
     *UNARY, *BINARY, "clamp", "copy", "copy_p", "name", "select_n", "stop_gradient",
 )  # fmt: skip
 
-_REDUCTIONS = (
-    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
-    "reduce_sum", "reduce_xor",
-)  # fmt: skip
+_REDUCTIONS = (*REDUCERS, "reduce_xor")
 
 _ALONG = {
     "argmax": "axes", "argmin": "axes", "cumlogsumexp": "axis", "cummax": "axis",
