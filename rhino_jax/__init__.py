@@ -82,6 +82,10 @@ from rhino_jax.errors import (
     RuleError as RuleError,
     TraceError as TraceError,
 )
+from rhino_jax.face.audit import Audit as Audit
+from rhino_jax.face.check import Check as Check
+from rhino_jax.face.plan import Plan as Plan
+from rhino_jax.face.verification import Verification as Verification
 from rhino_jax.frontend.check import check_rule as check_rule
 from rhino_jax.frontend.pin import pin as pin
 from rhino_jax.frontend.registry import (
@@ -92,12 +96,6 @@ from rhino_jax.frontend.registry import (
 from rhino_jax.hardware.files import load_target as load_target
 from rhino_jax.hardware.target import Target as Target
 from rhino_jax.ir.traits import OpKind as OpKind, Traits as Traits
-from rhino_jax.plan.plan import Plan as Plan
 from rhino_jax.plan.plans import Plans as Plans
-from rhino_jax.verify.audit import Audit as Audit
-from rhino_jax.verify.check import Check as Check
 from rhino_jax.verify.targets import compile_target as compile_target
-from rhino_jax.verify.verification import Verification as Verification
-
-
-__version__ = "0.1.0"
+from rhino_jax.version import __version__ as __version__

@@ -14,10 +14,11 @@ from rhino_jax.api_wishes import Wishes
 from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.errors import RhinoError
+from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.tracing.wrappers import check_no_shardings
 from rhino_jax.hardware.target import Target
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.store import load_plan as load
 
 
 def auto_shard(
@@ -199,6 +200,4 @@ def load_plan(path: str | PathLike[str]) -> Plan:
     Raises:
       PlanFileError: the file is missing, damaged, or of another version.
     """
-    from rhino_jax.plan.store import load_plan as load
-
-    return load(path)
+    return Plan.of(load(path))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rhino_jax.api_wishes import Wishes
+from rhino_jax.face.audit import Audit
 from rhino_jax.hardware.target import Target
-
-
-if TYPE_CHECKING:
-    from rhino_jax.verify.audit import Audit
+from rhino_jax.verify.audit import audit as run
 
 
 def audit(
@@ -60,8 +58,6 @@ def audit(
       >>> found = rhino.audit(train_step, params, batch)  # doctest: +SKIP
       >>> found.costs[0].source, found.gain  # doctest: +SKIP
     """
-    from rhino_jax.verify.audit import audit as run
-
     wishes = Wishes(
         hardware=hardware,
         memory_budget_bytes=memory_budget_bytes,
@@ -73,16 +69,18 @@ def audit(
         progress=progress,
         what="`rhino.audit`",
     )
-    return run(
-        fn,
-        args,
-        kwargs,
-        wishes.plan,
-        mesh=mesh,
-        hardware=hardware,
-        memory_budget_bytes=wishes.memory_budget_bytes,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
+    return Audit.of(
+        run(
+            fn,
+            args,
+            kwargs,
+            wishes.plan,
+            mesh=mesh,
+            hardware=hardware,
+            memory_budget_bytes=wishes.memory_budget_bytes,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
     )

@@ -12,13 +12,13 @@ from rhino_jax.api_like import Kept
 from rhino_jax.api_wishes import MeshAxes, Wishes
 from rhino_jax.apply.meshes import axes_of_mesh, make_mesh
 from rhino_jax.errors import InfeasiblePlanError, PinError
+from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
 from rhino_jax.plan.pin_trees import check_devices, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
-from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.plans import Plans
 from rhino_jax.plan.shared import Slot, shared_places, staying_inputs, taken_with
 from rhino_jax.plan.trees import axes_text
@@ -54,7 +54,7 @@ class Together:
     def programs(self) -> list[Program]:
         return [t.program for t in self.traced.values()]
 
-    def plans(self) -> Plans:
+    def plans(self) -> Plans[Plan]:
         wishes = next(iter(self.wishes.values()))
         target = wishes.target_of(self.mesh)
         shared = shared_places(self.programs)

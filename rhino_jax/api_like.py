@@ -17,7 +17,7 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.kept import kept_specs
 from rhino_jax.plan.pins import ResolvedPins
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import AnyPlan, Plan
 from rhino_jax.plan.trees import axes_text
 from rhino_jax.units import format_bytes
 
@@ -75,7 +75,7 @@ class Kept:
         left = {i: s for i, s in self.specs.items() if i not in pins.inputs}
         return replace(self, specs=left)
 
-    def told_in(self, plan: Plan, program: Program) -> Plan:
+    def told_in(self, plan: AnyPlan, program: Program) -> AnyPlan:
         """The plan with what was kept told in a note, not as the user's pins."""
         kept = {program.inputs[i].path for i in self.specs}
         count = sum(not entry.is_const for entry in program.inputs)

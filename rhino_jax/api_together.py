@@ -16,6 +16,7 @@ from rhino_jax.apply.constraints import auto_twin
 from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.errors import RhinoError, nearest
+from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced, split_call, trace_call
 from rhino_jax.hardware.target import Target
@@ -35,7 +36,7 @@ def plan_together(
     time_limit_s: float | str | None = None,
     seed: int = 0,
     progress: bool | Callable[[float | None, float | None], None] = True,
-) -> Plans:
+) -> Plans[Plan]:
     """Plan programs that share state as one problem; allocates and runs nothing.
 
     Arguments of equal tree path and shape (or of equal structure, where that is

@@ -23,6 +23,7 @@ from rhino_jax.api_like import (
 from rhino_jax.apply.meshes import axes_of_mesh, devices_here, make_mesh
 from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.errors import InfeasiblePlanError, PinError
+from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
@@ -36,14 +37,13 @@ from rhino_jax.keywords import (
     read_progress,
     read_seconds,
 )
+from rhino_jax.plan import plan as data
 from rhino_jax.plan.cache import kept
 from rhino_jax.plan.cache_key import cache_key
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
-from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.records import is_cut_by_clock
 from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
 from rhino_jax.report.progress import Progress
 from rhino_jax.uncovered import notes_of_rules, warn_of_uncovered
@@ -148,8 +148,8 @@ class Wishes:
             meshes, pins = self.meshes_of(traced, target, pinned)
         program, asked = traced.program, self._asked(mesh, meshes, target, pins)
 
-        def make() -> Plan:
-            def searched() -> Plan:
+        def make() -> data.Plan:
+            def searched() -> data.Plan:
                 return self._searched(traced, mesh, meshes, target, pins)
 
             if self.dump is not None:
@@ -159,7 +159,7 @@ class Wishes:
                 searched,
                 belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
                 # On a machine that is less busy it would be another.
-                is_worth_keeping=lambda p: not is_cut_by_clock(p),
+                is_worth_keeping=lambda p: not data.is_cut_by_clock(p),
             )
 
         found = made_by_first(
@@ -174,7 +174,7 @@ class Wishes:
             mesh = make_mesh(found.mesh_axes, self.what)
         if basis is not None:
             found = basis.told_in(found, traced.program)
-        return with_trees(found, traced, mesh)
+        return with_trees(Plan.of(found), traced, mesh)
 
     def processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
         """Those that must have the same plan; empty: this one plans for itself."""
@@ -191,7 +191,7 @@ class Wishes:
         meshes: list[MeshAxes],
         target: Target,
         pins: ResolvedPins,
-    ) -> Plan:
+    ) -> data.Plan:
         # The solver takes a second to import; who only loads plans need not wait.
         from rhino_jax.search.driver import choose_plan
         from rhino_jax.search.dump import Dump
@@ -245,7 +245,7 @@ class Wishes:
         target: Target,
         request: Request,
         report: Callable[[float | None, float | None], None],
-    ) -> Plan:
+    ) -> data.Plan:
         """The plan that the compiler makes fastest, of the most promising ones."""
         from rhino_jax.search.candidates import Candidate
         from rhino_jax.search.driver import choose_plan, make_candidates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
@@ -25,7 +25,7 @@ from rhino_jax.apply.meshes import not_runnable
 from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced, array_type
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import AnyPlan, Leaf
 
 
 _IDENTITY: tuple[Callable[[Any], Any], ...] = (
@@ -35,7 +35,7 @@ _IDENTITY: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-class Bound:
+class Bound(Generic[AnyPlan]):
     """A traced function and its plan, on one mesh.
 
     Attributes:
@@ -45,7 +45,7 @@ class Bound:
         made it: results have its axis types.
     """
 
-    def __init__(self, traced: Traced, plan: Plan, mesh: Any) -> None:
+    def __init__(self, traced: Traced, plan: AnyPlan, mesh: Any) -> None:
         self.traced, self.plan, self.mesh = traced, plan, mesh
         count = len(traced.arguments.positions)
         everything = [self._sharding(leaf) for leaf in plan.inputs]

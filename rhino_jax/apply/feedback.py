@@ -15,7 +15,7 @@ from typing import Any
 from rhino_jax.frontend.state import with_ties
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.kept import arguments_of
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import AnyPlan
 
 
 class Feedback:
@@ -71,7 +71,7 @@ def tied(traced: Traced, ties: dict[int, int]) -> Traced:
     return replace(traced, program=with_ties(traced.program, ties))
 
 
-def without(plan: Plan, arguments: set[int]) -> Plan:
+def without(plan: AnyPlan, arguments: set[int]) -> AnyPlan:
     """The plan as if it had no such arguments: their layout is not kept."""
     known = arguments_of(plan)
     left = [i for i in range(len(known)) if i not in arguments]

@@ -15,8 +15,8 @@ from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.leaves import Leaves, split_result
 from rhino_jax.frontend.objects import nnx_graph
 from rhino_jax.frontend.parameters import check_callable
-from rhino_jax.plan.plan import Leaf, Plan
-from rhino_jax.plan.trees import in_tree_of, sharding_of
+from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
+from rhino_jax.plan.trees import in_tree_of, sharding_of, with_mesh
 
 
 def abstract_args(plan: Plan) -> Any:
@@ -166,11 +166,11 @@ def _on_mesh(plan: Plan, argument: Any) -> Any:
     return _rebuilt(leaves, jax.device_put(list(leaves.arrays), shardings))
 
 
-def with_some_mesh(plan: Plan, what: str) -> Plan:
+def with_some_mesh(plan: AnyPlan, what: str) -> AnyPlan:
     """The plan on its mesh, or on one of the devices here, as `plan.jit` takes it."""
     if plan.mesh is not None:
         return plan
-    return plan.with_mesh(make_mesh(plan.mesh_axes, what))
+    return with_mesh(plan, make_mesh(plan.mesh_axes, what))
 
 
 def _runnable(plan: Plan, what: str) -> Plan:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
 
 import jax
 
@@ -21,7 +21,6 @@ from rhino_jax.apply.difference import difference, kept_text
 from rhino_jax.apply.feedback import tied, without
 from rhino_jax.apply.lowering import Lowered, lower
 from rhino_jax.apply.meshes import axes_of_mesh, read_mesh
-from rhino_jax.apply.method import Method
 from rhino_jax.errors import (
     InfeasiblePlanError,
     PinError,
@@ -38,16 +37,16 @@ from rhino_jax.frontend.trace import (
     trace_call,
 )
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.processes.agree import agreed, attending, processes_of_mesh
 
 
-Planner = Callable[[Traced, Any, Plan | None], Plan]
+Planner = Callable[[Traced, Any, AnyPlan | None], AnyPlan]
 """From a traced function, a mesh (None: choose one), and the function's last plan for
 another signature, if any, to a plan with a mesh."""
 
 
-class ShardedFunction:
+class ShardedFunction(Generic[AnyPlan]):
     """A function that runs sharded; see `rhino_jax.auto_shard`.
 
     Has what `jax.jit` objects have: `lower`, `trace`, `eval_shape`, `clear_cache`,
@@ -61,7 +60,7 @@ class ShardedFunction:
     def __init__(
         self,
         parameters: Parameters,
-        planner: Planner,
+        planner: Planner[AnyPlan],
         mesh: Any,
         what: str,
         *,
@@ -70,10 +69,10 @@ class ShardedFunction:
         """`plans`: whether `planner` makes plans, and not only hands one out."""
         self._parameters, self._planner = parameters, planner
         self._mesh, self._what = mesh, what
-        self._last: Bound | None = None
+        self._last: Bound[AnyPlan] | None = None
         self._last_context: Any = None
-        self._bounds: dict[tuple[Signature, Any], Bound] = {}
-        self._plans: dict[tuple[str, Any], Plan] = {}
+        self._bounds: dict[tuple[Signature, Any], Bound[AnyPlan]] = {}
+        self._plans: dict[tuple[str, Any], AnyPlan] = {}
         self._programs: dict[tuple[Signature, Any], str] = {}
         self._plans_itself = plans
         self._has_warned = not plans
@@ -110,7 +109,7 @@ class ShardedFunction:
     def _is_same_context(self) -> bool:
         return context_mesh() is self._last_context
 
-    def _match(self, bound: Bound, args: Any, kwargs: Any) -> Arguments | None:
+    def _match(self, bound: Bound[AnyPlan], args: Any, kwargs: Any) -> Arguments | None:
         if self._parameters.static:
             args, kwargs, statics = self._parameters.take_statics(args, kwargs)
             if statics != bound.traced.signature.statics:
@@ -139,7 +138,7 @@ class ShardedFunction:
         self._last, self._last_context = bound, context_mesh()
         return bound.run(arguments)
 
-    def _bind(self, call: Call) -> Bound:
+    def _bind(self, call: Call) -> Bound[AnyPlan]:
         """Trace and plan, unless this signature was planned before."""
         mesh = self._mesh
         if mesh is None:
@@ -169,7 +168,9 @@ class ShardedFunction:
             self._bounds[key] = bound
         return bound
 
-    def _tie_what_came_back(self, bound: Bound, arguments: Arguments) -> Bound:
+    def _tie_what_came_back(
+        self, bound: Bound[AnyPlan], arguments: Arguments
+    ) -> Bound[AnyPlan]:
         """The same, planned again where a result of the last call is an argument now
         and would have to move."""
         ties = bound.feedback.came_back(arguments.arrays, arguments.to_move)
@@ -208,18 +209,18 @@ class ShardedFunction:
             stacklevel=4,
         )
 
-    def _last_bound(self, mesh: Any) -> Bound | None:
+    def _last_bound(self, mesh: Any) -> Bound[AnyPlan] | None:
         """What was planned last for this mesh."""
         return next(
             (b for (_, m), b in reversed(self._bounds.items()) if m == mesh), None
         )
 
     @property
-    def last_plan(self) -> Plan | None:
+    def last_plan(self) -> AnyPlan | None:
         """The plan that was made last; None where nothing was planned yet."""
         return next((b.plan for b in reversed(self._bounds.values())), None)
 
-    def _say_that_it_replans(self, before: Bound, call: Call, plan: Plan) -> None:
+    def _say_that_it_replans(self, before: Bound, call: Call, plan: AnyPlan) -> None:
         if self._has_warned:
             return
         reason = difference(before.traced, call)
@@ -234,7 +235,7 @@ class ShardedFunction:
             stacklevel=5,
         )
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, *args: Any, **kwargs: Any) -> AnyPlan:
         """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s).
 
         Allocates and runs nothing.
@@ -272,3 +273,36 @@ class ShardedFunction:
 
     def __repr__(self) -> str:
         return f"<{self._what} of {self.__name__}, {len(self._bounds)} signatures>"
+
+
+class Method(Generic[AnyPlan]):
+    """What `instance.function` is; see `ShardedFunction.__get__`."""
+
+    def __init__(self, function: ShardedFunction[AnyPlan], instance: Any) -> None:
+        self.__func__, self.__self__ = function, instance
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def plan(self, *args: Any, **kwargs: Any) -> AnyPlan:
+        return self.__func__.plan(self.__self__, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        return self.__func__.lower(self.__self__, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        return self.__func__.trace(self.__self__, *args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
+
+    def clear_cache(self) -> None:
+        self.__func__.clear_cache()
+
+
+def unbound(fn: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """A function and its arguments; of a method, its instance is the first."""
+    if isinstance(fn, Method):
+        return fn.__func__, (fn.__self__, *args)
+    return fn, tuple(args)

@@ -13,13 +13,13 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.fits import check_fits
 from rhino_jax.plan.lines import with_lines
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.processes.agree import agreed, processes_of_mesh
 
 
 def jit_with_plan(
-    fn: Callable[..., Any], plan: Plan, **options: Any
-) -> ShardedFunction:
+    fn: Callable[..., Any], plan: AnyPlan, **options: Any
+) -> ShardedFunction[AnyPlan]:
     """`fn` as a function that runs as an existing plan says.
 
     Args:
@@ -39,11 +39,13 @@ def jit_with_plan(
     return sharded_by(parameters, plan, what)
 
 
-def sharded_by(parameters: Parameters, plan: Plan, what: str) -> ShardedFunction:
+def sharded_by(
+    parameters: Parameters, plan: AnyPlan, what: str
+) -> ShardedFunction[AnyPlan]:
     """The function of `parameters` as an existing plan says; see `jit_with_plan`."""
     mesh = plan.mesh if plan.mesh is not None else make_mesh(plan.mesh_axes, what)
 
-    def planner(traced: Traced, mesh: Any, before: Plan | None) -> Plan:
+    def planner(traced: Traced, mesh: Any, before: AnyPlan | None) -> AnyPlan:
         axes = axes_of_mesh(mesh)
         found = fingerprint(traced.program, axes)
         check_fits(plan, found, axes, program=traced.program, what=what)
@@ -53,7 +55,7 @@ def sharded_by(parameters: Parameters, plan: Plan, what: str) -> ShardedFunction
     return ShardedFunction(parameters, planner, mesh, what, plans=False)
 
 
-def with_trees(plan: Plan, traced: Traced, mesh: Any) -> Plan:
+def with_trees(plan: AnyPlan, traced: Traced, mesh: Any) -> AnyPlan:
     """The plan with its mesh, and the trees and source lines of its function."""
     in_tree, in_leaf_positions = traced.in_tree
     out_tree, out_leaf_positions = traced.out_tree

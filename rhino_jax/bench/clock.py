@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import rhino_jax as rhino
+from rhino_jax.apply.with_plan import jit_with_plan
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner, workload_of
 from rhino_jax.bench.suite import Row
@@ -77,7 +78,7 @@ def clock_row(row: Row) -> Clocked:
         if planned.plan is not None:
             mesh = dict(planned.plan.mesh_axes)
             step, donated = workload.step, workload.donate_argnums
-            run = planned.plan.jit(step, donate_argnums=donated)
+            run = jit_with_plan(step, planned.plan, donate_argnums=donated)
             steps[planned.method.name] = _step(run, workload, state)
     samples = _interleave(steps)
     medians = {name: statistics.median(found) for name, found in samples.items()}

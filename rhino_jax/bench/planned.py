@@ -10,6 +10,7 @@ from typing import Any
 from rhino_jax.bench.planning import Planned
 from rhino_jax.bench.records import Measure, file_name
 from rhino_jax.bench.store import read_json, write_json
+from rhino_jax.plan.store import save_plan
 
 
 LIST = "planned.json"
@@ -76,7 +77,7 @@ def add_entry(folder: Path, versions: Mapping[str, str], planned: Planned) -> No
     name = planned.method.name
     file = f"{file_name(name)}.json"
     if planned.plan is not None:
-        planned.plan.save(folder / file)
+        save_plan(planned.plan, folder / file)
     entries = read_entries(folder, versions) | {name: PlanEntry.of(planned, file)}
     methods = {name: entry.to_dict() for name, entry in entries.items()}
     write_json(folder / LIST, {"versions": dict(versions), "methods": methods})

@@ -22,7 +22,7 @@ from rhino_jax.errors import HardwareError, MeshError, RhinoError
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.face.plan import Plan
 
 
 def add_verify(commands: Any) -> None:
@@ -68,8 +68,8 @@ def add_audit(commands: Any) -> None:
 
 
 def _run_verify(args: argparse.Namespace) -> int:
+    import rhino_jax as rhino
     from rhino_jax.loading import load_call
-    from rhino_jax.plan.store import load_plan
     from rhino_jax.report.verification import verification_to_html
 
     call = load_call(args.target, args.shapes, "verify")
@@ -77,7 +77,7 @@ def _run_verify(args: argparse.Namespace) -> int:
         plan = plan_call(args, call, "verify")
     else:
         _refuse_planning(args)
-        plan = load_plan(args.plan)
+        plan = rhino.load_plan(args.plan)
     nums = call.options.get("static_argnums")
     verified = plan.verify(
         call.fn,

@@ -23,8 +23,8 @@ from rhino_jax.errors import MeshError, RhinoError
 
 
 if TYPE_CHECKING:
+    from rhino_jax.face.plan import Plan
     from rhino_jax.loading import LoadedCall
-    from rhino_jax.plan.plan import Plan
 
 
 SHAPES_HELP = """\

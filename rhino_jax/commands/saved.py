@@ -21,13 +21,12 @@ def add_saved(commands: Any) -> None:
 
 
 def _run_show(args: argparse.Namespace) -> None:
-    from rhino_jax.plan.store import load_plan
+    import rhino_jax as rhino
 
-    tell_plan(load_plan(args.file), args)
+    tell_plan(rhino.load_plan(args.file), args)
 
 
 def _run_diff(args: argparse.Namespace) -> None:
-    from rhino_jax.plan.diff import diff
-    from rhino_jax.plan.store import load_plan
+    import rhino_jax as rhino
 
-    print(diff(load_plan(args.a), load_plan(args.b)))
+    print(rhino.load_plan(args.a).diff(rhino.load_plan(args.b)))

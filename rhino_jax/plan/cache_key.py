@@ -18,7 +18,7 @@ from pathlib import Path
 
 import jax
 
-import rhino_jax
+from rhino_jax import version
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import Traits
@@ -86,7 +86,7 @@ def made_with() -> dict[str, str]:
 @functools.cache
 def source_hash() -> str:
     """Of all of rhino's own modules: 10 ms for 250 files."""
-    folder = Path(rhino_jax.__file__).parent
+    folder = Path(version.__file__).parent
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         found.update(f"{path.relative_to(folder)}\0".encode())

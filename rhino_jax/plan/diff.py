@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.spec import format_spec
 from rhino_jax.keywords import brief
+from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Collective, Predicted
-
-
-if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Leaf, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +91,6 @@ class PlanDiff:
             and not self.specs
             and not self.traffic
         )
-
-    def __str__(self) -> str:
-        from rhino_jax.report.changes import diff_to_text
-
-        return diff_to_text(self)
-
-    def _repr_html_(self) -> str:
-        from rhino_jax.report.changes import diff_to_html
-
-        return diff_to_html(self)
 
 
 def diff(a: Plan, b: Plan) -> PlanDiff:

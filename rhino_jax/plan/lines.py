@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from rhino_jax.ir.program import Program, Source
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import AnyPlan, Plan
 from rhino_jax.plan.records import Collective, Holding
 
 
@@ -22,7 +22,7 @@ _OP = re.compile(r" #(\d+)$")
 """How the op of a collective ends: with its number in the program."""
 
 
-def with_lines(plan: Plan, program: Program) -> Plan:
+def with_lines(plan: AnyPlan, program: Program) -> AnyPlan:
     """The plan with the lines of this program in place of those that it was made for.
 
     Args:
@@ -59,7 +59,9 @@ def _texts(plan: Plan) -> Iterator[str]:
     yield from plan.pins
 
 
-def _written_anew(plan: Plan, moved: Mapping[str, Source], program: Program) -> Plan:
+def _written_anew(
+    plan: AnyPlan, moved: Mapping[str, Source], program: Program
+) -> AnyPlan:
     text = _substitution(moved)
 
     def collective(c: Collective) -> Collective:

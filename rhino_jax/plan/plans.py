@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Plans(Mapping[str, Plan]):
+class Plans(Mapping[str, AnyPlan]):
     """A plan by program, all on one mesh; see `rhino.plan_together`.
 
     Attributes:
@@ -26,14 +26,14 @@ class Plans(Mapping[str, Plan]):
         this mesh; None where it was not asked for.
     """
 
-    plans: Mapping[str, Plan]
+    plans: Mapping[str, AnyPlan]
     weights: Mapping[str, float]
     shared: tuple[tuple[tuple[str, str], ...], ...]
     held_bytes: Mapping[str, int]
     bound_s: float
     alone_s: Mapping[str, float | None]
 
-    def __getitem__(self, name: str) -> Plan:
+    def __getitem__(self, name: str) -> AnyPlan:
         return self.plans[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -78,7 +78,7 @@ class Plans(Mapping[str, Plan]):
         lines += [self._line(name, plan) for name, plan in self.plans.items()]
         return "\n".join(lines)
 
-    def _line(self, name: str, plan: Plan) -> str:
+    def _line(self, name: str, plan: AnyPlan) -> str:
         alone = self.alone_s.get(name)
         beside = "" if alone is None else f" ({format_seconds(alone)} alone)"
         return (

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-
-if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
 
 
 CUT_BY_CLOCK = "the time limit"
 """How a note begins that says that a wall clock decided, which differs from run to run
 and from machine to machine."""
-
-
-def is_cut_by_clock(plan: Plan) -> bool:
-    """Whether a wall clock had a part in what the plan is."""
-    return any(note.startswith(CUT_BY_CLOCK) for note in plan.notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ no sharding and are None.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -16,10 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from rhino_jax.errors import MeshError
 from rhino_jax.ir.spec import Spec
 from rhino_jax.keywords import brief
-
-
-if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
 
 
 def partition_spec(spec: Spec, names: Sequence[str]) -> PartitionSpec:
@@ -94,6 +92,16 @@ def sharding_of(plan: Plan) -> Callable[[Leaf], NamedSharding]:
     names = tuple(name for name, _ in plan.mesh_axes)
     mesh: Mesh | AbstractMesh = plan.mesh
     return lambda leaf: NamedSharding(mesh, partition_spec(leaf.spec, names))
+
+
+def with_mesh(plan: AnyPlan, mesh: Any) -> AnyPlan:
+    """The same plan on a concrete (or abstract) mesh with the same axes.
+
+    Raises:
+      MeshError: the mesh's axes are not the plan's.
+    """
+    check_mesh("`plan.with_mesh`", mesh, plan.mesh_axes)
+    return replace(plan, mesh=mesh)
 
 
 def check_mesh(what: str, mesh: Any, expected: Sequence[tuple[str, int]]) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 from jax.sharding import AxisType
 
 from rhino_jax.apply.meshes import axes_of_mesh
-from rhino_jax.apply.method import Method
-from rhino_jax.apply.sharded import Planner, ShardedFunction
+from rhino_jax.apply.sharded import Method, Planner, ShardedFunction
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.frontend.parameters import Parameters, read_parameters
@@ -34,7 +33,7 @@ from rhino_jax.verify.unpinned import sharded_ops, without_constraints
 from rhino_jax.verify.verification import Verification, verification_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
     """What a hand-sharded program moves and holds, beside rhino's plan of it.
 
@@ -93,26 +92,6 @@ class Audit:
         if not ours.step_time_s:
             return 1.0 if not self.compiled.step_time_s else float("inf")
         return self.compiled.step_time_s / ours.step_time_s
-
-    def __repr__(self) -> str:
-        from rhino_jax.report.audit import audit_line
-
-        return audit_line(self)
-
-    def table(self, *, full: bool = False) -> str:
-        """The whole audit as text at most 100 columns wide.
-
-        Args:
-          full: show every line and collective.
-        """
-        from rhino_jax.report.audit import audit_to_text
-
-        return audit_to_text(self, full=full)
-
-    def _repr_html_(self) -> str:
-        from rhino_jax.report.audit import audit_to_html
-
-        return audit_to_html(self)
 
 
 def audit(

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh
 
 from rhino_jax._compat import is_compile_only, open_jaxpr
 from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.method import unbound
+from rhino_jax.apply.sharded import unbound
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import MeshError, TraceError
 from rhino_jax.frontend.leaves import is_python_scalar
@@ -28,6 +28,7 @@ from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.frontend.trace import Call, Traced, flat_function, split_call
 from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.trees import with_mesh
 from rhino_jax.verify.comparison import ComparedLeaf, compare
 from rhino_jax.verify.emulate import emulated_mesh
 from rhino_jax.verify.verification import planned_parameters
@@ -37,7 +38,7 @@ ASKS_FOR_A_MESH = ANNOTATIONS | {"shard_map"}
 """Ops that a program has only within a mesh."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """The results of a planned program beside those of one device.
 
@@ -62,29 +63,6 @@ class Check:
         """Whether nothing that was compared differs beyond its tolerance."""
         return all(leaf.ok for leaf in self.leaves)
 
-    def table(self, *, full: bool = False) -> str:
-        """The whole story as text.
-
-        Args:
-          full: every leaf, not only those that differ most.
-        """
-        from rhino_jax.report.check import check_to_text
-
-        return check_to_text(self, full=full)
-
-    def __repr__(self) -> str:
-        from rhino_jax.report.check import check_line
-
-        return check_line(self)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        from rhino_jax.report.check import check_to_html
-
-        return check_to_html(self)
-
 
 def check(
     plan: Plan,
@@ -107,7 +85,7 @@ def check(
         what=what,
     )
     mesh, devices = _mesh_of(plan, what)
-    bound = sharded_by(parameters, plan.with_mesh(mesh), what).lower(*args, **kwargs)
+    bound = sharded_by(parameters, with_mesh(plan, mesh), what).lower(*args, **kwargs)
     call = split_call(parameters, args, kwargs, what)
     _check_arrays(call, what)
     arrays = [_whole(x) for x in call.leaves.arrays]

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rhino_jax.apply.lowering import Lowered
-from rhino_jax.apply.method import unbound
-from rhino_jax.apply.sharded import ShardedFunction
+from rhino_jax.apply.sharded import ShardedFunction, unbound
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Collective, Predicted
+from rhino_jax.plan.trees import donated_arguments, with_mesh
 from rhino_jax.verify.causes import evidence_of
 from rhino_jax.verify.differences import differences_of
 from rhino_jax.verify.hlo.pricing import priced
@@ -33,7 +33,7 @@ from rhino_jax.verify.places import Place, place_of
 from rhino_jax.verify.problems import problems_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
     """What the compiler made of a plan.
 
@@ -107,26 +107,6 @@ class Verification:
         """The same as planned."""
         return sum(c.bytes for c in self.planned)
 
-    def __repr__(self) -> str:
-        from rhino_jax.report.verification import verification_line
-
-        return verification_line(self)
-
-    def table(self, *, full: bool = False) -> str:
-        """Predicted beside compiled, as text at most 100 columns wide.
-
-        Args:
-          full: show every difference and collective.
-        """
-        from rhino_jax.report.verification import verification_to_text
-
-        return verification_to_text(self, full=full)
-
-    def _repr_html_(self) -> str:
-        from rhino_jax.report.verification import verification_to_html
-
-        return verification_to_html(self)
-
 
 def verify(
     plan: Plan,
@@ -149,7 +129,7 @@ def verify(
         what=what,
     )
     place = place_of(plan, compile_for, what)
-    sharded = sharded_by(parameters, plan.with_mesh(place.mesh), what)
+    sharded = sharded_by(parameters, with_mesh(plan, place.mesh), what)
     lowered = sharded.lower(*args, **kwargs)
     plan = with_lines(plan, lowered.bound.traced.program)
     return verification_of(plan, lowered, place.compile(lowered.lowered), place)
@@ -174,7 +154,7 @@ def planned_parameters(
             what=what,
         )
     donated: set[str | int] = set(parameters.donated)
-    for key in plan.donated_arguments():
+    for key in donated_arguments(plan):
         is_named = isinstance(key, int) and key < len(parameters.positional)
         donated.add(parameters.positional[int(key)] if is_named else key)
     return replace(parameters, donated=frozenset(donated))

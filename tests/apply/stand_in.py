@@ -14,13 +14,14 @@ from jax.sharding import AxisType, Mesh
 from rhino_jax.apply.meshes import axes_of_mesh
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.apply.with_plan import with_trees
+from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program, Region
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf
 from rhino_jax.plan.records import Coverage, Predicted, SearchReport
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
+from rhino_jax.face.plan import Plan
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf
 from rhino_jax.plan.records import (
     Collective,
     Coverage,

@@ -51,7 +51,7 @@ def shapes(*dims: int) -> Any:
     return tuple(jax.ShapeDtypeStruct((d, 16), jnp.float32) for d in dims)
 
 
-def planned(**options: Any) -> Plan:
+def planned(**options: Any) -> rhino.Plan:
     options = {"mesh": {"a": 2, "b": 4}, "hardware": "v5e:2x4", **options}
     fn = options.pop("fn", step)
     return rhino.plan(fn, *options.pop("args", shapes(16, 64)), **options)
@@ -64,7 +64,7 @@ def test_a_second_call_makes_nothing(folder: Path) -> None:
     assert first == second == make.plan
     assert not first.cached
     assert second.cached == str(next(folder.iterdir()))
-    assert "searched once, read from" in second.table()
+    assert "searched once, read from" in rhino.Plan.of(second).table()
 
 
 def test_what_was_searched_and_what_was_read_are_the_same_in_every_field(

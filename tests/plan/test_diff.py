@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rhino_jax.plan.diff import Traffic, diff
+from rhino_jax.face.diff import diff
+from rhino_jax.plan.diff import Traffic
 from rhino_jax.plan.plan import Leaf
 from tests.plan.samples import sample_plan
 

@@ -9,17 +9,17 @@ import jax
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import rhino_jax as rhino
 from rhino_jax.errors import PlanFileError
-from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.schema import SCHEMA_VERSION, current_versions
-from rhino_jax.plan.store import checksum, load_plan, plan_from_json, plan_to_json
+from rhino_jax.plan.store import checksum, plan_from_json, plan_to_json
 from tests.plan.samples import sample_plan
 
 
 def test_a_saved_plan_comes_back_equal(tmp_path: Path) -> None:
     plan = sample_plan()
     plan.save(tmp_path / "plan.json")
-    loaded = load_plan(tmp_path / "plan.json")
+    loaded = rhino.load_plan(tmp_path / "plan.json")
     assert loaded == plan
     assert loaded.in_specs == plan.in_specs
     assert loaded.out_specs == plan.out_specs
@@ -142,15 +142,15 @@ def test_content_that_does_not_fit_is_refused_although_its_checksum_is_right() -
 def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
     sample_plan().save(tmp_path / "monday.json")
     with pytest.raises(PlanFileError, match="Did you mean 'monday.json'"):
-        load_plan(tmp_path / "monda.json")
+        rhino.load_plan(tmp_path / "monda.json")
 
 
 def test_a_binary_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PlanFileError, match="not text"):
-        load_plan(tmp_path / "x")
+        rhino.load_plan(tmp_path / "x")
     with pytest.raises(PlanFileError, match="cannot be read"):
-        load_plan(tmp_path)
+        rhino.load_plan(tmp_path)
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
@@ -175,7 +175,6 @@ def test_numpy_numbers_are_saved() -> None:
         sample_plan().predicted, peak_bytes=np.int64(7), step_time_s=np.float64(0.5)
     )
     plan = plan_from_json(plan_to_json(sample_plan(predicted=predicted)))
-    assert isinstance(plan, Plan)
     assert plan.predicted.peak_bytes == 7
 
 
@@ -189,4 +188,4 @@ def test_a_plan_without_trees_is_saved() -> None:
 def test_a_loaded_plan_takes_a_mesh() -> None:
     loaded = plan_from_json(plan_to_json(sample_plan()))
     mesh = jax.make_mesh((4, 2), ("data", "model"))
-    assert loaded.with_mesh(mesh).in_shardings[2].mesh == mesh
+    assert rhino.Plan.of(loaded).with_mesh(mesh).in_shardings[2].mesh == mesh

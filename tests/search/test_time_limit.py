@@ -13,8 +13,8 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.optimize import restricted
-from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.records import CUT_BY_CLOCK, is_cut_by_clock
+from rhino_jax.plan.plan import Plan, is_cut_by_clock
+from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.search import recipe_choices, solve_on_mesh
 from tests.plan.samples import sample_plan
 

@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
+from rhino_jax.face.audit import Audit
 from rhino_jax.models import registry
-from rhino_jax.verify.audit import Audit
 from rhino_jax.verify.hlo.records import OutOfMemory
 from tests.verify.extras import skipped_without_extra
 

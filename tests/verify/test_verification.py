@@ -11,13 +11,13 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import rhino_jax as rhino
+from rhino_jax.face.verification import Verification
 from rhino_jax.models import registry
 from rhino_jax.plan.diff import Traffic
 from rhino_jax.plan.records import Predicted
 from rhino_jax.verify.hlo.records import OutOfMemory
 from rhino_jax.verify.matching import Difference
 from rhino_jax.verify.problems import problems_of
-from rhino_jax.verify.verification import Verification
 from tests.verify.extras import skipped_without_extra
 
 

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
+import rhino_jax as rhino
 from rhino_jax.errors import MeshError
+from rhino_jax.plan import plan as data
 from rhino_jax.plan.plan import Leaf
+from rhino_jax.plan.schema import plan_from_dict, plan_to_dict
 from tests.plan.samples import Moments, sample_plan
 
 
@@ -84,3 +92,46 @@ def test_str_is_one_line_that_tells_the_essentials() -> None:
         for word in ("train_step", "data=4 × model=2", "v5e", "12.3 ms", "3.00 GiB"):
             assert word in text
         assert "gap 0.8 %" in text and "optimal" in text
+
+
+def test_plans_are_equal_by_what_they_hold() -> None:
+    plan = sample_plan()
+    held = plan_from_dict(plan_to_dict(plan))
+    assert type(held) is data.Plan and isinstance(plan, data.Plan)
+    assert held == plan and rhino.Plan.of(held) == held
+    assert rhino.Plan.of(plan) is plan
+    other = sample_plan(hardware="h100")
+    assert held != other and plan != other and plan != "a plan"
+
+
+def step(params: Any, batch: Any) -> Any:
+    loss, grads = jax.value_and_grad(lambda w: jnp.mean((batch @ w) ** 2))(params)
+    return params - 0.1 * grads, loss
+
+
+def test_every_plan_that_users_get_acts(tmp_path: Path) -> None:
+    args = (jnp.ones((16, 8)), jnp.ones((32, 16)))
+    mesh = {"data": 8}
+    sharded = rhino.auto_shard(step, mesh=mesh, progress=False)
+    sharded(*args)
+    plan = sharded.plan(*args)
+    plan.save(tmp_path / "plan.json")
+    together = rhino.plan_together(
+        {"train": (step, args), "again": (step, args)}, mesh=mesh, progress=False
+    )
+    ran = plan.jit(step)
+    ran(*args)
+    for found in (
+        plan,
+        sharded.last_plan,
+        rhino.plan(step, *args, mesh=mesh, progress=False),
+        rhino.load_plan(tmp_path / "plan.json"),
+        together["train"],
+        ran.last_plan,
+        plan.with_mesh(plan.mesh),
+        pickle.loads(pickle.dumps(plan)),
+    ):
+        assert type(found) is rhino.Plan
+        assert "data=8" in str(found)
+    assert isinstance(plan.verify(step, *args), rhino.Verification)
+    assert isinstance(plan.check(step, *args), rhino.Check)

@@ -1,0 +1,53 @@
+"""What `rhino.audit` returns: a program sharded by hand, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rhino_jax.face.dress import dressed
+from rhino_jax.face.plan import Plan
+from rhino_jax.face.verification import Verification
+from rhino_jax.report.audit import (
+    audit_line,
+    audit_to_html,
+    audit_to_text,
+)
+from rhino_jax.verify import audit as data
+
+
+class Audit(data.Audit):
+    """What a hand-sharded program moves and holds, beside rhino's plan of it.
+
+    Its attributes are those of `rhino_jax.verify.audit.Audit`.
+    """
+
+    __slots__ = ()
+
+    plan: Plan | None
+    rhino: Verification | None
+
+    @classmethod
+    def of(cls, found: data.Audit) -> Audit:
+        """The same, able to show itself."""
+        return dressed(
+            cls,
+            replace(
+                found,
+                plan=found.plan and Plan.of(found.plan),
+                rhino=found.rhino and Verification.of(found.rhino),
+            ),
+        )
+
+    def table(self, *, full: bool = False) -> str:
+        """The whole audit as text at most 100 columns wide.
+
+        Args:
+          full: show every line and collective.
+        """
+        return audit_to_text(self, full=full)
+
+    def __repr__(self) -> str:
+        return audit_line(self)
+
+    def _repr_html_(self) -> str:
+        return audit_to_html(self)
