@@ -211,12 +211,14 @@ def _share_copies(graph: Graph) -> None:
     """One resharded copy serves all heavy readers of a value.
 
     XLA merges equal reshards of one value, so its heavy readers (those that do
-    not fuse) read through a node that may reshard once for all of them.
+    not fuse, and what reverses a kernel for a convolution's gradient) read through a
+    node that may reshard once for all of them.
     """
     by_source: dict[tuple[Port, int], list[Edge]] = defaultdict(list)
     for edge in graph.edges:
         target = graph.nodes[edge.target]
-        if target.kind is NodeKind.OP and not target.is_fusible:
+        reverses = target.op is not None and target.op.traits.is_reversal
+        if target.kind is NodeKind.OP and (reverses or not target.is_fusible):
             by_source[edge.source, edge.count].append(edge)
     for (port, count), edges in by_source.items():
         if len({e.target for e in edges}) < 2:

@@ -14,6 +14,7 @@ hoists_conversions = false          # optional, false; see `Device`
 gathers_by_axis = false             # optional, false; see `Device`
 scatters_by_axis = false            # optional, false; see `Device`
 combines = false                    # optional, false; see `Device`
+reverses_inside = false             # optional, false; see `Device`
 recomputes = ["tanh"]               # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`
 
@@ -63,8 +64,8 @@ _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
     "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
     "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "combines",
-    "recomputes", "clock_hz", "systolic_array", "peak_flops_per_s", "memory", "tiers",
-    "links",
+    "reverses_inside", "recomputes", "clock_hz", "systolic_array", "peak_flops_per_s",
+    "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
@@ -259,6 +260,7 @@ def _parse_device(top: _Table) -> Device:
         gathers_by_axis=top.flag("gathers_by_axis"),
         scatters_by_axis=top.flag("scatters_by_axis"),
         combines=top.flag("combines"),
+        reverses_inside=top.flag("reverses_inside"),
         clock_hz=(
             top.number("clock_hz", "cycles per second, above 0")
             if "clock_hz" in top.entries

@@ -44,6 +44,9 @@ class Device:
         all-reduces, for twice the bytes.
       combines: whether collectives that nothing waits for become few, with kernels
         that pack and unpack them (see `rhino_jax.model.packing`).
+      reverses_inside: whether a convolution reads its kernel reversed where that is
+        reversed right before it, and otherwise pads what it dilates with zeros that
+        it multiplies (see `rhino_jax.model.reversals`).
       recomputes: names of costly elementwise ops that the compiler computes again in
         the backward pass rather than keep their results.
       tile: rows and lanes of the tiles in which memory holds arrays, padded to whole
@@ -69,6 +72,7 @@ class Device:
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
     combines: bool = False
+    reverses_inside: bool = False
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()
     systolic_array: int = 0

@@ -69,6 +69,10 @@ class Traits:
         unequal sizes, what pads them masked.
       is_gathered: XLA gathers its operands where each device could do its part alone;
         run by `shard_map` in a plan.
+      is_reversal: its operand with dims reversed, as the gradient of a convolution
+        reads a kernel.
+      input_dilation: of a convolution, into how many places each element of what is
+        convolved is put, with zeros in the others, as in the gradient of strides.
     """
 
     kind: OpKind = OpKind.OTHER
@@ -76,6 +80,8 @@ class Traits:
     fuses_operands: bool = False
     masks_padding: bool = False
     is_gathered: bool = False
+    is_reversal: bool = False
+    input_dilation: int = 1
 
     @property
     def is_contraction(self) -> bool:

@@ -15,6 +15,7 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
 from rhino_jax.model.packing import COMBINED_LATENCY, is_combined, with_packing
 from rhino_jax.model.resharding import ReshardTables
+from rhino_jax.model.reversals import apart_s, find_reversals, with_reversals
 from rhino_jax.model.sizes import Sizes, SpecTable
 from rhino_jax.numbering import for_each, number_objects, number_rows
 from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, PairTable, Problem
@@ -106,6 +107,7 @@ def build_model(
         options = narrow(builder, options)
     is_narrowed = options is not every
     options = with_packing(analysis, mesh, options)
+    options = with_reversals(analysis, options)
     problem = Problem(
         _times_run([o.cost_s for o in options], graph.nodes),
         [],
@@ -138,6 +140,9 @@ class _Pricing:
         values, tables = graph.program.values, ReshardTables.of(self.builder)
         small = SMALL_SHARE * problem.limit
         combined = is_combined(self.analysis)[1]
+        sizes, target = self.builder.sizes, self.analysis.target
+        reads_reversed = target.device.reverses_inside
+        reversals = find_reversals(graph) if reads_reversed else ()
 
         def price(at: int) -> tuple[np.ndarray, np.ndarray | None]:
             edge = graph.edges[at]
@@ -148,6 +153,10 @@ class _Pricing:
             if combined[at]:
                 latencies *= COMBINED_LATENCY
             table = tables.table(source, wanted, whole, count, latencies)
+            if edge.source.node in reversals:
+                options = self.options[edge.target]
+                longer = apart_s(edge, graph, options, sizes, target)
+                table = table + count * longer[None, :] * (table > 0)
             is_held = whole.bytes > small and _is_copied(graph, edge)
             return table, tables.copies(source, wanted, whole) if is_held else None
 

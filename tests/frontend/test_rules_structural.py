@@ -273,9 +273,16 @@ def test_reducers(fn: Any, kind: FactorKind, reducer: str | None) -> None:
     [
         (jnp.matmul, ((8, 4), (4, 6)), 2 * 8 * 4 * 6),
         (dot((2,), (1,), (0,), (0,)), ((3, 8, 4), (3, 4, 6)), 2 * 3 * 8 * 4 * 6),
-        (conv(), ((2, 3, 8, 8), (4, 3, 3, 3)), 2 * (2 * 4 * 8 * 8) * 3 * 3 * 3),
-        (conv(feature_group_count=6), ((2, 6, 8), (6, 1, 3)), 2 * (2 * 6 * 8) * 3),
-        (conv(batch_group_count=2), ((4, 3, 8), (6, 3, 3)), 2 * (2 * 6 * 8) * 3 * 3),
+        # Taps on the padding of one element on each side count not.
+        (conv(), ((2, 3, 8, 8), (4, 3, 3, 3)), 2 * (2 * 4 * 3) * (3 * 8 - 2) ** 2),
+        (conv(feature_group_count=6), ((2, 6, 8), (6, 1, 3)), 2 * (2 * 6) * 22),
+        (conv(batch_group_count=2), ((4, 3, 8), (6, 3, 3)), 2 * (2 * 6) * 22 * 3),
+        # Nor those on zeros between the elements: every second one of 15.
+        (
+            conv(padding=[(0, 0)], lhs_dilation=(2,)),
+            ((1, 3, 8), (4, 3, 3)),
+            2 * (4 * 3) * (7 * 2 + 6 * 1),
+        ),
         (
             lax.ragged_dot,
             ((6, 4), (2, 4, 8), np.array([2, 4], np.int32)),

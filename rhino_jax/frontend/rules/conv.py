@@ -7,10 +7,13 @@ of the kernel position; a shard then needs borders from its neighbours.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.ir.factor import parse_rule
@@ -45,14 +48,29 @@ class _Window:
             return None
         return self._halo(self.output, self.stride, self.dilation)
 
+    def taps(self) -> int:
+        """Pairs of output and kernel positions that meet an element of the input, not
+        padding and not what lies between the elements of a dilated one."""
+        return _taps(self)
+
     def _halo(self, others: int, other_step: int, step: int) -> tuple[int, int]:
         reach = (others - 1) * other_step + 1
         return max(self.pad_low, 0), max(reach - step - self.pad_low, 0)
 
 
+@functools.cache
+def _taps(window: _Window) -> int:
+    starts = np.arange(window.output, dtype=np.int64) * window.stride - window.pad_low
+    taps = np.arange(window.kernel, dtype=np.int64) * window.dilation
+    at, met = np.add.outer(taps, starts), window.input_dilation
+    last = (window.input - 1) * met
+    return int(np.count_nonzero((at >= 0) & (at <= last) & (at % met == 0)))
+
+
 @register("conv_general_dilated", traits=Traits(OpKind.CONVOLUTION))
 def conv_general_dilated(ctx: OpContext) -> OpRule:
-    """Two FLOPs per multiply-add.
+    """Two FLOPs per multiply-add; none where padding or a zero between the elements
+    of a dilated input is multiplied, as `HloCostAnalysis` of XLA counts.
 
     Factors: `n` batch, `i` input features (summed), `o` output features, `g`
     feature or batch groups, `y0 y1 …` output and `t0 t1 …` kernel positions.
@@ -74,13 +92,14 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     out[out_spec[1]] = "(g o)" if is_grouped else "o"
     halos: dict[str, tuple[int, int]] = {}
     reducers: dict[str, str] = {}
-    windows = zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)
-    for i, (a, b, c) in enumerate(windows):
+    taps, places = 1, zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)
+    for i, (a, b, c) in enumerate(places):
         window = _Window(
             lhs_shape[a], rhs_shape[b], out_shape[c],
             ctx.params["window_strides"][i], ctx.params["rhs_dilation"][i],
             ctx.params["lhs_dilation"][i], ctx.params["padding"][i][0],
         )  # fmt: skip
+        taps *= window.taps()
         lhs[a], rhs[b], out[c] = f"x{i}!", f"t{i}!", f"y{i}!"
         if is_mixed:
             continue
@@ -98,9 +117,13 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         halos=halos,
         reducers=reducers,
     )
-    taps = math.prod(rhs_shape[d] for d in rhs_spec[1:])
-    traits = Traits(OpKind.CONVOLUTION, is_gathered=is_mixed)
-    return OpRule(rule, 2.0 * math.prod(out_shape) * taps, traits=traits)
+    products = taps * out_shape[out_spec[0]] * out_shape[out_spec[1]]
+    traits = Traits(
+        OpKind.CONVOLUTION,
+        is_gathered=is_mixed,
+        input_dilation=math.prod(ctx.params["lhs_dilation"]),
+    )
+    return OpRule(rule, 2.0 * products * rhs_shape[rhs_spec[1]], traits=traits)
 
 
 def has_mixed_groups(image: Sequence[int], params: Mapping[str, Any]) -> bool:

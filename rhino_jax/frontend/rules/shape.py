@@ -71,7 +71,7 @@ def expand_dims(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
-@register("rev", traits=Traits(OpKind.MOVEMENT))
+@register("rev", traits=Traits(OpKind.MOVEMENT, is_reversal=True))
 def rev(ctx: OpContext) -> OpRule:
     """Reversed dims are whole: their shards would trade places."""
     (shape,) = ctx.in_shapes
