@@ -1,10 +1,10 @@
 """Solving an instance: reduce it, price its memory, then let CP-SAT finish it.
 
-1. The network is reduced without loss (`network`).
+1. The problem is reduced without loss (`simplify`).
 2. Memory gets prices, one per interval of a node, that rise where memory overflows and
    fall elsewhere; at given prices, messages and forest moves make a choice, which is
    taken back into the limit, improved there, and put together with the best so far.
-3. CP-SAT takes the whole of a small network, hinted the best choice, and proves it
+3. CP-SAT takes the whole of a small core, hinted the best choice, and proves it
    best; of a large one, one neighbourhood after the other.
 
 Source of 2: prices per node, moved by whether memory overflows while it is live, are
@@ -23,22 +23,23 @@ import numpy as np
 from rhino_jax.contest.check import Checked, check
 from rhino_jax.contest.instance import Instance
 from rhino_jax.optimize.bounds.messages import Messages
+from rhino_jax.optimize.cpsat import Limits, count_cells, settle
 from rhino_jax.optimize.errors import UnsatisfiedError
-from rhino_jax.optimize.exact import Limits, count_cells, settle
 from rhino_jax.optimize.memory import Memory, build_memory
+from rhino_jax.optimize.moves.fusion import fuse_moves
 from rhino_jax.optimize.moves.moves import Moves
 from rhino_jax.optimize.moves.neighbourhoods import search_neighbourhoods
-from rhino_jax.optimize.moves.pair_fusion import fuse
 from rhino_jax.optimize.moves.repair import improve, repair
-from rhino_jax.optimize.presolve.network import Network, build_network
+from rhino_jax.optimize.presolve.reduction import Core
+from rhino_jax.optimize.presolve.simplify import simplify
 
 
 MOST_CELLS = 150_000
-"""Edge variables up to which CP-SAT takes a network whole (about 20 µs and 5 KB
+"""Edge variables up to which CP-SAT takes a core whole (about 20 µs and 5 KB
 each)."""
 
 PRICING_SHARE = {True: 0.08, False: 0.75}
-"""Share of the time that prices have, where CP-SAT takes the network whole or not."""
+"""Share of the time that prices have, where CP-SAT takes the core whole or not."""
 
 FIRST_SWEEPS, SWEEPS, FOREST_MOVES = 10, 2, 4
 """Sweeps over all messages before prices; then sweeps and moves for each price."""
@@ -79,7 +80,7 @@ class Answer:
       checked: its objective and memory, recomputed by the checker.
       bound: no choice costs less.
       is_optimal: nothing better exists.
-      num_nodes: of the instance, and of the reduced network.
+      num_nodes: of the instance, and of the reduced core.
     """
 
     choices: list[int]
@@ -123,15 +124,15 @@ class _Run:
         self.instance, self.deadline, self.workers = instance, deadline, workers
         self.seed, self.report = seed, report
         self.started = time.monotonic()
-        self.network: Network = build_network(instance.problem())
-        self.memory: Memory = build_memory(self.network)
-        self.moves = Moves.of(self.network, self.memory)
+        self.core: Core = simplify(instance.problem())
+        self.memory: Memory = build_memory(self.core)
+        self.moves = Moves.of(self.core, self.memory)
         self.rng = np.random.default_rng(seed)
         self.costs = np.where(
             np.isfinite(self.moves.costs), self.moves.costs, self.moves.forbidden
         )
         self.fusing_s = 0.0
-        everything = range(len(self.network.costs))
+        everything = range(len(self.core.costs))
         self.is_whole = count_cells(self.moves, everything) <= MOST_CELLS
         self.best: np.ndarray | None = None
         self.value, self.bound = math.inf, -math.inf
@@ -192,7 +193,7 @@ class _Run:
 
     def price(self, until: float) -> None:
         """Find choices that fit by pricing memory, until the time given; where CP-SAT
-        will not take the network whole, until there is one."""
+        will not take the core whole, until there is one."""
         limit = max(self.instance.limit, 1)
         messages = Messages(self.moves)
         labels = self._least_memory()
@@ -201,7 +202,7 @@ class _Run:
             self.bound = max(self.bound, bound - ROUNDING * abs(bound))
             if time.monotonic() > until:
                 break
-        prices = np.full(len(self.memory.node), max(self.bound, 1.0) / limit / 100)
+        prices = np.full(len(self.memory.largest), max(self.bound, 1.0) / limit / 100)
         has_fitted, step = False, 0
         while True:
             priced = self.costs + self.memory.priced(prices)
@@ -230,9 +231,7 @@ class _Run:
 
     def _least_memory(self) -> np.ndarray:
         """A choice that holds little, so that one is there whatever comes; offered."""
-        largest = np.maximum.reduceat(
-            np.append(self.memory.amounts, 0.0), self.memory.cells[:-1]
-        )
+        largest = self.memory.largest
         price = self.moves.forbidden / 10 / max(largest.sum(), 1.0)
         costs = self.costs + self.memory.priced(np.full(len(largest), price))
         labels = np.zeros(len(self.memory.first) - 1, dtype=int)
@@ -259,7 +258,7 @@ class _Run:
         if self.is_whole or before is None or not (is_near and is_due):
             return
         assert self.best is not None
-        fused = fuse(
+        fused = fuse_moves(
             self.moves,
             self.best,
             [before if is_best else better],
@@ -270,10 +269,10 @@ class _Run:
         self.fusing_s += time.monotonic() - begun
 
     def _answer(self, best: np.ndarray) -> Answer:
-        chosen = {n: int(k) for n, k in zip(self.network.costs, best, strict=True)}
-        choices = self.network.expand(chosen)
+        chosen = {n: int(k) for n, k in zip(self.core.costs, best, strict=True)}
+        choices = self.core.expand(chosen).tolist()
         checked = check(self.instance, choices)
         assert checked.fits, "the solver's choice does not hold up to the checker"
         bound = min(math.ceil(self.bound - 1e-6), checked.objective)
-        sizes = len(self.instance.costs), len(self.network.costs)
+        sizes = len(self.instance.costs), len(self.core.costs)
         return Answer(choices, checked, bound, bound == checked.objective, sizes)

@@ -22,8 +22,7 @@ MOST_PASSES = 8
 def least_possible(problem: Problem) -> float:
     """No choice has a smaller peak: what all hold at least, at the fullest time."""
     change = np.zeros(problem.end + 1)
-    uses: list[NodeUsage | EdgeUsage] = [*problem.node_usages, *problem.edge_usages]
-    for u in uses:
+    for u in problem.usages:
         least = u.usage.min()
         change[u.start] += least
         change[u.stop] -= least
@@ -72,12 +71,10 @@ def _move_apart(problem: Problem, start: Labels) -> Labels:
     """Move single nodes while that brings memory towards the limit: nodes that are
     alike get alike options from weights, and then overflow together."""
     uses: list[list[NodeUsage | EdgeUsage]] = [[] for _ in problem.costs]
-    for own in problem.node_usages:
-        if np.ptp(own.usage):
-            uses[own.node].append(own)
-    for pair in problem.edge_usages:
-        for node in {pair.source, pair.target}:
-            uses[node].append(pair)
+    for u in problem.usages:
+        if np.ptp(u.usage):
+            for node in set(u.nodes):
+                uses[node].append(u)
     labels = start.copy()
     over = problem.profile(labels) - problem.limit
     for _ in range(MOST_PASSES):

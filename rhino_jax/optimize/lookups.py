@@ -49,35 +49,41 @@ class Lookups:
             np.concatenate([*(t.ravel() for t in kept), np.zeros(0)]),
         )
 
-    def entries(self, labels: np.ndarray) -> np.ndarray:
-        """The entry of every table under a choice."""
-        rows = self.begin + labels[self.source] * self.width
-        return self.cells[rows + labels[self.target]]
+    def entries(
+        self, labels: np.ndarray, some: Sequence[int] | slice = slice(None)
+    ) -> np.ndarray:
+        """The entry of every table, or of some, under a choice."""
+        rows = self.begin[some] + labels[self.source[some]] * self.width[some]
+        return self.cells[rows + labels[self.target[some]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beside:
-    """What every option costs beside what the other nodes choose.
+    """What every option of every node makes of tables beside what the others choose.
 
-    Of every edge both ends count, of one node after the other; an end has an entry for
-    every option of its node.
+    Of every table of two nodes both ends count, of one node after the other; an end has
+    an entry for every option of its node.
 
     Attributes:
       first: where every node's options begin among all, and their number.
-      own: of every option, what it costs by itself.
-      cells: the edges' tables.
-      other, stride: of every end, the node at the other, and how far apart its options
-        are in the table.
+      cells: the tables.
+      own_cell, own_option, own_table: of every entry of a table of one node, its cell,
+        its option among all and its table.
+      other, stride, table: of every end, the node at the other, how far apart its
+        options are in the table, and which table it is.
       ends, entries: where every node's begin, and their number.
       begin: of every entry, its cell where the other node takes its first option.
       end, option: of every entry, its end, and its option among all.
     """
 
     first: np.ndarray
-    own: np.ndarray
     cells: np.ndarray
+    own_cell: np.ndarray
+    own_option: np.ndarray
+    own_table: np.ndarray
     other: np.ndarray
     stride: np.ndarray
+    table: np.ndarray
     ends: np.ndarray
     entries: np.ndarray
     begin: np.ndarray
@@ -85,25 +91,24 @@ class Beside:
     option: np.ndarray
 
     @classmethod
-    def of(cls, nodes: Lookups, edges: Lookups, sizes: np.ndarray) -> Beside:
+    def of(cls, tables: Lookups, sizes: np.ndarray) -> Beside:
         """
         Args:
-          nodes: the costs of all nodes, in order.
-          edges: tables of two nodes each, or of one with itself.
+          tables: of one node, of two, or of one with itself.
           sizes: the number of options of every node.
         """
-        first = np.concatenate([[0], np.cumsum(sizes)])
-        each = np.repeat(np.arange(len(sizes)), sizes)
-        option = np.arange(first[-1]) - first[each]
-        own = nodes.cells[nodes.begin[each] + option]
-        loops = np.flatnonzero(edges.source == edges.target)
-        for k in loops.tolist():
-            node, begin, width = edges.source[k], edges.begin[k], edges.width[k]
-            diagonal = begin + np.arange(width) * (width + 1)
-            own[first[node] : first[node + 1]] += edges.cells[diagonal]
+        first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        single = np.flatnonzero(tables.source == tables.target)
+        node = tables.source[single]
+        counts = sizes[node]
+        own_table = np.repeat(single, counts)
+        at = np.arange(len(own_table)) - np.repeat(np.cumsum(counts) - counts, counts)
+        # A table of a node with itself counts by its diagonal.
+        own_cell = tables.begin[own_table] + at * (tables.width[own_table] + 1)
+        own_option = np.repeat(first[node], counts) + at
+        pairs = np.flatnonzero(tables.source != tables.target)
         source, target, begin, width = (
-            np.delete(x, loops)
-            for x in (edges.source, edges.target, edges.begin, edges.width)
+            x[pairs] for x in (tables.source, tables.target, tables.begin, tables.width)
         )
         node, one = np.concatenate([source, target]), np.ones_like(width)
         order = np.argsort(node, kind="stable")
@@ -115,10 +120,13 @@ class Beside:
         ends = np.searchsorted(node, np.arange(len(sizes) + 1))
         return cls(
             first,
-            own,
-            edges.cells,
+            tables.cells,
+            own_cell,
+            own_option,
+            own_table,
             np.concatenate([target, source])[order],
             np.concatenate([one, width])[order],
+            np.tile(pairs, 2)[order],
             ends,
             np.concatenate([[0], np.cumsum(counts)])[ends],
             np.tile(begin, 2)[order][end] + at * step[end],
@@ -126,15 +134,43 @@ class Beside:
             first[node][end] + at,
         )
 
-    def all(self, labels: np.ndarray) -> np.ndarray:
-        """Of the options of all nodes."""
+    def own(self, rates: np.ndarray | None = None) -> np.ndarray:
+        """Of the options of all nodes, by themselves.
+
+        Args:
+          rates: of every table, what its amounts are multiplied by; None: 1.
+        """
+        paid = self.cells[self.own_cell]
+        if rates is not None:
+            paid = paid * rates[self.own_table]
+        return np.bincount(self.own_option, paid, self.first[-1])
+
+    def pairs(
+        self,
+        labels: np.ndarray,
+        *,
+        free: np.ndarray | None = None,
+        rates: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Of the options of all nodes, beside their neighbours' choices.
+
+        Args:
+          labels: the choice.
+          free: nodes whose choices do not count, or None.
+          rates: as of `own`.
+        """
         chosen = self.stride * labels[self.other]
         paid = self.cells[self.begin + chosen[self.end]]
-        return self.own + np.bincount(self.option, paid, len(self.own))
+        if rates is not None:
+            paid = paid * rates[self.table][self.end]
+        if free is not None:
+            paid = np.where(free[self.other][self.end], 0.0, paid)
+        return np.bincount(self.option, paid, self.first[-1])
 
-    def one(self, node: int, labels: np.ndarray) -> np.ndarray:
-        """Of the options of one node."""
-        own = self.own[self.first[node] : self.first[node + 1]]
+    def one(self, node: int, own: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Of the options of one node, by themselves (of all nodes) and beside others'
+        choices."""
+        own = own[self.first[node] : self.first[node + 1]]
         ends = slice(self.ends[node], self.ends[node + 1])
         chosen = self.stride[ends] * labels[self.other[ends]]
         begin = self.begin[self.entries[node] : self.entries[node + 1]]
@@ -149,6 +185,18 @@ class Spans:
     lookups: Lookups
     start: np.ndarray
     stop: np.ndarray
+
+    @classmethod
+    def of(cls, held: Sequence[tuple[int, int, np.ndarray, int, int]]) -> Spans:
+        """Of source, target, table (as of `Lookups.of`), start and stop."""
+        source, target, tables, start, stop = (
+            zip(*held, strict=True) if held else ((),) * 5
+        )
+        return cls(
+            Lookups.of(source, target, tables),
+            np.array(start, dtype=np.int64),
+            np.array(stop, dtype=np.int64),
+        )
 
     def profile(self, labels: np.ndarray, end: int) -> np.ndarray:
         """What is held at every time below `end`."""

@@ -1,4 +1,4 @@
-"""Memory over time of a network's choices, in flat arrays.
+"""Memory over time of a core's choices, in flat arrays.
 
 Only times that can overflow count: of times between which nothing is freed, the last;
 and of those, the ones at which all nodes at their largest would not fit.
@@ -6,62 +6,72 @@ and of those, the ones at which all nodes at their largest would not fit.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from rhino_jax.optimize.errors import UnsatisfiedError
-from rhino_jax.optimize.presolve.network import Network
+from rhino_jax.optimize.lookups import Beside, Spans
+from rhino_jax.optimize.presolve.reduction import Core
+from rhino_jax.optimize.problem import EdgeUsage, NodeUsage
+
+
+_Span = tuple[int, int, int, int]
+"""A node twice, or two nodes; start and stop."""
 
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """Entries: memory above a node's least, while one interval of times lasts.
+    """Entries: memory above the least of a node or a pair, over an interval of times.
 
     Nodes are counted by their place among those left, options over all nodes by
     `first[node] + option`, and times by their place among those that can overflow.
 
     Attributes:
-      first: first option of every node, and the number of all options.
-      num_times: times that can overflow.
       room: limit at every time, less what is held whatever is chosen.
-      node, start, stop: of every entry; it lasts over [start, stop).
-      cells: where an entry's amounts begin, and their number.
-      amounts: of all entries, one per option.
-      columns, entries: of every amount, its option over all nodes and its entry.
-      of_node: node → its entries.
+      spans: of every entry its amounts, and when they are held.
+      beside: the same amounts by option.
+      largest: of every entry, its largest amount.
+      of_node: node → the entries that its option says, alone or with another.
     """
 
-    first: np.ndarray
-    num_times: int
     room: np.ndarray
-    node: np.ndarray
-    start: np.ndarray
-    stop: np.ndarray
-    cells: np.ndarray
-    amounts: np.ndarray
-    columns: np.ndarray
-    entries: np.ndarray
+    spans: Spans
+    beside: Beside
+    largest: np.ndarray
     of_node: list[list[int]]
+
+    @property
+    def first(self) -> np.ndarray:
+        """First option of every node, and the number of all options."""
+        return self.beside.first
+
+    def table(self, entry: int) -> np.ndarray:
+        """An entry's amounts: [options], or [options of one, of the other]."""
+        held, sizes = self.spans.lookups, np.diff(self.first)
+        begin, width = int(held.begin[entry]), int(held.width[entry])
+        rows = int(sizes[held.source[entry]])
+        cells = held.cells[begin : begin + rows * max(width, 1)]
+        return cells.reshape(rows, width) if width else cells
 
     def profile(self, labels: np.ndarray) -> np.ndarray:
         """Memory above the least, at every time."""
-        return self._over_time(self.amounts[self.cells[:-1] + labels[self.node]])
-
-    def _over_time(self, amounts: np.ndarray) -> np.ndarray:
-        change = np.bincount(self.start, amounts, self.num_times + 1)
-        change -= np.bincount(self.stop, amounts, self.num_times + 1)
-        return np.cumsum(change)[:-1]
+        return self.spans.profile(labels, len(self.room))
 
     def excess(self, labels: np.ndarray) -> float:
         """How far the fullest time is over its room; 0 where all fits."""
         return float((self.profile(labels) - self.room).max(initial=0.0))
 
     def priced(self, prices: np.ndarray) -> np.ndarray:
-        """Cost of every option at a price per unit of memory, of every entry."""
-        return np.bincount(
-            self.columns, prices[self.entries] * self.amounts, int(self.first[-1])
-        )
+        """Cost of every option at a price per unit of memory, of every entry of a node
+        alone."""
+        return self.beside.own(prices)
+
+    def by_option(self, labels: np.ndarray, time: int) -> np.ndarray:
+        """What every option holds at a time beside the others' choices."""
+        live = (self.spans.start <= time) & (time < self.spans.stop)
+        return self.beside.own(live) + self.beside.pairs(labels, rates=live)
 
     def fullest(self, filled: np.ndarray) -> np.ndarray:
         """Of every entry, the largest of `filled` while it lasts."""
@@ -69,52 +79,61 @@ class Memory:
         while 2 ** len(levels) <= len(filled):
             half = 2 ** (len(levels) - 1)
             levels.append(np.maximum(levels[-1][:-half], levels[-1][half:]))
-        depth = np.log2(self.stop - self.start).astype(int)
+        depth = np.log2(self.spans.stop - self.spans.start).astype(int)
         out = np.empty(len(depth))
         for d in np.unique(depth):
             mine = depth == d
-            begin, end = self.start[mine], self.stop[mine] - 2**d
+            begin, end = self.spans.start[mine], self.spans.stop[mine] - 2**d
             out[mine] = np.maximum(levels[d][begin], levels[d][end])
         return out
 
 
-def build_memory(network: Network) -> Memory:
-    """The memory of a network.
+def build_memory(core: Core, times: Collection[int] | None = None) -> Memory:
+    """The memory of a core.
 
+    Args:
+      core: of nodes that were eliminated, no choice may change what is held.
+      times: the only ones that count, ascending; None: all.
     Raises:
       UnsatisfiedError: at some time even the least that all nodes hold is too much.
     """
-    uses = [
-        (n, use) for n, node in enumerate(network.costs) for use in network.uses[node]
-    ]
-    sizes = [len(c) for c in network.costs.values()]
-    times = _last_before_a_stop(
-        np.array([u.start for _, u in uses]), np.array([u.stop for _, u in uses])
-    )
-    least = np.zeros(len(times) + 1)
-    most = np.zeros(len(times) + 1)
-    merged: dict[tuple[int, int, int], np.ndarray] = {}
-    for n, use in uses:
-        start, stop = np.searchsorted(times, [use.start, use.stop])
-        low = use.amounts.min()
+    place = {node: n for n, node in enumerate(core.costs)}
+    usages: list[NodeUsage | EdgeUsage] = list(core.edge_usages)
+    for node in (*core.costs, *(core.node_usages.keys() - core.costs.keys())):
+        usages += core.node_usages.get(node, ())
+    starts = np.array([u.start for u in usages], dtype=np.int64)
+    stops = np.array([u.stop for u in usages], dtype=np.int64)
+    counted = _last_before_a_stop(starts, stops) if times is None else np.array(times)
+    least = np.zeros(len(counted) + 1)
+    most = np.zeros(len(counted) + 1)
+    begins, ends = np.searchsorted(counted, [starts, stops])
+    above: dict[_Span, np.ndarray] = {}
+    for u, start, stop in zip(usages, begins.tolist(), ends.tolist(), strict=True):
+        if start == stop:
+            continue
+        i, j = u.nodes
+        amounts = np.diagonal(u.usage) if i == j and u.usage.ndim == 2 else u.usage
+        low = amounts.min()
         least[start] += low
         least[stop] -= low
-        if (above := use.amounts - low).any() and start < stop:
-            key = n, int(start), int(stop)
-            merged[key] = merged.get(key, 0.0) + above
-            most[start] += above.max()
-            most[stop] -= above.max()
-    room = network.limit - np.cumsum(least)[:-1]
+        amounts = amounts - low
+        if amounts.any():
+            span = place[i], place[j], start, stop
+            above[span] = above.get(span, 0.0) + amounts
+            most[start] += amounts.max()
+            most[stop] -= amounts.max()
+    room = core.limit - np.cumsum(least)[:-1]
     if room.min(initial=0.0) < 0:
         raise UnsatisfiedError(
             "`solve`: no choice stays within the memory limit.",
-            where=f"time {times[int(room.argmin())]}",
-            numbers=f"at least {int(network.limit - room.min())} are in use,"
-            f" {int(network.limit)} are allowed",
+            where=f"time {counted[int(room.argmin())]}",
+            numbers=f"at least {int(core.limit - room.min())} are in use,"
+            f" {int(core.limit)} are allowed",
             fix="raise the limit.",
         )
     tight = np.flatnonzero(np.cumsum(most)[:-1] > room)
-    return _flatten(merged, tight, room[tight], sizes)
+    sizes = [len(c) for c in core.costs.values()]
+    return _at_times(above, tight, room[tight], np.array(sizes, dtype=np.int64))
 
 
 def _last_before_a_stop(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
@@ -127,36 +146,26 @@ def _last_before_a_stop(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     return begins[ends[np.searchsorted(ends, begins, side="right")] <= following]
 
 
-def _flatten(
-    uses: dict[tuple[int, int, int], np.ndarray],
+def _at_times(
+    above: dict[_Span, np.ndarray],
     times: np.ndarray,
     room: np.ndarray,
-    sizes: list[int],
+    sizes: np.ndarray,
 ) -> Memory:
-    merged: dict[tuple[int, int, int], np.ndarray] = {}
-    for (node, begin, end), amounts in uses.items():
-        start, stop = np.searchsorted(times, [begin, end])
+    """Memory at some of the times."""
+    merged: dict[_Span, np.ndarray] = {}
+    starts = np.searchsorted(times, [begin for *_, begin, _ in above]).tolist()
+    stops = np.searchsorted(times, [end for *_, end in above]).tolist()
+    for ((i, j, *_), amounts), start, stop in zip(
+        above.items(), starts, stops, strict=True
+    ):
         if start < stop:
-            key = node, int(start), int(stop)
+            key = i, j, start, stop
             merged[key] = merged.get(key, 0.0) + amounts
-    node, start, stop = np.array(list(merged) or np.zeros((0, 3)), dtype=int).T
-    first = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
-    lengths = np.array([len(a) for a in merged.values()], dtype=int)
-    cells = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
-    entries = np.repeat(np.arange(len(lengths)), lengths)
     of_node: list[list[int]] = [[] for _ in sizes]
-    for e, n in enumerate(node):
-        of_node[n].append(e)
-    return Memory(
-        first=first,
-        num_times=len(times),
-        room=room,
-        node=node,
-        start=start,
-        stop=stop,
-        cells=cells,
-        amounts=np.concatenate([*merged.values(), np.zeros(0)]),
-        columns=first[node][entries] + np.arange(cells[-1]) - cells[entries],
-        entries=entries,
-        of_node=of_node,
-    )
+    for e, (i, j, *_) in enumerate(merged):
+        for node in {i, j}:
+            of_node[node].append(e)
+    held = Spans.of([(i, j, merged[i, j, a, b], a, b) for i, j, a, b in merged])
+    largest = np.array([amounts.max() for amounts in merged.values()], dtype=float)
+    return Memory(room, held, Beside.of(held.lookups, sizes), largest, of_node)

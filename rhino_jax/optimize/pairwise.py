@@ -14,18 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino_jax.optimize.bounds.messages import Messages
-from rhino_jax.optimize.exact import Limits, count_cells, settle
+from rhino_jax.optimize.cpsat import LONGEST_S, Limits, count_cells, settle
 from rhino_jax.optimize.incumbents import OPTIMAL_GAP, Effort
 from rhino_jax.optimize.memory import build_memory
-from rhino_jax.optimize.moves.moves import Moves
-from rhino_jax.optimize.moves.pair_fusion import fuse
-from rhino_jax.optimize.presolve.network import Network
+from rhino_jax.optimize.moves.fusion import fuse_moves
+from rhino_jax.optimize.moves.moves import UNITS, Moves
 from rhino_jax.optimize.presolve.reduction import Core, reduce
 from rhino_jax.optimize.problem import Labels, Problem
 
-
-UNITS = 1e9
-"""What a known choice costs in CP-SAT's whole units."""
 
 STALE_MOVES = 3
 """Moves in a row that gain nothing, after which a climb is over."""
@@ -36,9 +32,6 @@ FIRST_CLIMB, ROUNDS_PER_CLIMB = 4, 5
 STALLED_ROUNDS, STALLED_SHARE = 6, 1e-2
 """Messages stop when the bound has risen by less than this share of what is open in so
 many rounds."""
-
-LONGEST_S = 60.0
-"""Seconds of any one model of CP-SAT, where no other limit holds."""
 
 FUSE_DETERMINISTIC_S = 1.0
 """CP-SAT's deterministic limit while choices are put together: it needs a tenth of it
@@ -103,7 +96,7 @@ def solve_reduced(
       effort: limits.
       before: as of `solve_pairwise`.
     """
-    order, rest = sorted(core.costs), float(core.constant)
+    order, rest = list(core.costs), float(core.constant)
     if not order:
         return Found(core.expand({}), rest, rest, 0, 0)
     search = _Search(core, order, [s[order] for s in starts], effort)
@@ -130,14 +123,7 @@ class _Search:
         known: Sequence[np.ndarray],
         effort: Effort,
     ) -> None:
-        network = Network(
-            {i: core.costs[i] for i in order},
-            {i: core.tables[i] for i in order},
-            {i: [] for i in order},
-            {i: np.arange(len(core.costs[i])) for i in order},
-            0,
-        )
-        self.moves = Moves.of(network, build_memory(network))
+        self.moves = Moves.of(core, build_memory(core))
         first = np.array([int(np.argmin(core.costs[i])) for i in order])
         starts = [*sorted(known, key=self.moves.objective), first]
         self.starts = starts[: effort.max_starts]
@@ -232,7 +218,7 @@ class _Search:
             near = sorted(self.met, key=lambda m: m[0])[:MOST_FUSED]
             others = [labels for value, labels in near if value < NEAR * self.value]
             before = self.value
-            fused = fuse(self.moves, self.best, others, limits)
+            fused = fuse_moves(self.moves, self.best, others, limits)
             if fused is None or not self.is_open():
                 break
             self.climb(fused)

@@ -39,6 +39,11 @@ class NodeUsage(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """The node, twice."""
+        return self.node, self.node
+
 
 class EdgeUsage(NamedTuple):
     """Memory that a pair of choices holds, likewise."""
@@ -48,6 +53,11 @@ class EdgeUsage(NamedTuple):
     usage: np.ndarray
     start: int
     stop: int
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """Source and target."""
+        return self.source, self.target
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +81,8 @@ class Problem:
     edge_usages: list[EdgeUsage] = field(default_factory=list)
     limit: float = float("inf")
     end: int = 1
-    _prices: tuple[Lookups, Lookups] | None = field(init=False, default=None)
-    _held: tuple[Spans, Spans] | None = field(init=False, default=None)
+    _costs: Lookups | None = field(init=False, default=None)
+    _held: Spans | None = field(init=False, default=None)
     _part_of: tuple[Problem, Restriction] | None = field(init=False, default=None)
 
     def objective(self, labels: Sequence[int] | Labels) -> float:
@@ -81,35 +91,41 @@ class Problem:
         if self._part_of is not None:
             whole, left = self._part_of
             return whole.objective(left.expand(labels))
-        return float(sum(x.entries(labels).sum() for x in self._lookups()))
+        paid = self._lookups().entries(labels)
+        nodes = len(self.costs)
+        return float(paid[:nodes].sum() + paid[nodes:].sum())
 
-    def _lookups(self) -> tuple[Lookups, Lookups]:
-        """Costs of nodes and of edges."""
-        if self._prices is None:
+    def _lookups(self) -> Lookups:
+        """Costs of nodes, then of edges."""
+        if self._costs is None:
             nodes = range(len(self.costs))
-            self._prices = (
-                Lookups.of(nodes, nodes, self.costs),
-                Lookups.of(*_columns(self.edges)),
+            self._costs = Lookups.of(
+                [*nodes, *(e.source for e in self.edges)],
+                [*nodes, *(e.target for e in self.edges)],
+                [*self.costs, *(e.table for e in self.edges)],
             )
-        return self._prices
+        return self._costs
 
     def beside(self) -> Beside:
         """What every option costs beside the other nodes' choices."""
         sizes = np.array([len(c) for c in self.costs], dtype=np.int64)
-        return Beside.of(*self._lookups(), sizes)
+        return Beside.of(self._lookups(), sizes)
+
+    @property
+    def usages(self) -> list[NodeUsage | EdgeUsage]:
+        """Memory of nodes, then of edges."""
+        return [*self.node_usages, *self.edge_usages]
 
     def profile(self, labels: Sequence[int] | Labels) -> np.ndarray:
         """Memory at every time."""
         labels = np.asarray(labels, dtype=np.int64)
-        return sum(
-            (spans.profile(labels, self.end) for spans in self._spans()),
-            np.zeros(self.end),
-        )
+        return self._spans().profile(labels, self.end)
 
-    def _spans(self) -> tuple[Spans, Spans]:
-        """Memory of nodes and of edges."""
+    def _spans(self) -> Spans:
         if self._held is None:
-            self._held = _spans(self.node_usages), _spans(self.edge_usages)
+            self._held = Spans.of(
+                [(*u.nodes, u.usage, u.start, u.stop) for u in self.usages]
+            )
         return self._held
 
     def peak(self, labels: Sequence[int] | Labels) -> float:
@@ -146,7 +162,7 @@ class Problem:
                 for u in self.node_usages
             ],
             [
-                EdgeUsage(u.source, u.target, part(u.usage, *_ends(u)), u.start, u.stop)
+                EdgeUsage(*u.nodes, part(u.usage, *u.nodes), u.start, u.stop)
                 for u in self.edge_usages
             ],
             self.limit,
@@ -167,54 +183,23 @@ class Problem:
         Args:
           prices: time → cost per unit of memory live then, ≥ 0.
         """
-        of_nodes, of_edges = (spans.rates(prices) for spans in self._spans())
-        costs = list(self.costs)
-        for node, rate, usage in _sum_alike(self.node_usages, of_nodes):
-            costs[node[0]] = costs[node[0]] + rate * usage
-        edges = [
-            *self.edges,
-            *(
-                PairTable(ends[0], ends[-1], rate * usage)
-                for ends, rate, usage in _sum_alike(self.edge_usages, of_edges)
-            ),
-        ]
+        costs, edges = list(self.costs), list(self.edges)
+        rates = self._spans().rates(prices)
+        for (i, j), rate, usage in _sum_alike(self.usages, rates):
+            if usage.ndim == 1:
+                costs[i] = costs[i] + rate * usage
+            else:
+                edges.append(PairTable(i, j, rate * usage))
         return Problem(costs, edges)
 
 
-def _columns(
-    tables: Sequence[PairTable],
-) -> tuple[list[int], list[int], list[np.ndarray]]:
-    return (
-        [e.source for e in tables],
-        [e.target for e in tables],
-        [e.table for e in tables],
-    )
-
-
-def _spans(usages: Sequence[NodeUsage] | Sequence[EdgeUsage]) -> Spans:
-    ends = [_ends(u) for u in usages]
-    return Spans(
-        Lookups.of(
-            [e[0] for e in ends], [e[-1] for e in ends], [u.usage for u in usages]
-        ),
-        np.array([u.start for u in usages], dtype=np.int64),
-        np.array([u.stop for u in usages], dtype=np.int64),
-    )
-
-
-def _ends(usage: NodeUsage | EdgeUsage) -> tuple[int, ...]:
-    if isinstance(usage, NodeUsage):
-        return (usage.node,)
-    return usage.source, usage.target
-
-
 def _sum_alike(
-    usages: Sequence[NodeUsage] | Sequence[EdgeUsage], rates: np.ndarray
-) -> list[tuple[tuple[int, ...], float, np.ndarray]]:
+    usages: Sequence[NodeUsage | EdgeUsage], rates: np.ndarray
+) -> list[tuple[tuple[int, int], float, np.ndarray]]:
     """Nodes, the sum of rates, and usage, where they are the same usage."""
-    found: dict[tuple[object, ...], tuple[tuple[int, ...], float, np.ndarray]] = {}
+    found: dict[tuple[object, ...], tuple[tuple[int, int], float, np.ndarray]] = {}
     for k in np.flatnonzero(rates).tolist():
-        usage, ends = usages[k].usage, _ends(usages[k])
-        _, rate, _ = found.get((ends, id(usage)), (ends, 0.0, usage))
-        found[ends, id(usage)] = ends, rate + float(rates[k]), usage
+        usage, nodes = usages[k].usage, usages[k].nodes
+        _, rate, _ = found.get((nodes, id(usage)), (nodes, 0.0, usage))
+        found[nodes, id(usage)] = nodes, rate + float(rates[k]), usage
     return list(found.values())

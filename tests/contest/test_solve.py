@@ -10,14 +10,14 @@ from rhino_jax.contest import engine
 from rhino_jax.contest.check import check
 from rhino_jax.contest.engine import solve_instance
 from rhino_jax.contest.instance import parse_instance
-from rhino_jax.optimize import exact
+from rhino_jax.optimize import cpsat_memory
+from rhino_jax.optimize.cpsat import Limits
 from rhino_jax.optimize.errors import UnsatisfiedError
-from rhino_jax.optimize.exact import Limits
 from rhino_jax.optimize.memory import build_memory
+from rhino_jax.optimize.moves.fusion import fuse_moves
 from rhino_jax.optimize.moves.moves import Moves
-from rhino_jax.optimize.moves.pair_fusion import fuse
 from rhino_jax.optimize.moves.repair import repair
-from rhino_jax.optimize.presolve.network import build_network
+from rhino_jax.optimize.presolve.simplify import simplify
 from tests.contest.instances import best_by_trying, random_instance
 
 
@@ -59,20 +59,20 @@ def test_without_cpsat_on_the_whole_the_same_is_found(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(12))
 def test_memory_rows_that_come_when_needed_change_nothing(seed, monkeypatch):
     monkeypatch.setitem(engine.PRICING_SHARE, True, 0.001)
-    monkeypatch.setattr(exact, "MOST_AMOUNTS", 0)
-    monkeypatch.setattr(exact, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(cpsat_memory, "MOST_AMOUNTS", 0)
+    monkeypatch.setattr(cpsat_memory, "ROWS_AT_ONCE", 1)
     is_solved_to_the_best(random_instance(seed, forbidden=0.0, tightness=0.2))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_two_choices_are_put_together_as_well_as_can_be(seed):
     instance = random_instance(seed, forbidden=0.0, tightness=0.3)
-    network = build_network(instance.problem())
-    moves = Moves.of(network, build_memory(network))
+    core = simplify(instance.problem())
+    moves = Moves.of(core, build_memory(core))
     rng = np.random.default_rng(seed)
     fitting = []
     while len(fitting) < 2:
-        labels = np.array([rng.integers(len(c)) for c in network.costs.values()])
+        labels = np.array([rng.integers(len(c)) for c in core.costs.values()])
         if (fits := repair(moves, labels)) is not None:
             fitting.append(fits)
     best, other = sorted(fitting, key=moves.objective)
@@ -81,7 +81,7 @@ def test_two_choices_are_put_together_as_well_as_can_be(seed):
         for parts in itertools.product(*zip(best, other, strict=True))
         if moves.memory.excess(labels := np.array(parts)) <= 0
     ]
-    fused = fuse(moves, best, [other], Limits(seconds=10))
+    fused = fuse_moves(moves, best, [other], Limits(seconds=10))
     wanted = min(map(moves.objective, mixed))
     if fused is None:
         assert (best == other).all()
@@ -95,18 +95,18 @@ def test_the_network_keeps_objective_and_memory(seed):
     """Whatever is left to choose, the checker agrees on what it costs and holds."""
     instance = random_instance(seed, forbidden=0.15, nodes=9, edges=12)
     try:
-        network = build_network(instance.problem())
-        memory = build_memory(network)
+        core = simplify(instance.problem())
+        memory = build_memory(core)
     except UnsatisfiedError:
         assert best_by_trying(instance) is None
         return
-    assert len(network.costs) <= 9
-    moves = Moves.of(network, memory)
+    assert len(core.costs) <= 9
+    moves = Moves.of(core, memory)
     rng = np.random.default_rng(seed)
     for _ in range(20):
-        labels = np.array([rng.integers(len(c)) for c in network.costs.values()])
-        chosen = {n: int(k) for n, k in zip(network.costs, labels, strict=True)}
-        checked = check(instance, network.expand(chosen))
+        labels = np.array([rng.integers(len(c)) for c in core.costs.values()])
+        chosen = {n: int(k) for n, k in zip(core.costs, labels, strict=True)}
+        checked = check(instance, core.expand(chosen))
         if checked.forbidden:
             assert moves.objective(labels) >= moves.forbidden
         else:
@@ -134,7 +134,7 @@ def test_followers_are_merged():
         }
     }
     instance = parse_instance(values)
-    assert len(build_network(instance.problem()).costs) == 1
+    assert len(simplify(instance.problem()).costs) == 1
     answer = solve(instance)
     assert answer.choices == [0] * count
     assert answer.checked.objective == 3 * count

@@ -92,7 +92,7 @@ def test_reduction_tells_shared_arrays_apart_by_where_they_stand(seed: int) -> N
     found = problem.objective(core.expand({}))
     assert found == pytest.approx(best_by_enumeration(problem))
     # One table is turned round once.
-    removed = {node: around for node, _, around in core.removed}
+    removed = {step.node: step.tables for step in core.steps}
     assert removed[size][0] is removed[size + 1][1]
 
 

@@ -104,10 +104,11 @@ def test_every_option_is_charged_beside_the_other_choices(seed: int) -> None:
     problem.edges.append(PairTable(1, 0, problem.edges[-1].table))
     labels = np.array([rng.integers(n) for n in sizes])
     beside, base = problem.beside(), problem.objective(labels)
-    every = beside.all(labels)
+    own = beside.own()
+    every = own + beside.pairs(labels)
     for node, size in enumerate(sizes):
         mine = every[beside.first[node] : beside.first[node + 1]]
-        assert beside.one(node, labels) == pytest.approx(mine)
+        assert beside.one(node, own, labels) == pytest.approx(mine)
         for option in range(size):
             other = labels.copy()
             other[node] = option

@@ -12,7 +12,7 @@ from rhino_jax.optimize.bounds.messages import Messages
 from rhino_jax.optimize.memory import build_memory
 from rhino_jax.optimize.moves import forests
 from rhino_jax.optimize.moves.moves import MOST_FORESTS, Moves
-from rhino_jax.optimize.presolve.network import Network
+from rhino_jax.optimize.presolve.reduction import Core
 
 
 TREE = [(0, 1), (1, 2), (1, 3), (3, 4), (3, 5), (5, 6)]
@@ -41,9 +41,8 @@ def moves_between(
     for i, j in edges:
         tables[i][j] = rng.uniform(0, 5, (sizes[i], sizes[j]))
         tables[j][i] = tables[i][j].T
-    options = {n: np.arange(len(c)) for n, c in costs.items()}
-    network = Network(costs, tables, {n: [] for n in costs}, options, 0)
-    return Moves.of(network, build_memory(network))
+    core = Core(costs, tables, len(costs), np.zeros(()))
+    return Moves.of(core, build_memory(core))
 
 
 def least(moves: Moves) -> float:

@@ -47,10 +47,10 @@ class _Turn(NamedTuple):
 
 
 class Messages:
-    """The messages over a network's edges.
+    """The messages over the edges of a core.
 
     Args:
-      moves: the network's costs and tables.
+      moves: the costs and tables.
     """
 
     def __init__(self, moves: Moves) -> None:
@@ -102,8 +102,8 @@ class Messages:
         self._stride = FIRST_STRIDE
 
     def start_from(self, other: Messages, factor: float) -> None:
-        """Take over the messages of the same network at other costs: any messages
-        give a lower bound. Those of another network are left.
+        """Take over the messages of the same core at other costs: any messages
+        give a lower bound. Those of another core are left.
 
         Args:
           other: passed over the other costs.

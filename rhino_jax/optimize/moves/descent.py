@@ -24,6 +24,7 @@ def descend(overlap: Overlap, start: Labels, rounds: int = 4) -> Labels:
         [p.objective(labels) for p in (problem, overlap.hidable, overlap.compute)]
     )
     total, hidable = problem.beside(), overlap.hidable.beside()
+    total_own, hidable_own = total.own(), hidable.own()
     compute, first = np.concatenate(overlap.compute.costs), total.first
 
     def step_s(parts: np.ndarray) -> np.ndarray:
@@ -32,7 +33,13 @@ def descend(overlap: Overlap, start: Labels, rounds: int = 4) -> Labels:
     for _ in range(rounds):
         moved = False
         chosen = first[:-1] + labels
-        every = np.stack([total.all(labels), hidable.all(labels), compute])
+        every = np.stack(
+            [
+                total_own + total.pairs(labels),
+                hidable_own + hidable.pairs(labels),
+                compute,
+            ]
+        )
         now = np.repeat(every[:, chosen], np.diff(first), axis=1)
         steps = step_s(values[:, None] + every - now)
         least = np.minimum.reduceat(steps, first[:-1])
@@ -40,7 +47,13 @@ def descend(overlap: Overlap, start: Labels, rounds: int = 4) -> Labels:
         for i in np.flatnonzero(gains).tolist():
             before = labels[i]
             own = compute[first[i] : first[i + 1]]
-            mine = np.stack([total.one(i, labels), hidable.one(i, labels), own])
+            mine = np.stack(
+                [
+                    total.one(i, total_own, labels),
+                    hidable.one(i, hidable_own, labels),
+                    own,
+                ]
+            )
             mine += (values - mine[:, before])[:, None]
             steps = step_s(mine)
             option = int(steps.argmin())

@@ -1,4 +1,4 @@
-"""Forests of a network's nodes, and the best choice on one, by dynamic programming.
+"""Forests of a core's nodes, and the best choice on one, by dynamic programming.
 
 Nodes without children come first, then those whose children have all come, and so on:
 what comes at a time is one level, and is worked out at once.
@@ -25,7 +25,7 @@ MOST_CELLS = 2_000_000
 
 
 class Tables(NamedTuple):
-    """A network's tables in one array, both directions of every edge.
+    """A core's tables in one array, both directions of every edge.
 
     Attributes:
       first: first option of every node, and the number of all options.

@@ -1,4 +1,7 @@
-"""Choices merged under the hard memory limit: CP-SAT takes of each what fits best."""
+"""Choices merged under the hard memory limit: CP-SAT takes of each what fits best.
+
+Source: fusion moves: Lempitsky, Rother, Roth, Blake, PAMI 32 (2010).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.optimize.cpsat import count_cells, solve_core
+from rhino_jax.memo import Memo
+from rhino_jax.optimize.cpsat import LONGEST_S, Limits, count_cells, settle
+from rhino_jax.optimize.errors import UnsatisfiedError
 from rhino_jax.optimize.incumbents import MAX_MODEL_CELLS, Effort
-from rhino_jax.optimize.presolve.reduction import reduce
+from rhino_jax.optimize.memory import build_memory
+from rhino_jax.optimize.moves.moves import UNITS, Moves
+from rhino_jax.optimize.presolve.reduction import Core, core_of
 from rhino_jax.optimize.problem import Labels, Problem
 from rhino_jax.optimize.restriction import Restriction
 
@@ -72,49 +79,46 @@ def _fuse_all(
     problem: Problem, best: Labels | None, others: Sequence[Labels], effort: Effort
 ) -> Fused:
     members = [*others] if best is None else [best, *others]
-    size = len(problem.costs)
     cells = sum(e.table.size for e in problem.edges)
     is_whole = effort.deterministic_s > 0 and cells <= MAX_MODEL_CELLS
     if is_whole:
         allowed = [np.arange(len(c)) for c in problem.costs]
     elif len(members) > 1:
-        every = np.array(members)
-        allowed = [np.unique(every[:, i]) for i in range(size)]
+        allowed = [np.unique(options) for options in np.array(members).T]
     else:
         return Fused(None, -math.inf, 0)
     left = Restriction.of(problem.costs, allowed)
-    small = problem.restricted(left)
+    small, hint = problem.restricted(left), left.contract(members[0])
+    assert hint is not None
     profiles = [problem.profile(m) for m in members]
     times = {int(p.argmax()) for p in profiles if p.max(initial=0.0) > problem.limit}
-    upper = math.inf if best is None else problem.objective(best)
-    hints = None if best is None else left.contract(best)
     bound, variables = -math.inf, 0
-    deterministic_s, near = FUSION_DETERMINISTIC_S, NEAR
-    if is_whole:
-        deterministic_s, near = effort.deterministic_s, 1e-6
     for _ in range(MOST_TRIES):
-        core = reduce(small, _memory_nodes(small, times))
-        options = {i: np.arange(len(c)) for i, c in core.costs.items()}
-        if count_cells(core, options) > MAX_MODEL_CELLS:
+        core = _reduced(small, times)
+        try:
+            moves = Moves.of(core, build_memory(core, sorted(times)))
+        except UnsatisfiedError:
             break
-        answer = solve_core(
-            core,
-            options,
-            {} if hints is None else {i: int(hints[i]) for i in core.costs},
-            upper,
-            memory=small,
-            times=tuple(sorted(times)),
-            deterministic_s=deterministic_s,
-            wall_s=max(0.1, min(60.0, effort.deadline - time.monotonic())),
-            near=near,
+        nodes, start = range(len(core.costs)), hint[list(core.costs)]
+        if count_cells(moves, nodes) > MAX_MODEL_CELLS:
+            break
+        moves.divide(unit := max(problem.objective(members[0]), 1e-30) / UNITS)
+        limits = Limits(
+            seconds=max(0.1, min(LONGEST_S, effort.deadline - time.monotonic())),
+            deterministic_s=(
+                effort.deterministic_s if is_whole else FUSION_DETERMINISTIC_S
+            ),
+            near=1e-6 if is_whole else NEAR,
             seed=effort.seed,
         )
-        variables = answer.variables
+        found = settle(moves, start, nodes, limits)
+        variables = found.variables
         if is_whole:
-            bound = max(bound, answer.bound + float(core.constant))
-        if answer.labels is None:
+            bound = max(bound, found.bound * unit + float(core.constant))
+        if found.labels is None:
             break
-        labels = left.expand(core.expand(answer.labels))
+        chosen = dict(zip(core.costs, found.labels.tolist(), strict=True))
+        labels = left.expand(core.expand(chosen))
         profile = problem.profile(labels)
         if profile.max(initial=0.0) <= problem.limit:
             return Fused(labels, bound, variables)
@@ -124,13 +128,37 @@ def _fuse_all(
     return Fused(None, bound, variables)
 
 
-def _memory_nodes(problem: Problem, times: set[int]) -> frozenset[int]:
-    """Nodes whose choice changes memory at one of the times."""
-    found: set[int] = set()
-    for u in problem.node_usages:
-        if np.ptp(u.usage) and any(u.start <= t < u.stop for t in times):
-            found.add(u.node)
-    for e in problem.edge_usages:
-        if e.usage.any() and any(e.start <= t < e.stop for t in times):
-            found |= {e.source, e.target}
-    return frozenset(found)
+def _reduced(problem: Problem, times: set[int]) -> Core:
+    """The problem without nodes that hold the same at some times whatever they choose,
+    as far as they can be minimised away."""
+    varying = {
+        node
+        for u in problem.usages
+        if np.ptp(u.usage) and any(u.start <= t < u.stop for t in times)
+        for node in u.nodes
+    }
+    memo = Memo()
+    core = core_of(problem, memo)
+    core.reduce(memo, frozenset(varying))
+    return core
+
+
+def fuse_moves(
+    moves: Moves, best: np.ndarray, others: Sequence[np.ndarray], limits: Limits
+) -> np.ndarray | None:
+    """The best choice whose every option is that of `best` or of one of `others`.
+
+    Args:
+      moves: the core.
+      best: a choice within the memory limit.
+      others: other choices, within it or not.
+      limits: of time.
+    Returns:
+      A choice within the limit; None where none was found in time, or nothing differs.
+    """
+    every = np.array([best, *others])
+    differ = np.flatnonzero((every != best).any(axis=0)).tolist()
+    if not differ:
+        return None
+    allowed = {n: np.unique(every[:, n]) for n in differ}
+    return settle(moves, best, differ, limits, allowed).labels

@@ -1,4 +1,4 @@
-"""Choices of a network: what they cost, and moves that make them better.
+"""Choices of a core: what they cost, and moves that make them better.
 
 A move takes nodes that form a forest and sets all of them at once to their best
 options beside the others, by dynamic programming from the leaves. Forests are random;
@@ -16,10 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rhino_jax.optimize.lookups import Beside, Lookups
 from rhino_jax.optimize.memory import Memory
 from rhino_jax.optimize.moves.forests import Forest, Tables
-from rhino_jax.optimize.presolve.network import Network
+from rhino_jax.optimize.presolve.reduction import Core
 
+
+UNITS = 1e9
+"""What a known choice costs in CP-SAT's whole units, where costs are not whole."""
 
 MOST_FORESTS = 12
 """Forests that moves are made on. Finding one takes longer than a move."""
@@ -27,39 +31,34 @@ MOST_FORESTS = 12
 
 @dataclass(slots=True, eq=False)
 class Moves:
-    """Costs and tables of a network in flat arrays; options as of `Memory`.
+    """Costs and tables of a core in flat arrays; options as of `Memory`.
 
     Attributes:
-      memory: of the network; its `first` numbers the options.
+      memory: of the core; its `first` numbers the options.
       costs: of every option.
-      source, target: nodes of every edge, both directions.
       neighbours: node → (neighbour, table) pairs.
       forbidden: stands in for an infinite cost: more than any choice costs.
     """
 
     memory: Memory
     costs: np.ndarray
-    source: np.ndarray
-    target: np.ndarray
     neighbours: list[list[tuple[int, np.ndarray]]]
     forbidden: float
     _cells: np.ndarray
-    _rows: np.ndarray
-    _edges: np.ndarray
-    _columns: np.ndarray
-    _starts: np.ndarray
+    _pairs: Lookups
+    _beside: Beside
     _tables: Tables
     _near: list[list[int]]
     _made: list[Forest] = field(default_factory=list)
     _again: Iterator[Forest] | None = None
 
     @classmethod
-    def of(cls, network: Network, memory: Memory) -> Moves:
-        place = {node: n for n, node in enumerate(network.costs)}
-        costs = np.concatenate([*network.costs.values(), np.zeros(0)])
+    def of(cls, core: Core, memory: Memory) -> Moves:
+        place = {node: n for n, node in enumerate(core.costs)}
+        costs = np.concatenate([*core.costs.values(), np.zeros(0)])
         edges = [
             (place[i], place[j], table)
-            for i, near in network.tables.items()
+            for i, near in core.tables.items()
             for j, table in near.items()
         ]
         source = np.array([i for i, _, _ in edges], dtype=int)
@@ -77,21 +76,22 @@ class Moves:
         for (i, j, table), begin in zip(edges, begins.tolist(), strict=False):
             part = cells[begin : begin + table.size]
             neighbours[i].append((j, part.reshape(table.shape)))
-        of_edge = np.repeat(np.arange(len(edges)), heights)
-        starts = np.concatenate([[0], np.cumsum(heights)]).astype(int)
-        option = np.arange(starts[-1]) - starts[of_edge]
+        forward = source < target
+        pairs = Lookups(
+            source[forward],
+            target[forward],
+            begins[:-1][forward],
+            widths[forward],
+            cells,
+        )
         return cls(
             memory,
             costs,
-            source,
-            target,
             neighbours,
             forbidden,
             cells,
-            begins[of_edge] + option * widths[of_edge],
-            of_edge,
-            memory.first[source][of_edge] + option,
-            starts[:-1],
+            pairs,
+            Beside.of(pairs, np.diff(memory.first)),
             Tables.of(memory.first, source, target, begins[:-1], cells),
             [[j for j, _ in around] for around in neighbours],
         )
@@ -107,8 +107,7 @@ class Moves:
     def objective(self, labels: np.ndarray) -> float:
         """Costs of nodes and edges; what is forbidden counts `forbidden`."""
         nodes = self.costs[self.memory.first[:-1] + labels].sum()
-        rows = self._rows[self._starts + labels[self.source]]
-        return float(nodes + self._cells[rows + labels[self.target]].sum() / 2)
+        return float(nodes + self._pairs.entries(labels).sum())
 
     def totals(
         self, costs: np.ndarray, labels: np.ndarray, free: np.ndarray | None = None
@@ -120,10 +119,7 @@ class Moves:
           labels: the choice.
           free: nodes whose choices do not count, or None.
         """
-        paid = self._cells[self._rows + labels[self.target][self._edges]]
-        if free is not None:
-            paid = np.where(free[self.target][self._edges], 0.0, paid)
-        return costs + np.bincount(self._columns, paid, len(costs))
+        return costs + self._beside.pairs(labels, free=free)
 
     def forest_move(
         self, costs: np.ndarray, labels: np.ndarray, rng: np.random.Generator

@@ -1,4 +1,4 @@
-"""Large-neighbourhood search: CP-SAT on one part of the network after the other.
+"""Large-neighbourhood search: CP-SAT on one part of the core after the other.
 
 Source: Shaw, "Using constraint programming and local search methods to solve vehicle
 routing problems", CP 1998.
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rhino_jax.optimize.exact import Limits, settle
+from rhino_jax.optimize.cpsat import Limits, settle
 from rhino_jax.optimize.moves.moves import Moves
 
 
@@ -36,7 +36,7 @@ def search_neighbourhoods(
     """Improve a choice that fits, until the time is over.
 
     Args:
-      moves: the network.
+      moves: the core.
       labels: a choice within the memory limit.
       offer: called with every better choice.
       limits: of all neighbourhoods together, but for `deterministic_s` and `workers`,

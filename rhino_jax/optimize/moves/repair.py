@@ -23,20 +23,20 @@ class Filled:
 
     def switch(self, node: int, option: int) -> None:
         """Let a node take another option."""
-        memory, old = self._memory, self.labels[node]
-        for e in memory.of_node[node]:
-            cell = memory.cells[e]
-            added = memory.amounts[cell + option] - memory.amounts[cell + old]
-            if added:
-                self.over[memory.start[e] : memory.stop[e]] += added
+        mine, spans = self._memory.of_node[node], self._memory.spans
+        before = spans.lookups.entries(self.labels, mine)
         self.labels[node] = option
+        added = spans.lookups.entries(self.labels, mine) - before
+        for e, amount in zip(mine, added.tolist(), strict=True):
+            if amount:
+                self.over[spans.start[e] : spans.stop[e]] += amount
 
     def fits_around(self, node: int) -> bool:
         """Whether the limit holds while the node uses memory."""
-        memory = self._memory
+        spans = self._memory.spans
         return all(
-            self.over[memory.start[e] : memory.stop[e]].max() <= 0
-            for e in memory.of_node[node]
+            self.over[spans.start[e] : spans.stop[e]].max() <= 0
+            for e in self._memory.of_node[node]
         )
 
 
@@ -54,10 +54,7 @@ def repair(
         time = int(filled.over.argmax()) if len(filled.over) else 0
         if not len(filled.over) or filled.over[time] <= 0:
             return filled.labels
-        live = (memory.start <= time) & (time < memory.stop)
-        held = np.bincount(
-            memory.columns, memory.amounts * live[memory.entries], memory.first[-1]
-        )
+        held = memory.by_option(filled.labels, time)
         current = memory.first[:-1] + filled.labels
         freed = held[current][nodes] - held
         totals = moves.totals(moves.costs, filled.labels)

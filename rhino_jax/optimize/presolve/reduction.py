@@ -15,11 +15,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from rhino_jax.memo import Memo
-from rhino_jax.optimize.problem import Labels, PairTable, Problem
+from rhino_jax.optimize.problem import (
+    EdgeUsage,
+    Labels,
+    NodeUsage,
+    PairTable,
+    Problem,
+)
 
 
 MAX_CELLS = 40_000_000
@@ -32,6 +39,29 @@ SMALL_CELLS = 250_000
 to a half of the time (seven programs on meshes of two to four axes)."""
 
 
+class Eliminated(NamedTuple):
+    """A node took its best option beside its neighbours: its costs and tables then."""
+
+    node: int
+    costs: np.ndarray
+    tables: dict[int, np.ndarray]
+
+
+class Followed(NamedTuple):
+    """A node took the option that follows from another's: `option[the other's]`."""
+
+    node: int
+    other: int
+    option: np.ndarray
+
+
+class Kept(NamedTuple):
+    """Of a node's options these were kept."""
+
+    node: int
+    options: np.ndarray
+
+
 @dataclass(slots=True, eq=False)
 class Core:
     """What is left of a pairwise problem, or of several of one graph, and the way back.
@@ -41,19 +71,23 @@ class Core:
       tables: node → neighbour → table [..., options, its options], both directions.
       size: number of nodes of the whole problem.
       constant: [...], what nodes that left without a neighbour cost.
-      removed: eliminated nodes in order, with their costs and tables then.
+      steps: what was taken away, in order.
+      node_usages: node → memory, its own and that of nodes that follow it.
+      edge_usages: memory of pairs of nodes.
+      limit: of memory.
     """
 
     costs: dict[int, np.ndarray]
     tables: dict[int, dict[int, np.ndarray]]
     size: int
     constant: np.ndarray
-    removed: list[tuple[int, np.ndarray, dict[int, np.ndarray]]] = field(
-        default_factory=list
-    )
+    steps: list[Eliminated | Followed | Kept] = field(default_factory=list)
+    node_usages: dict[int, list[NodeUsage]] = field(default_factory=dict)
+    edge_usages: list[EdgeUsage] = field(default_factory=list)
+    limit: float = float("inf")
 
     def expand(self, chosen: Mapping[int, int | np.ndarray]) -> Labels:
-        """Labels of all nodes from labels of the core: each removed node's best.
+        """Labels of all nodes from labels of the core: steps undone.
 
         Args:
           chosen: node of the core → its option; [problems] where they are several.
@@ -67,13 +101,16 @@ class Core:
         labels *= self.size
         for node, label in chosen.items():
             labels[node] = label
-        for node, cost, tables in reversed(self.removed):
-            if cost.shape[-1] == 1:
-                continue
-            total = cost
-            for other, table in tables.items():
-                total = total + table[*several, :, labels[other]]
-            labels[node] = total.argmin(axis=-1)  # the first of equals
+        for step in reversed(self.steps):
+            if isinstance(step, Kept):
+                labels[step.node] = step.options[labels[step.node]]
+            elif isinstance(step, Followed):
+                labels[step.node] = step.option[labels[step.other]]
+            elif step.costs.shape[-1] > 1:
+                total = step.costs
+                for other, table in step.tables.items():
+                    total = total + table[*several, :, labels[other]]
+                labels[step.node] = total.argmin(axis=-1)  # the first of equals
         return np.array(labels, dtype=np.int64)
 
     def reduce(
@@ -113,7 +150,7 @@ class Core:
     def _settle(self, node: int, memo: Memo) -> None:
         """Take out a node that has one option."""
         cost, around = self.costs.pop(node), self.tables.pop(node)
-        self.removed.append((node, cost, {}))
+        self.steps.append(Eliminated(node, cost, {}))
         self.constant = self.constant + cost[..., 0]
         for other, table in around.items():
             self.costs[other] = memo.make(_charged_first, self.costs[other], table)
@@ -122,7 +159,7 @@ class Core:
     def _eliminate(self, node: int, memo: Memo) -> dict[int, np.ndarray]:
         """Take out a node with at most two neighbours; says which, with its tables."""
         cost, around = self.costs.pop(node), self.tables.pop(node)
-        self.removed.append((node, cost, around))
+        self.steps.append(Eliminated(node, cost, around))
         for other in around:
             del self.tables[other][node]
         if not around:
@@ -176,17 +213,24 @@ def assembled(
     return core
 
 
-def reduce(problem: Problem, keep: frozenset[int] = frozenset()) -> Core:
+def core_of(problem: Problem, memo: Memo) -> Core:
+    """A whole problem with its memory, of which nothing is reduced yet."""
+    core = assembled(problem.costs, problem.edges, memo)
+    for usage in problem.node_usages:
+        core.node_usages.setdefault(usage.node, []).append(usage)
+    core.edge_usages, core.limit = list(problem.edge_usages), problem.limit
+    return core
+
+
+def reduce(problem: Problem) -> Core:
     """A problem without the nodes that can be minimised away.
 
     Args:
-      problem: its memory is ignored; price it first (`Problem.priced`) or `keep`
-        the nodes that use any.
-      keep: nodes that must stay in the core.
+      problem: its memory is ignored; price it first (`Problem.priced`).
     """
     memo = Memo()
     core = assembled(problem.costs, problem.edges, memo)
-    core.reduce(memo, keep)
+    core.reduce(memo)
     return core
 
 
