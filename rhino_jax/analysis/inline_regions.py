@@ -75,7 +75,7 @@ class _Builder:
         values, graph = self.program.values, self.graph
         if not any([values[v].shape for v in (*op.results, *op.operands)]):
             return
-        if len(op.results) > 1 and _passes_values_on(op):
+        if len(op.results) > 1 and _passes_values_on(op, self.program):
             for operand, result in zip(op.operands, op.results, strict=True):
                 self.alias(operand, result)
             return
@@ -191,7 +191,7 @@ class _Builder:
         return node
 
 
-def _passes_values_on(op: Op) -> bool:
+def _passes_values_on(op: Op, program: Program) -> bool:
     """Of an op with several results, whether each is the operand at its place, and
     these are independent (an optimization barrier over many values): each then keeps
     its own spec."""
@@ -199,7 +199,10 @@ def _passes_values_on(op: Op) -> bool:
     if rule is None or rule.operands != rule.results:
         return False
     seen: set[int] = set()
-    for layout in rule.operands:
+    for value, layout in zip(op.operands, rule.operands, strict=True):
+        shape = program.values[value].shape
+        if any(n > 1 and not dim for n, dim in zip(shape, layout, strict=True)):
+            return False  # nothing is known of that dim: any op may do anything to it
         factors = {f for dim in layout for f in dim}
         if factors & seen:
             return False

@@ -62,6 +62,19 @@ def test_gradients_and_loops_equal_one_device(fn: Any) -> None:
         assert_close(step(*args()), want)
 
 
+def test_as_many_results_as_operands_are_not_those() -> None:
+    def fn(x: Any, w: Any) -> Any:
+        return jax.shard_map(
+            lambda x, w: (x @ w, w * 2), mesh=MESH,
+            in_specs=(P("data", None), P()), out_specs=(P("data", None), P()),
+        )(x, w)  # fmt: skip
+
+    plan = rhino.plan(fn, *args(), mesh=MESH, progress=False)
+    assert plan.in_specs == (P("data"), P()) and plan.out_specs == (P("data"), P())
+    # "model" does the same twice, and so does all of it with `w`.
+    assert plan.predicted.flops_per_device == 2 * 64 * 32 * 16 / 4 + 32 * 16
+
+
 def test_two_ways_of_one_shape_are_told_apart() -> None:
     def both(x: Any) -> Any:
         def by(spec: Any) -> Any:
