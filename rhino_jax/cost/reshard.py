@@ -23,11 +23,13 @@ from rhino_jax.ir.spec import Spec, axes_of, shards_per_dim
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One collective: its kind, mesh axes (by position) and `local_bytes`."""
+    """One collective: its kind, mesh axes (by position), `local_bytes`, and how often
+    it runs."""
 
     kind: str
     axes: tuple[int, ...]
     local_bytes: float
+    runs: int = 1
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -205,7 +205,7 @@ class _Builder:
         source = source_of(eqn.source_info, outer)
         call = self.call(eqn, operands, source)
         rule, is_known = (None, True) if call else rule_of(eqn)
-        manual = manual_of(eqn)
+        manual = manual_of(eqn, source)
         self.ops[op_id] = Op(
             id=op_id,
             name=name,

@@ -1,25 +1,55 @@
-"""`shard_map`: code that its user cut by hand, and how."""
+"""`shard_map`: code that its user cut by hand, how, and what it sends itself."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rhino_jax._compat import open_jaxpr
-from rhino_jax.frontend.regions import body_jaxpr, closed_region_jaxprs
-from rhino_jax.ir.program import AxisNames, Manual
+from rhino_jax.frontend.provenance import source_of
+from rhino_jax.frontend.regions import (
+    body_jaxpr,
+    closed_region_jaxprs,
+    region_kind,
+    sub_jaxprs,
+)
+from rhino_jax.ir.program import (
+    AxisNames,
+    Manual,
+    ManualCollective,
+    RegionKind,
+    Source,
+)
 
 
-_COLLECTIVES = frozenset({
-    "all_gather", "all_gather_invariant", "all_to_all", "pgather", "pmax", "pmin",
-    "ppermute", "psum", "psum2", "psum_invariant", "ragged_all_to_all",
-    "reduce_scatter", "unreduced_psum",
-})  # fmt: skip
+_KINDS = {
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "all_to_all": "all-to-all",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "ppermute": "collective-permute",
+    "psum": "all-reduce",
+    "psum2": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+}
+"""Primitive → kind of collective, as `rhino_jax.cost.collectives` names them."""
+
+_UNPRICED = frozenset({"pgather", "ragged_all_to_all", "unreduced_psum"})
+"""Primitives that send what their shapes do not say."""
 
 
-def manual_of(eqn: Any) -> Manual | None:
+def manual_of(eqn: Any, outer: Source) -> Manual | None:
     """How an equation's operands and results are cut, where its user says so.
 
     None of all but `shard_map`, and where a spec says more than a layout.
+
+    Args:
+      eqn: the equation.
+      outer: its source.
     """
     params = eqn.params
     if eqn.primitive.name != "shard_map":
@@ -36,15 +66,17 @@ def manual_of(eqn: Any) -> Manual | None:
     if any(layout is None for side in layouts for layout in side):
         return None
     ins, outs = (tuple(x for x in side if x is not None) for side in layouts)
-    devices = 1
-    for axis in params["newly_manual_axes"]:
-        devices *= mesh.shape[axis]
+    sizes = {str(n): int(s) for n, s in mesh.shape.items()}
+    body = body_jaxpr(params)
+    sent = [] if body is None else list(_sent(body, sizes, outer, 1))
+    known = [c for c in sent if c is not None]
     return Manual(
         ins,
         outs,
-        tuple((str(n), int(s)) for n, s in mesh.shape.items()),
-        devices,
-        _has_collectives(body_jaxpr(params)),
+        tuple(sizes.items()),
+        math.prod(sizes[axis] for axis in params["newly_manual_axes"]),
+        _alike_as_one(known),
+        is_all_priced=len(known) == len(sent),
     )
 
 
@@ -58,9 +90,77 @@ def _layout(spec: Any, rank: int) -> tuple[AxisNames, ...] | None:
     return (*dims, *((),) * (rank - len(dims)))
 
 
-def _has_collectives(jaxpr: Any) -> bool:
-    return jaxpr is not None and any(
-        eqn.primitive.name in _COLLECTIVES
-        or any(map(_has_collectives, closed_region_jaxprs(eqn)))
-        for eqn in open_jaxpr(jaxpr).eqns
-    )
+def _sent(
+    jaxpr: Any, sizes: Mapping[str, int], outer: Source, runs: int
+) -> Iterator[ManualCollective | None]:
+    """What a body sends, in order; None where that cannot be told.
+
+    Args:
+      jaxpr: the body, on the shapes of one device.
+      sizes: of the mesh axes.
+      outer: the source of the equation that it belongs to.
+      runs: how often it runs.
+    """
+    for eqn in open_jaxpr(jaxpr).eqns:
+        name = eqn.primitive.name
+        source = source_of(eqn.source_info, outer)
+        if name in _UNPRICED:
+            yield None
+        elif name in _KINDS:
+            found = _collective(eqn, sizes, source, runs)
+            if found is None or found.axes:
+                yield found
+        else:
+            yield from _sent_inside(eqn, sizes, source, runs)
+
+
+def _sent_inside(
+    eqn: Any, sizes: Mapping[str, int], source: Source, runs: int
+) -> Iterator[ManualCollective | None]:
+    """What the bodies of an equation send."""
+    kind, bodies = region_kind(eqn), closed_region_jaxprs(eqn)
+    if kind is None:
+        if any(list(_sent(body, sizes, source, 1)) for body in sub_jaxprs(eqn)):
+            yield None
+        return
+    if kind is RegionKind.SCAN:
+        runs *= int(eqn.params["length"])
+    inside = [list(_sent(body, sizes, source, runs)) for body in bodies]
+    if kind is RegionKind.COND:
+        # Every device takes one branch: the most that it may send.
+        yield from max(inside, key=lambda sent: (None in sent, _bytes_of(sent)))
+        return
+    found = [c for sent in inside for c in sent]
+    # Nothing here says how often a `while` loop runs.
+    yield from [None] if found and kind is RegionKind.WHILE else found
+
+
+def _collective(
+    eqn: Any, sizes: Mapping[str, int], source: Source, runs: int
+) -> ManualCollective | None:
+    """One that an equation asks for, without axes where it sends nothing; None where
+    that cannot be told."""
+    params, kind = eqn.params, _KINDS[eqn.primitive.name]
+    said = params.get("axes", params.get("axis_name"))
+    names = said if isinstance(said, tuple | list) else (said,)
+    if params.get("axis_index_groups") is not None or not set(names) <= set(sizes):
+        return None  # over a part of an axis, or a dim of a value under `vmap`
+    moved = eqn.outvars if kind == "all-gather" else eqn.invars
+    local_bytes = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in moved)
+    axes = tuple(str(n) for n in names if sizes[n] > 1)
+    if all(a == b for a, b in params.get("perm", [(0, 1)])):
+        axes = ()
+    return ManualCollective(kind, axes, local_bytes, runs, source)
+
+
+def _alike_as_one(found: list[ManualCollective]) -> tuple[ManualCollective, ...]:
+    """Those of one line that are alike, as one that runs as often as all of them."""
+    runs: dict[tuple[ManualCollective, Source], int] = {}
+    for c in found:
+        key = replace(c, runs=1), c.source
+        runs[key] = runs.get(key, 0) + c.runs
+    return tuple(replace(c, runs=count) for (c, _), count in runs.items())
+
+
+def _bytes_of(sent: list[ManualCollective | None]) -> int:
+    return sum(c.local_bytes * c.runs for c in sent if c is not None)

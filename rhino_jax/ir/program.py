@@ -179,6 +179,26 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class ManualCollective:
+    """What an op that its user cut by hand sends itself.
+
+    Attributes:
+      kind: as "all-reduce".
+      axes: names of the mesh axes that it runs over.
+      local_bytes: on one device: of the result of an all-gather, of the operands of
+        the others.
+      runs: how often, in one run of the op.
+      source: the user's line.
+    """
+
+    kind: str
+    axes: AxisNames
+    local_bytes: int
+    runs: int = 1
+    source: Source = field(default_factory=Source, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Manual:
     """An op that runs once on each device, on shards that its user says.
 
@@ -186,14 +206,16 @@ class Manual:
       operands, results: of every dim of each, the names of the mesh axes that cut it.
       mesh_axes: (name, size) of the mesh that it is written for.
       num_shards: how often it runs.
-      has_collectives: whether it communicates itself.
+      collectives: what it sends itself.
+      is_all_priced: whether these are all that it sends.
     """
 
     operands: tuple[tuple[AxisNames, ...], ...]
     results: tuple[tuple[AxisNames, ...], ...]
     mesh_axes: NamedMesh
     num_shards: int
-    has_collectives: bool = False
+    collectives: tuple[ManualCollective, ...] = ()
+    is_all_priced: bool = True
 
 
 _NO_TRAITS = Traits()

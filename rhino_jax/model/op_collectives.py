@@ -14,7 +14,7 @@ from rhino_jax.cost.combine import combine_steps
 from rhino_jax.cost.reshard import Step
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.factor import FactorKind, Rule
-from rhino_jax.ir.program import Op, Program, item_bytes
+from rhino_jax.ir.program import Manual, Op, Program, item_bytes
 from rhino_jax.ir.spec import Spec, share_of
 from rhino_jax.model.strategies import Strategy
 
@@ -25,7 +25,8 @@ def own_steps(
     """The collectives of one strategy, in the order in which they run."""
     if op is None or op.rule is None:
         return ()
-    steps = list(_halo_steps(program, op, op.rule, strategy, mesh))
+    steps = list(by_hand_steps(op, mesh))
+    steps += _halo_steps(program, op, op.rule, strategy, mesh)
     for r, summed in _summed(op.rule).items():
         if not any(strategy.cut[f] for f in summed):
             continue  # no device has but a part of it
@@ -58,7 +59,8 @@ class OpCollectives:
 
     def seconds(self, op: Op, rule: Rule, strategies: Sequence[Strategy]) -> np.ndarray:
         """Of all collectives of every strategy."""
-        total = np.zeros(len(strategies))
+        by_hand = sum(map(self._seconds, by_hand_steps(op, self.mesh)))
+        total = np.full(len(strategies), float(by_hand))
         if any(f.kind is FactorKind.HALO for f in rule.factors):
             for k, s in enumerate(strategies):
                 halos = _halo_steps(self.program, op, rule, s, self.mesh)
@@ -97,7 +99,23 @@ class OpCollectives:
         return found
 
     def _seconds(self, step: Step) -> float:
-        return collective_s(step.kind, step.local_bytes, self.mesh.over(step.axes))
+        axes = self.mesh.over(step.axes)
+        return step.runs * collective_s(step.kind, step.local_bytes, axes)
+
+
+def by_hand_steps(op: Op, mesh: LaidMesh) -> Iterator[Step]:
+    """What an op sends that its user cut by hand over this very mesh."""
+    if op.manual is None or not is_over(op.manual, mesh):
+        return
+    place = {a.name: i for i, a in enumerate(mesh.axes)}
+    for c in op.manual.collectives:
+        axes = tuple(place[name] for name in c.axes)
+        yield Step(c.kind, axes, float(c.local_bytes), c.runs)
+
+
+def is_over(manual: Manual, mesh: LaidMesh) -> bool:
+    """Whether this is the mesh for which it is written."""
+    return manual.mesh_axes == tuple((a.name, a.size) for a in mesh.axes)
 
 
 def _halo_steps(

@@ -30,7 +30,7 @@ from rhino_jax.ir.spec import (
     shards_per_dim,
     share_of,
 )
-from rhino_jax.model.op_collectives import OpCollectives
+from rhino_jax.model.op_collectives import OpCollectives, is_over
 from rhino_jax.model.sizes import PortSpecs, Sizes
 from rhino_jax.model.strategies import Strategy, all_specs, strategies
 from rhino_jax.numbering import for_each, number, number_rows
@@ -246,7 +246,7 @@ class OptionBuilder:
     def _by_hand(self, op: Op) -> Strategy | None:
         """The one way to run what its user cut by hand, over this very mesh."""
         manual, axes = op.manual, self.mesh.axes
-        if manual is None or manual.mesh_axes != tuple((a.name, a.size) for a in axes):
+        if manual is None or not is_over(manual, self.mesh):
             return None
         place = {a.name: i for i, a in enumerate(axes)}
         ins, outs = (

@@ -53,6 +53,13 @@ def told_of(program: Program) -> str:
         f" {_traits_line(op.traits)}"
         for op in program.ops
     ]
+    by_hand = [op.manual for op in program.ops if op.manual is not None]
+    lines += [
+        repr((c.kind, c.axes, c.local_bytes, c.runs))
+        for manual in by_hand
+        for c in manual.collectives
+    ]
+    lines += [str(manual.is_all_priced) for manual in by_hand]
     calls = [op.call for op in program.ops if op.call is not None]
     lines += [str(call.is_trip_count_known) for call in calls]
     lines += [repr(e) for e in (*program.inputs, *program.outputs)]

@@ -18,6 +18,9 @@ from rhino_jax.plan.plan import AnyPlan, Plan
 from rhino_jax.plan.records import Collective, Holding
 
 
+Place = tuple[int, int]
+"""An op, and which of the collectives in it, where its user cut it by hand; else -1."""
+
 _OP = re.compile(r" #(\d+)$")
 """How the op of a collective ends: with its number in the program."""
 
@@ -31,23 +34,32 @@ def with_lines(plan: AnyPlan, program: Program) -> AnyPlan:
     """
     if not plan.lines:
         return replace(plan, lines=_found(plan, program))
-    sources = [op.source for op in program.ops]
-    now = {text: sources[op] for text, op in plan.lines.items()}
+    now = {text: _source_at(place, program) for text, place in plan.lines.items()}
     moved = {text: source for text, source in now.items() if str(source) != text}
     if not moved:
         return plan
-    lines = {str(sources[op]): op for op in plan.lines.values()}
+    lines = {str(now[text]): place for text, place in plan.lines.items()}
     return replace(_written_anew(plan, moved, program), lines=lines)
 
 
-def _found(plan: Plan, program: Program) -> dict[str, int]:
+def _source_at(place: Place, program: Program) -> Source:
+    op, inside = program.ops[place[0]], place[1]
+    if op.manual is None or not 0 <= inside < len(op.manual.collectives):
+        return op.source
+    return op.manual.collectives[inside].source
+
+
+def _found(plan: Plan, program: Program) -> dict[str, Place]:
     """Each line that a plan's text names → the first op there."""
     text = "\n".join(_texts(plan))
-    lines: dict[str, int] = {}
+    lines: dict[str, Place] = {}
     for op in program.ops:
-        if op.source.file:
-            lines.setdefault(str(op.source), op.id)
-    return {line: op for line, op in lines.items() if _place(line) in text}
+        inside = () if op.manual is None else op.manual.collectives
+        sources = [(op.source, -1), *((c.source, k) for k, c in enumerate(inside))]
+        for source, k in sources:
+            if source.file:
+                lines.setdefault(str(source), (op.id, k))
+    return {line: at for line, at in lines.items() if _short(line) in text}
 
 
 def _texts(plan: Plan) -> Iterator[str]:
@@ -65,10 +77,10 @@ def _written_anew(
     text = _substitution(moved)
 
     def collective(c: Collective) -> Collective:
-        op = _OP.search(c.op)
-        source = text(c.source)
-        if op is not None and c.source:  # two ops of one line may have parted
-            source = str(program.ops[int(op[1])].source)
+        found, source = _OP.search(c.op), text(c.source)
+        op = None if found is None else program.ops[int(found[1])]
+        if op is not None and op.manual is None and c.source:
+            source = str(op.source)  # two ops of one line may have parted
         return replace(c, source=source, reason=text(c.reason))
 
     def holding(h: Holding) -> Holding:
@@ -90,13 +102,13 @@ def _substitution(moved: Mapping[str, Source]) -> Callable[[str], str]:
     found: dict[str, str] = {}
     for old, source in moved.items():
         found[old] = str(source)
-        found.setdefault(_place(old), _place(str(source)))
+        found.setdefault(_short(old), _short(str(source)))
     longest_first = sorted(found, key=len, reverse=True)
     any_of = "|".join(map(re.escape, longest_first))
     pattern = re.compile(rf"(?<![\w./])(?:{any_of})(?!\d)")
     return lambda text: pattern.sub(lambda m: found[m[0]], text)
 
 
-def _place(line: str) -> str:
+def _short(line: str) -> str:
     """`model.py:61` of `model.py:61 (attend)`."""
     return line.partition(" (")[0]

@@ -74,8 +74,8 @@ class Plan:
         all their leaves.
       in_leaf_positions, out_leaf_positions: where, among all leaves of the trees,
         the arrays are; the arguments come first in `inputs`, in this order.
-      lines: the source lines that its text names, each with an op of the program that
-        is there; see `rhino_jax.plan.lines`.
+      lines: the source lines that its text names, each with what of the program is
+        there; see `rhino_jax.plan.lines`.
       versions: of what made the plan, as {"rhino_jax": …, "jax": …}; filled in
         when a plan is loaded from a file.
       cached: the file of the cache that it was read from, where it was not searched;
@@ -105,7 +105,7 @@ class Plan:
     out_tree: Any = None
     in_leaf_positions: tuple[int, ...] = ()
     out_leaf_positions: tuple[int, ...] = ()
-    lines: Mapping[str, int] = field(default_factory=dict, compare=False)
+    lines: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
     cached: str = field(default="", compare=False)
 

@@ -61,7 +61,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "meshes": [[list(shape), _number(s)] for shape, s in plan.meshes],
         "refined": [_record_to_json(x) for x in plan.refined],
         "notes": list(plan.notes),
-        "lines": dict(plan.lines),
+        "lines": {text: list(place) for text, place in plan.lines.items()},
         "trees": {
             "in": tree_to_json(plan.in_tree),
             "in_leaf_positions": list(plan.in_leaf_positions),
@@ -139,7 +139,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         meshes=tuple((tuple(shape), float(s)) for shape, s in data["meshes"]),
         refined=tuple(_candidate(x) for x in data["refined"]),
         notes=tuple(data["notes"]),
-        lines={str(text): int(op) for text, op in data["lines"].items()},
+        lines={text: (int(op), int(k)) for text, (op, k) in data["lines"].items()},
         in_tree=in_tree,
         out_tree=out_tree,
         in_leaf_positions=in_positions,

@@ -153,8 +153,11 @@ def _notes_by_hand(
                 f"shard_map at {op.source} is over another mesh ({axes}) than the plan:"
                 " every device holds its operands whole."
             )
-        elif op.manual.has_collectives:
-            notes.append(f"what shard_map at {op.source} sends itself is not priced.")
+        elif not op.manual.is_all_priced:
+            notes.append(
+                f"not all that shard_map at {op.source} sends itself is priced: its"
+                " shapes, or its loops, do not say how much that is."
+            )
     return list(dict.fromkeys(notes))
 
 

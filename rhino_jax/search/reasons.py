@@ -45,6 +45,8 @@ class Reasons:
         """Of what an op sends after its compute, in one step of a strategy."""
         op = node.op
         assert op is not None and op.rule is not None
+        if op.manual is not None:
+            return f"{op.name} says so itself"
         cut = [f for f, axes in enumerate(strategy.cut) if set(axes) & set(step.axes)]
         if step.kind == PERMUTE and all(op.rule.factors[f].halo != (0, 0) for f in cut):
             return f"borders of the window of {op.name} along {self._over(node, cut)}"

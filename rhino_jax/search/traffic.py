@@ -12,6 +12,7 @@ from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.reshard import Step, reshard_steps
 from rhino_jax.hardware.mesh import size_of
+from rhino_jax.ir.program import Manual
 from rhino_jax.ir.spec import Spec, padding_of
 from rhino_jax.model.build import Model
 from rhino_jax.model.op_collectives import own_steps
@@ -25,7 +26,7 @@ from rhino_jax.search.symmetry import Symmetry
 
 
 class Priced(NamedTuple):
-    """A collective, and the seconds of one run."""
+    """A collective, and its seconds in one run of what sends it."""
 
     step: Step
     seconds: float
@@ -189,7 +190,7 @@ class Traffic:
             axes = mesh.over(step.axes)
             seconds = collective_s(step.kind, step.local_bytes, axes)
             latency_s = collective_s(step.kind, 0.0, axes)
-            found.append(Priced(step, seconds - saved * latency_s))
+            found.append(Priced(step, step.runs * (seconds - saved * latency_s)))
         return tuple(found)
 
     def _record(
@@ -212,17 +213,29 @@ class Traffic:
         per_run = wire_bytes(
             step.kind, step.local_bytes, size_of(model.mesh, step.axes)
         )
+        line = "" if op is None else str(op.source)
+        if op is not None and op.manual is not None and isinstance(at, Node):
+            line = _line_by_hand(op.manual, step) or line
         return Collective(
             kind=step.kind,
             # In the mesh's order, as the compiler's are: the order says nothing.
             axes=tuple(model.mesh.axes[a].name for a in sorted(step.axes)),
-            bytes=round(per_run * at.count),
-            count=at.count,
+            bytes=round(per_run * step.runs * at.count),
+            count=step.runs * at.count,
             seconds=priced.seconds * at.count,
             op="" if op is None else f"{op.name} #{op.id}",
-            source="" if op is None else str(op.source),
+            source=line,
             reason=reason,
         )
+
+
+def _line_by_hand(manual: Manual, step: Step) -> str:
+    """Where the user's code asks for what it sends."""
+    for c in manual.collectives:
+        have = c.kind, len(c.axes), float(c.local_bytes), c.runs
+        if have == (step.kind, len(step.axes), step.local_bytes, step.runs):
+            return str(c.source)
+    return ""
 
 
 def name_of(model: Model, port: Port) -> str:

@@ -94,7 +94,7 @@ def cause_of_extra(
             " does: it cuts by whole axes"
         )
     if "shard_map" in entry.op.split("/"):
-        return BY_HAND, "inside shard_map, which the plan does not look into"
+        return BY_HAND, "inside shard_map, beyond what its shapes say of it"
     size = entry.per_run_bytes
     if any(s == entry.source and _near(b, size) for s, b in planned_runs):
         return REPEATED, (

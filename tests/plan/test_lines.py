@@ -102,6 +102,36 @@ def test_a_saved_plan_shows_the_lines_of_the_function_that_it_is_given(
     assert moved.lines == anew.lines
 
 
+def test_lines_inside_of_shard_map_move_too(folder: Path) -> None:
+    code = """
+def train(x):
+    def body(x):
+        x = jax.lax.psum(x, "b")
+        return jax.lax.all_gather(x, "a")
+    return jax.shard_map(
+        body, mesh=mesh, in_specs=P("a"), out_specs=P(), check_vma=False)(x)
+"""
+
+    def sources(code: str) -> Any:
+        kinds = (jax.sharding.AxisType.Auto,) * 2
+        mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=kinds)
+        names = {"jax": jax, "P": jax.P, "mesh": mesh}
+        exec(compile(code, "first.py", "exec"), names)
+        x = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+        plan = rhino.plan(names["train"], x, mesh=MESH, hardware="v5e:2x4")
+        return bool(plan.cached), {c.kind: c.source for c in plan.collectives}
+
+    assert sources(code) == (
+        False,
+        {"all-reduce": "first.py:4 (body)", "all-gather": "first.py:5 (body)"},
+    )
+    assert sources(code.replace("        return", "\n\n        return")) == (
+        True,
+        {"all-reduce": "first.py:4 (body)", "all-gather": "first.py:7 (body)"},
+    )
+    assert not sources(code.replace('psum(x, "b")', 'pmax(x, ("a", "b"))'))[0]
+
+
 def test_lines_that_begin_alike_are_not_mixed_up() -> None:
     plan = planned("\n" * 4 + CODE)
     many = planned("\n" * 60 + CODE)

@@ -220,7 +220,7 @@ def test_shard_map_is_kept_and_said_so() -> None:
     assert moved(found) == {("all-reduce", ("data",)): 8 * 32 * F32}
     assert any("shard_map" in note for note in found.notes)
     assert found.rhino is not None and found.rhino.ok
-    assert [d.label for d in found.rhino.differences] == ["written by hand"]
+    assert not found.rhino.differences  # what it sends itself is planned, too
 
 
 def test_bare_specs_and_other_devices_need_mesh() -> None:
