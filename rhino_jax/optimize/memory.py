@@ -14,7 +14,6 @@ import numpy as np
 from rhino_jax.optimize.errors import UnsatisfiedError
 from rhino_jax.optimize.lookups import Beside, Spans
 from rhino_jax.optimize.presolve.reduction import Core
-from rhino_jax.optimize.problem import EdgeUsage, NodeUsage
 
 
 _Span = tuple[int, int, int, int]
@@ -98,9 +97,7 @@ def build_memory(core: Core, times: Collection[int] | None = None) -> Memory:
       UnsatisfiedError: at some time even the least that all nodes hold is too much.
     """
     place = {node: n for n, node in enumerate(core.costs)}
-    usages: list[NodeUsage | EdgeUsage] = list(core.edge_usages)
-    for node in (*core.costs, *(core.node_usages.keys() - core.costs.keys())):
-        usages += core.node_usages.get(node, ())
+    usages = core.usages
     starts = np.array([u.start for u in usages], dtype=np.int64)
     stops = np.array([u.stop for u in usages], dtype=np.int64)
     counted = _last_before_a_stop(starts, stops) if times is None else np.array(times)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from rhino_jax.optimize.lookups import Beside, Lookups, Spans
-from rhino_jax.optimize.restriction import Restriction
 
 
 Labels = np.ndarray
@@ -71,8 +70,7 @@ class Problem:
       limit: memory limit, or infinity.
       end: all times are below it.
 
-    What is added after the first `objective` or `profile` is not seen; to one made by
-    `restricted`, whose objective is the whole problem's, nothing is.
+    What is added after the first `objective` or `profile` is not seen.
     """
 
     costs: list[np.ndarray]
@@ -83,14 +81,10 @@ class Problem:
     end: int = 1
     _costs: Lookups | None = field(init=False, default=None)
     _held: Spans | None = field(init=False, default=None)
-    _part_of: tuple[Problem, Restriction] | None = field(init=False, default=None)
 
     def objective(self, labels: Sequence[int] | Labels) -> float:
         """Cost of a choice, recomputed from the tables."""
         labels = np.asarray(labels, dtype=np.int64)
-        if self._part_of is not None:
-            whole, left = self._part_of
-            return whole.objective(left.expand(labels))
         paid = self._lookups().entries(labels)
         nodes = len(self.costs)
         return float(paid[:nodes].sum() + paid[nodes:].sum())
@@ -135,41 +129,6 @@ class Problem:
     def peak_time(self, labels: Sequence[int] | Labels) -> int:
         """The first time of largest memory."""
         return int(self.profile(labels).argmax())
-
-    def restricted(self, left: Restriction) -> Problem:
-        """The problem in which every node keeps only the options that are left."""
-        allowed = left.allowed
-        cache: dict[tuple[int, ...], np.ndarray] = {}
-
-        def part(table: np.ndarray, *nodes: int) -> np.ndarray:
-            key = (id(table), *[id(allowed[i]) for i in nodes])
-            found = cache.get(key)
-            if found is None:
-                found = table[allowed[nodes[0]]]
-                for i in nodes[1:]:
-                    found = found[:, allowed[i]]
-                cache[key] = found
-            return found
-
-        small = Problem(
-            [part(cost, i) for i, cost in enumerate(self.costs)],
-            [
-                PairTable(e.source, e.target, part(e.table, e.source, e.target))
-                for e in self.edges
-            ],
-            [
-                NodeUsage(u.node, part(u.usage, u.node), u.start, u.stop)
-                for u in self.node_usages
-            ],
-            [
-                EdgeUsage(*u.nodes, part(u.usage, *u.nodes), u.start, u.stop)
-                for u in self.edge_usages
-            ],
-            self.limit,
-            self.end,
-        )
-        small._part_of = self, left
-        return small
 
     def recharged(self, costs: list[np.ndarray], edges: list[PairTable]) -> Problem:
         """The problem with the same memory and other costs."""

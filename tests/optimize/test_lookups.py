@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from rhino_jax.memo import Memo
+from rhino_jax.optimize.memory import build_memory
+from rhino_jax.optimize.moves.moves import Moves
+from rhino_jax.optimize.presolve.reduction import core_of
 from rhino_jax.optimize.problem import NodeUsage, PairTable, Problem
-from rhino_jax.optimize.restriction import Restriction
 from tests.optimize.test_engine import random_problem
 
 
@@ -55,24 +57,24 @@ def test_restricted_problems_keep_costs_and_memory(seed: int) -> None:
         a if len(a) else np.array([len(c) - 1])
         for a, c in zip(allowed, problem.costs, strict=True)
     ]
-    left = Restriction.of(problem.costs, allowed)
-    small = problem.restricted(left)
-    chosen = [int(rng.integers(len(a))) for a in allowed]
-    same = [int(a[k]) for a, k in zip(allowed, chosen, strict=True)]
-    # Of the small problem's own tables, which `objective` leaves to the whole's.
-    cost = sum(c[k] for c, k in zip(small.costs, chosen, strict=True))
-    cost += sum(e.table[chosen[e.source], chosen[e.target]] for e in small.edges)
-    assert cost == pytest.approx(problem.objective(same))
-    assert small.objective(chosen) == pytest.approx(cost)
-    assert small.peak(chosen) == pytest.approx(problem.peak(same))
-    assert small.limit == problem.limit
-    assert left.expand(np.array(chosen)).tolist() == same
-    assert left.contract(np.array(same)).tolist() == chosen  # type: ignore[union-attr]
-    for node, (label, some) in enumerate(zip(same, allowed, strict=True)):
-        for other in set(range(len(problem.costs[node]))) - set(some.tolist()):
-            same[node] = other
-            assert left.contract(np.array(same)) is None
-        same[node] = label
+    core = core_of(problem, Memo(), allowed)
+    assert core.limit == problem.limit
+    every = [[int(rng.integers(len(a))) for a in allowed] for _ in range(10)]
+    in_whole = [[int(a[k]) for a, k in zip(allowed, x, strict=True)] for x in every]
+    core.limit = problem.peak(in_whole[0])
+    moves = Moves.of(core, build_memory(core))
+    for chosen, same in zip(every, in_whole, strict=True):
+        cost = moves.objective(np.array(chosen))
+        assert cost == pytest.approx(problem.objective(same))
+        held = np.zeros(problem.end)
+        for u in core.usages:
+            amount = u.usage[tuple(chosen[i] for i in u.nodes[: u.usage.ndim])]
+            held[u.start : u.stop] += amount
+        np.testing.assert_allclose(held, problem.profile(same), atol=1e-6)
+        over = max(problem.peak(same) - core.limit, 0.0)
+        excess = moves.memory.excess(np.array(chosen))
+        assert excess == pytest.approx(over, abs=1e-6)
+        assert core.expand(dict(enumerate(chosen))).tolist() == same
 
 
 def test_one_table_is_scaled_once() -> None:

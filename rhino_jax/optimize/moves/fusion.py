@@ -20,7 +20,6 @@ from rhino_jax.optimize.memory import build_memory
 from rhino_jax.optimize.moves.moves import UNITS, Moves
 from rhino_jax.optimize.presolve.reduction import Core, core_of
 from rhino_jax.optimize.problem import Labels, Problem
-from rhino_jax.optimize.restriction import Restriction
 
 
 FUSED_AT_ONCE, MOST_FUSED_IN_ALL = 3, 6
@@ -87,19 +86,17 @@ def _fuse_all(
         allowed = [np.unique(options) for options in np.array(members).T]
     else:
         return Fused(None, -math.inf, 0)
-    left = Restriction.of(problem.costs, allowed)
-    small, hint = problem.restricted(left), left.contract(members[0])
-    assert hint is not None
     profiles = [problem.profile(m) for m in members]
     times = {int(p.argmax()) for p in profiles if p.max(initial=0.0) > problem.limit}
     bound, variables = -math.inf, 0
     for _ in range(MOST_TRIES):
-        core = _reduced(small, times)
+        core = _reduced(problem, allowed, times)
         try:
             moves = Moves.of(core, build_memory(core, sorted(times)))
         except UnsatisfiedError:
             break
-        nodes, start = range(len(core.costs)), hint[list(core.costs)]
+        nodes = range(len(core.costs))
+        start = [np.searchsorted(allowed[i], members[0][i]) for i in core.costs]
         if count_cells(moves, nodes) > MAX_MODEL_CELLS:
             break
         moves.divide(unit := max(problem.objective(members[0]), 1e-30) / UNITS)
@@ -111,14 +108,14 @@ def _fuse_all(
             near=1e-6 if is_whole else NEAR,
             seed=effort.seed,
         )
-        found = settle(moves, start, nodes, limits)
+        found = settle(moves, np.array(start, dtype=int), nodes, limits)
         variables = found.variables
         if is_whole:
             bound = max(bound, found.bound * unit + float(core.constant))
         if found.labels is None:
             break
         chosen = dict(zip(core.costs, found.labels.tolist(), strict=True))
-        labels = left.expand(core.expand(chosen))
+        labels = core.expand(chosen)
         profile = problem.profile(labels)
         if profile.max(initial=0.0) <= problem.limit:
             return Fused(labels, bound, variables)
@@ -128,17 +125,17 @@ def _fuse_all(
     return Fused(None, bound, variables)
 
 
-def _reduced(problem: Problem, times: set[int]) -> Core:
-    """The problem without nodes that hold the same at some times whatever they choose,
-    as far as they can be minimised away."""
+def _reduced(problem: Problem, allowed: Sequence[np.ndarray], times: set[int]) -> Core:
+    """The problem of some options, without nodes that hold the same at some times
+    whichever they take, as far as they can be minimised away."""
+    memo = Memo()
+    core = core_of(problem, memo, allowed)
     varying = {
         node
-        for u in problem.usages
+        for u in core.usages
         if np.ptp(u.usage) and any(u.start <= t < u.stop for t in times)
         for node in u.nodes
     }
-    memo = Memo()
-    core = core_of(problem, memo)
     core.reduce(memo, frozenset(varying))
     return core
 

@@ -86,6 +86,12 @@ class Core:
     edge_usages: list[EdgeUsage] = field(default_factory=list)
     limit: float = float("inf")
 
+    @property
+    def usages(self) -> list[NodeUsage | EdgeUsage]:
+        """All memory; a node's own follows that of the nodes before it."""
+        own = [u for node in sorted(self.node_usages) for u in self.node_usages[node]]
+        return [*self.edge_usages, *own]
+
     def expand(self, chosen: Mapping[int, int | np.ndarray]) -> Labels:
         """Labels of all nodes from labels of the core: steps undone.
 
@@ -213,13 +219,46 @@ def assembled(
     return core
 
 
-def core_of(problem: Problem, memo: Memo) -> Core:
-    """A whole problem with its memory, of which nothing is reduced yet."""
-    core = assembled(problem.costs, problem.edges, memo)
-    for usage in problem.node_usages:
-        core.node_usages.setdefault(usage.node, []).append(usage)
-    core.edge_usages, core.limit = list(problem.edge_usages), problem.limit
+def core_of(
+    problem: Problem, memo: Memo, allowed: Sequence[np.ndarray] | None = None
+) -> Core:
+    """A problem with its memory, of which nothing is reduced yet.
+
+    Args:
+      problem: the whole.
+      memo: makes what alike nodes share.
+      allowed: for every node the options that are kept; None: all.
+    """
+    if allowed is None:
+        core = assembled(problem.costs, problem.edges, memo)
+        usages = problem.usages
+    else:
+
+        def part(table: np.ndarray, *nodes: int) -> np.ndarray:
+            return memo.make(_restricted, table, *(allowed[i] for i in nodes))
+
+        core = assembled(
+            [part(cost, i) for i, cost in enumerate(problem.costs)],
+            [PairTable(i, j, part(t, i, j)) for i, j, t in problem.edges],
+            memo,
+        )
+        core.steps += [Kept(i, options) for i, options in enumerate(allowed)]
+        usages = [
+            u._replace(usage=part(u.usage, *u.nodes[: u.usage.ndim]))
+            for u in problem.usages
+        ]
+    for u in usages:
+        if isinstance(u, NodeUsage):
+            core.node_usages.setdefault(u.node, []).append(u)
+        else:
+            core.edge_usages.append(u)
+    core.limit = problem.limit
     return core
+
+
+def _restricted(table: np.ndarray, *options: np.ndarray) -> np.ndarray:
+    """The rows, or rows and columns, of some options."""
+    return table[np.ix_(*options)]
 
 
 def reduce(problem: Problem) -> Core:
