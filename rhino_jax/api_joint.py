@@ -7,21 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rhino_jax.api_layout import WHAT, decided_layout
+from rhino_jax.api_layout import decided_layout
 from rhino_jax.api_like import Kept
-from rhino_jax.api_wishes import MeshAxes, Wishes
+from rhino_jax.api_programs import WHAT, Programs
+from rhino_jax.api_wishes import Wishes
 from rhino_jax.apply.meshes import axes_of_mesh, make_mesh
-from rhino_jax.errors import InfeasiblePlanError, PinError
+from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.face.plan import Plan
-from rhino_jax.frontend.trace import Traced
-from rhino_jax.hardware.target import Target
-from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import Spec, format_spec, local_shape
-from rhino_jax.plan.pin_trees import check_devices, expand_pins
-from rhino_jax.plan.pins import ResolvedPins, resolve_pins
+from rhino_jax.ir.spec import Spec, local_shape
 from rhino_jax.plan.plans import Plans
-from rhino_jax.plan.shared import Slot, shared_places, staying_inputs, taken_with
-from rhino_jax.plan.trees import axes_text
+from rhino_jax.plan.shared import Slot, shared_places, taken_with
 from rhino_jax.units import format_bytes
 
 
@@ -29,30 +24,13 @@ if TYPE_CHECKING:
     from rhino_jax.search.adding import Member
 
 
-MOST_AXES = 2
-"""Axes of the meshes that are compared where no mesh is given; a third seldom gains."""
-
 GOOD_ENOUGH = 1e-3
 """Share above what all would take alone at which no other layout is tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Together:
-    """The programs, and what is asked of them."""
-
-    traced: Mapping[str, Traced]
-    weights: Mapping[str, float]
-    wishes: Mapping[str, Wishes]
-    mesh: Any
-    started: float
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.traced)
-
-    @property
-    def programs(self) -> list[Program]:
-        return [t.program for t in self.traced.values()]
+class Together(Programs):
+    """Programs that share state, and the plans that are made of them."""
 
     def plans(self) -> Plans[Plan]:
         wishes = next(iter(self.wishes.values()))
@@ -72,7 +50,7 @@ class Together:
             plans=found,
             weights=self.weights,
             shared=tuple(
-                tuple((self.names[m], self._path(m, slot)) for m, slot in place)
+                tuple((self.names[m], self.path(m, slot)) for m, slot in place)
                 for place in shared
             ),
             held_bytes=held,
@@ -80,91 +58,8 @@ class Together:
             alone_s=alone,
         )
 
-    def _path(self, member: int, slot: int) -> str:
-        return self.programs[member].inputs[slot].path
-
     def _sum_s(self, plans: Mapping[str, Plan]) -> float:
         return sum(self.weights[n] * p.predicted.step_time_s for n, p in plans.items())
-
-    def meshes(self, target: Target) -> list[MeshAxes]:
-        """The meshes to compare: those on which the pins of all programs hold."""
-        if self.mesh is not None:
-            return [axes_of_mesh(self.mesh)]
-        every = []
-        for name, traced in self.traced.items():
-            pinned = self._pinned(name)
-            every.append(self.wishes[name].meshes_of(traced, target, pinned)[0])
-        left = [axes for axes in every[0] if all(axes in others for others in every)]
-        left = [axes for axes in left if len(axes) <= MOST_AXES] or left
-        if not left:
-            raise PinError(
-                f"{WHAT}: no mesh suits the pins of all programs.",
-                where="pins=",
-                numbers="; ".join(
-                    f"{name}: {', '.join(map(axes_text, meshes))}"
-                    for name, meshes in zip(self.names, every, strict=True)
-                ),
-                fix="give mesh=, or use the same axes in all pins.",
-            )
-        return left
-
-    def _pinned(self, name: str) -> Mapping[str, Any]:
-        arguments = self.traced[name].arguments
-        return expand_pins(self.wishes[name].pins, arguments.tree, arguments.paths)
-
-    def members(
-        self, target: Target, axes: MeshAxes, shared: list[list[Slot]]
-    ) -> list[Member]:
-        from rhino_jax.search.adding import Member
-
-        pins = [
-            resolve_pins(self._pinned(name), program, axes)
-            for name, program in zip(self.names, self.programs, strict=True)
-        ]
-        if self.mesh is not None:
-            for name in self.names:
-                check_devices(self._pinned(name), self.mesh)
-        inputs = self._pins_of_all(pins, shared, axes)
-        return [
-            Member(
-                program,
-                self.wishes[name].request_of(target, replace(p, inputs=mine)),
-                self.weights[name],
-                staying_inputs(program),
-            )
-            for name, program, p, mine in zip(
-                self.names, self.programs, pins, inputs, strict=True
-            )
-        ]
-
-    def _pins_of_all(
-        self, pins: Sequence[ResolvedPins], shared: list[list[Slot]], axes: MeshAxes
-    ) -> list[dict[int, Spec]]:
-        """A pin of a shared array holds in all programs.
-
-        Raises:
-          PinError: two programs pin it differently.
-        """
-        found = [dict(p.inputs) for p in pins]
-        names = [name for name, _ in axes]
-        for place in shared:
-            said = [(m, slot) for m, slot in place if slot in pins[m].inputs]
-            specs = {pins[m].inputs[slot] for m, slot in said}
-            if len(specs) > 1:
-                raise PinError(
-                    f"{WHAT}: two programs pin a shared array differently.",
-                    where=" and ".join(
-                        f"{self.names[m]}: {self._path(m, s)}" for m, s in said
-                    ),
-                    numbers=" and ".join(
-                        format_spec(pins[m].inputs[s], names) for m, s in said
-                    ),
-                    fix="drop one of the two.",
-                )
-            for spec in specs:
-                for m, slot in place:
-                    found[m][slot] = spec
-        return found
 
     def _held_bytes(
         self,

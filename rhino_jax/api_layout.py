@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rhino_jax.api_programs import WHAT, Programs
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.shared import SharedLayout, Slot
@@ -16,17 +17,13 @@ from rhino_jax.units import format_bytes
 
 
 if TYPE_CHECKING:
-    from rhino_jax.api_joint import Together
     from rhino_jax.api_wishes import MeshAxes
     from rhino_jax.search.adding import Member
     from rhino_jax.search.together import Layout
 
 
-WHAT = "`rhino.plan_together`"
-
-
 def decided_layout(
-    programs: Together, target: Target, shared: list[list[Slot]]
+    programs: Programs, target: Target, shared: list[list[Slot]]
 ) -> SharedLayout:
     """The mesh and the layout of what is shared: found here, or by the first of the
     processes that plan together.
@@ -68,7 +65,7 @@ def decided_layout(
 
 
 def _search(
-    programs: Together,
+    programs: Programs,
     target: Target,
     shared: list[list[Slot]],
     report: Callable[[float | None, float | None], None],
@@ -107,7 +104,7 @@ def _search(
 
 
 def _nothing_fits(
-    programs: Together, layout: Layout, members: Sequence[Member], axes: MeshAxes
+    programs: Programs, layout: Layout, members: Sequence[Member], axes: MeshAxes
 ) -> InfeasiblePlanError:
     budget = min(m.request.memory_budget_bytes for m in members)
     least = math.ceil(layout.smallest_peak_bytes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rhino_jax._compat import context_mesh
 from rhino_jax.api_joint import Together
-from rhino_jax.api_layout import WHAT
+from rhino_jax.api_programs import WHAT
 from rhino_jax.api_wishes import Wishes
 from rhino_jax.apply.constraints import auto_twin
 from rhino_jax.apply.meshes import read_mesh

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rhino_jax.bench.versions import versions, versions_line
 from rhino_jax.commands.benching import add_bench, add_measure
 from rhino_jax.commands.checking import add_audit, add_verify
 from rhino_jax.commands.flags import with_flags
@@ -85,8 +86,6 @@ class _Version(argparse.Action):
     """Prints the versions of what plans and compiles, and ends."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
-        from rhino_jax.bench.versions import versions, versions_line
-
         print(versions_line(versions()))
         parser.exit()
 

@@ -33,6 +33,7 @@ from rhino_jax.bench.table import to_markdown
 from rhino_jax.bench.versions import versions
 from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.files import load_target
+from rhino_jax.verify.targets import compile_target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +239,6 @@ def _missing_extras(suite: Suite, command: Command) -> dict[str, str]:
 
 def missing_extra(target: str) -> str | None:
     """What is not installed that would compile for a target; None where all is."""
-    from rhino_jax.verify.targets import compile_target
-
     if "cpu" in load_target(target).device.kinds:
         return None
     try:

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from rhino_jax.bench.measure import measure
+from rhino_jax.bench.measured_file import hardware_file
 from rhino_jax.commands.words import positive, positive_int, writing
 
 
@@ -105,10 +109,6 @@ def _run_fit(args: argparse.Namespace) -> None:
 
 
 def _run_measure(args: argparse.Namespace) -> None:
-    import jax
-
-    from rhino_jax.bench.measure import measure
-    from rhino_jax.bench.measured_file import hardware_file
     from rhino_jax.demo import emulate
 
     if args.emulate is not None:

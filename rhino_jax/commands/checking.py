@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
+import rhino_jax as rhino
+from rhino_jax.apply.constraints import partition_spec
+from rhino_jax.apply.meshes import axes_of_mesh
 from rhino_jax.commands.planning import (
     SHAPES_HELP,
     add_planning,
@@ -19,10 +22,14 @@ from rhino_jax.commands.planning import (
 )
 from rhino_jax.commands.words import EXIT_CODES, read_pins
 from rhino_jax.errors import HardwareError, MeshError, RhinoError
-
-
-if TYPE_CHECKING:
-    from rhino_jax.face.plan import Plan
+from rhino_jax.frontend.parameters import read_parameters
+from rhino_jax.frontend.trace import split_call, trace_call
+from rhino_jax.hardware.files import load_target
+from rhino_jax.plan.pins import resolve_pins
+from rhino_jax.report.audit import audit_to_html
+from rhino_jax.report.verification import verification_to_html
+from rhino_jax.verify.emulate import emulated_mesh
+from rhino_jax.verify.targets import compile_target
 
 
 def add_verify(commands: Any) -> None:
@@ -68,9 +75,7 @@ def add_audit(commands: Any) -> None:
 
 
 def _run_verify(args: argparse.Namespace) -> int:
-    import rhino_jax as rhino
     from rhino_jax.loading import load_call
-    from rhino_jax.report.verification import verification_to_html
 
     call = load_call(args.target, args.shapes, "verify")
     if args.plan is None:
@@ -93,10 +98,8 @@ def _run_verify(args: argparse.Namespace) -> int:
     return 0 if verified.ok else 1
 
 
-def _compile_for(plan: Plan) -> str | None:
+def _compile_for(plan: rhino.Plan) -> str | None:
     """The plan's hardware: devices of other kinds may be here, and are not meant."""
-    from rhino_jax.hardware.files import load_target
-
     try:
         target = load_target(plan.hardware)
     except HardwareError:
@@ -132,9 +135,7 @@ def _refuse_planning(args: argparse.Namespace) -> None:
 
 
 def _run_audit(args: argparse.Namespace) -> None:
-    import rhino_jax as rhino
     from rhino_jax.loading import load_call
-    from rhino_jax.report.audit import audit_to_html
 
     call = load_call(args.target, args.shapes, "audit")
     asked = keywords(args, "audit")
@@ -155,10 +156,6 @@ def _mesh_to_compile_for(axes: dict[str, int] | None, hardware: str | None) -> A
     Raises:
       MeshError: neither axes nor hardware are given.
     """
-    from rhino_jax.hardware.files import load_target
-    from rhino_jax.verify.emulate import emulated_mesh
-    from rhino_jax.verify.targets import compile_target
-
     if axes is None and (hardware is None or hardware.startswith("cpu")):
         raise MeshError(
             "`audit`: the mesh of the program is not given.",
@@ -174,12 +171,6 @@ def _mesh_to_compile_for(axes: dict[str, int] | None, hardware: str | None) -> A
 
 def _sharded(call: Any, words: list[str], mesh: Any) -> tuple[Any, Any]:
     """The arguments, sharded as --sharded says."""
-    from rhino_jax.apply.constraints import partition_spec
-    from rhino_jax.apply.meshes import axes_of_mesh
-    from rhino_jax.frontend.parameters import read_parameters
-    from rhino_jax.frontend.trace import split_call, trace_call
-    from rhino_jax.plan.pins import resolve_pins
-
     specs = read_pins(words)
     if not specs:
         return call.args, call.kwargs

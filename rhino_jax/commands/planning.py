@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import rhino_jax as rhino
 from rhino_jax.commands.words import (
     EXIT_CODES,
     PINS_HELP,
@@ -20,10 +21,10 @@ from rhino_jax.commands.words import (
     writing,
 )
 from rhino_jax.errors import MeshError, RhinoError
+from rhino_jax.report.html import page, to_html
 
 
 if TYPE_CHECKING:
-    from rhino_jax.face.plan import Plan
     from rhino_jax.loading import LoadedCall
 
 
@@ -126,9 +127,8 @@ def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
     }
 
 
-def plan_call(args: argparse.Namespace, call: LoadedCall, command: str) -> Plan:
+def plan_call(args: argparse.Namespace, call: LoadedCall, command: str) -> rhino.Plan:
     """Plan what the command line names."""
-    import rhino_jax as rhino
     from rhino_jax.loading import tracing_error
 
     sharded = rhino.auto_shard(call.fn, **keywords(args, command), **call.options)
@@ -154,18 +154,14 @@ def _run_plan(args: argparse.Namespace) -> None:
     tell_plan(plan, args)
 
 
-def tell_plan(plan: Plan, args: argparse.Namespace) -> None:
+def tell_plan(plan: rhino.Plan, args: argparse.Namespace) -> None:
     """Write the page, if one is asked for, and print the table."""
-    from rhino_jax.report.html import to_html
-
     if args.html:
         write_page(args.html, to_html(plan), f"plan of {plan.program_name}")
     print(plan.table(full=args.full))
 
 
 def write_page(path: str, body: str, title: str) -> None:
-    from rhino_jax.report.html import page
-
     text = page(body, title=title)
     writing(path, lambda: Path(path).write_text(text, encoding="utf-8"))
     print(f"page written to {path}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import rhino_jax as rhino
 from rhino_jax.commands.planning import add_showing, tell_plan
 
 
@@ -21,12 +22,8 @@ def add_saved(commands: Any) -> None:
 
 
 def _run_show(args: argparse.Namespace) -> None:
-    import rhino_jax as rhino
-
     tell_plan(rhino.load_plan(args.file), args)
 
 
 def _run_diff(args: argparse.Namespace) -> None:
-    import rhino_jax as rhino
-
     print(rhino.load_plan(args.a).diff(rhino.load_plan(args.b)))

@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from rhino_jax.errors import RuleError
-from rhino_jax.frontend.check_local import Finish, LocalOp, cut_operands, localise
+from rhino_jax.frontend.check_local import cut_operands, localise
+from rhino_jax.frontend.check_op import Finish, LocalOp
 from rhino_jax.frontend.check_run import (
     Call,
     Outcome,

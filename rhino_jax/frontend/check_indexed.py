@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jax.lax import GatherScatterMode
 
+from rhino_jax.frontend.check_op import Finish, LocalOp, Results
 from rhino_jax.frontend.rules.scatter import REDUCERS
 from rhino_jax.ir.factor import FactorKind
-
-
-if TYPE_CHECKING:
-    from rhino_jax.frontend.check_local import Finish, LocalOp, Results
 
 
 def _index_factor(op: LocalOp, dim: int) -> int | None:

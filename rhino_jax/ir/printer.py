@@ -13,8 +13,17 @@ The same program gives the same text on every host.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from rhino_jax.ir.program import Op, Program, Region, RegionCall, RegionKind, Value
+from rhino_jax.ir.op import (
+    Input,
+    Op,
+    Output,
+    Region,
+    RegionCall,
+    RegionKind,
+    Value,
+)
 
 
 _SHORT = {
@@ -24,9 +33,16 @@ _SHORT = {
 INDENT = "  "
 
 
-def format_program(program: Program) -> str:
-    """The whole program as text, without a newline at the end."""
-    return "\n".join(_lines(program))
+def format_program(
+    name: str,
+    values: Sequence[Value],
+    ops: Sequence[Op],
+    inputs: Sequence[Input],
+    outputs: Sequence[Output],
+    body: Region,
+) -> str:
+    """The whole program as text, without a newline at the end; fields of `Program`."""
+    return "\n".join(_Lines(values, ops).of_program(name, inputs, outputs, body))
 
 
 def format_type(value: Value) -> str:
@@ -37,57 +53,74 @@ def format_type(value: Value) -> str:
     return f"{short}{bits}[{','.join(map(str, value.shape))}]"
 
 
-def _lines(program: Program) -> Iterator[str]:
-    yield f"program {program.name}".rstrip()
-    for entry in program.inputs:
-        notes = ["donated"] * entry.is_donated + ["const"] * entry.is_const
-        yield INDENT + "  ".join([_defined(program, entry.value), entry.path, *notes])
-    yield from _region_lines(program, program.body, "")
-    yield "return"
-    for out in program.outputs:
-        parts = [_used(program, out.value), out.path]
-        if out.state_of is not None:
-            parts.append(f"state of {program.inputs[out.state_of].path}")
-        yield INDENT + "  ".join(parts)
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Lines of text of a program that has these values and ops."""
 
+    values: Sequence[Value]
+    ops: Sequence[Op]
 
-def _region_lines(program: Program, region: Region, indent: str) -> Iterator[str]:
-    for op_id in region.ops:
-        op = program.ops[op_id]
-        yield indent + _op_line(program, op)
+    def of_program(
+        self,
+        name: str,
+        inputs: Sequence[Input],
+        outputs: Sequence[Output],
+        body: Region,
+    ) -> Iterator[str]:
+        yield f"program {name}".rstrip()
+        for entry in inputs:
+            notes = ["donated"] * entry.is_donated + ["const"] * entry.is_const
+            yield INDENT + "  ".join([self._defined(entry.value), entry.path, *notes])
+        yield from self._of_region(body, "")
+        yield "return"
+        for out in outputs:
+            parts = [self._used(out.value), out.path]
+            if out.state_of is not None:
+                parts.append(f"state of {inputs[out.state_of].path}")
+            yield INDENT + "  ".join(parts)
+
+    def _of_region(self, region: Region, indent: str) -> Iterator[str]:
+        for op_id in region.ops:
+            op = self.ops[op_id]
+            yield indent + self._of_op(op)
+            if op.call is not None:
+                yield from self._of_call(op.call, indent + INDENT)
+
+    def _of_call(self, call: RegionCall, indent: str) -> Iterator[str]:
+        names: Sequence[str] = ("region",)
+        if call.kind is RegionKind.WHILE:
+            names = ("condition", "body")
+        elif call.kind is RegionKind.COND:
+            names = tuple(f"branch {i}" for i in range(len(call.regions)))
+        for name, region in zip(names, call.regions, strict=True):
+            inputs = ", ".join(self._defined(v) for v in region.inputs)
+            yield f"{indent}{name}({inputs})"
+            yield from self._of_region(region, indent + INDENT)
+            yielded = " ".join(self._used(v) for v in region.outputs)
+            yield f"{indent}{INDENT}yield {yielded}".rstrip()
+
+    def _of_op(self, op: Op) -> str:
+        results = ", ".join(self._defined(v) for v in op.results)
+        operands = " ".join(self._used(v) for v in op.operands)
+        head = f"{results} = {op.name}" if results else op.name
+        parts = [f"{head} {operands}".rstrip()]
         if op.call is not None:
-            yield from _call_lines(program, op.call, indent + INDENT)
+            parts.append(f"<{_call_text(op.call)}>")
+        elif not op.is_known:
+            parts.append("{unknown}")
+        elif op.rule is not None:
+            parts.append(f"{{{op.rule}}}")
+        if op.label:
+            parts.append(f"[{op.label}]")
+        parts.append(f"# {op.source}")
+        return "  ".join(parts)
 
+    def _defined(self, value: int) -> str:
+        return f"%{value}: {format_type(self.values[value])}"
 
-def _call_lines(program: Program, call: RegionCall, indent: str) -> Iterator[str]:
-    names: Sequence[str] = ("region",)
-    if call.kind is RegionKind.WHILE:
-        names = ("condition", "body")
-    elif call.kind is RegionKind.COND:
-        names = tuple(f"branch {i}" for i in range(len(call.regions)))
-    for name, region in zip(names, call.regions, strict=True):
-        inputs = ", ".join(_defined(program, v) for v in region.inputs)
-        yield f"{indent}{name}({inputs})"
-        yield from _region_lines(program, region, indent + INDENT)
-        yielded = " ".join(_used(program, v) for v in region.outputs)
-        yield f"{indent}{INDENT}yield {yielded}".rstrip()
-
-
-def _op_line(program: Program, op: Op) -> str:
-    results = ", ".join(_defined(program, v) for v in op.results)
-    operands = " ".join(_used(program, v) for v in op.operands)
-    head = f"{results} = {op.name}" if results else op.name
-    parts = [f"{head} {operands}".rstrip()]
-    if op.call is not None:
-        parts.append(f"<{_call_text(op.call)}>")
-    elif not op.is_known:
-        parts.append("{unknown}")
-    elif op.rule is not None:
-        parts.append(f"{{{op.rule}}}")
-    if op.label:
-        parts.append(f"[{op.label}]")
-    parts.append(f"# {op.source}")
-    return "  ".join(parts)
+    def _used(self, value: int) -> str:
+        entry = self.values[value]
+        return f"literal:{format_type(entry)}" if entry.is_literal else f"%{value}"
 
 
 def _call_text(call: RegionCall) -> str:
@@ -102,12 +135,3 @@ def _call_text(call: RegionCall) -> str:
     if call.kind is RegionKind.WHILE:
         consts = f"{call.num_cond_consts}+{call.num_consts}"
     return f"{call.kind.value}, {trips}, {consts} consts, {call.num_carry} carries"
-
-
-def _defined(program: Program, value: int) -> str:
-    return f"%{value}: {format_type(program.values[value])}"
-
-
-def _used(program: Program, value: int) -> str:
-    entry = program.values[value]
-    return f"literal:{format_type(entry)}" if entry.is_literal else f"%{value}"

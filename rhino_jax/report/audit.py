@@ -10,6 +10,7 @@ from rhino_jax.report.html import sections_to_html
 from rhino_jax.report.line import format_mesh
 from rhino_jax.report.section import Section, Table
 from rhino_jax.report.text import sections_to_text
+from rhino_jax.report.values import value_sections
 from rhino_jax.report.verification import (
     out_of_memory_section,
     quantity_row,
@@ -193,8 +194,6 @@ def _held(found: Audit) -> Section:
 
 def _inputs(found: Audit, *, full: bool) -> Section:
     """What rhino would do instead, by argument."""
-    from rhino_jax.report.values import value_sections
-
     if found.plan is None:
         return Section("")
     inputs, *_ = value_sections(found.plan, full=full)

@@ -23,7 +23,6 @@ from typing import Generic, ParamSpec, TypeVar
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import trace_call
-from rhino_jax.ir.printer import format_program
 from rhino_jax.model.build import build_model
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.search import forms
@@ -66,9 +65,7 @@ class Pass(Generic[P, Form]):
         return form
 
 
-TRACE = Pass(
-    "trace", "function", "program", trace_call, lambda t: format_program(t.program)
-)
+TRACE = Pass("trace", "function", "program", trace_call, lambda t: str(t.program))
 INLINE = Pass("inline", "program", "graph", inline_regions, forms.graph_text)
 ANALYSE = Pass(
     "analyse", "graph", "analysis", ProgramAnalysis.of_graph, forms.analysis_text

@@ -27,6 +27,7 @@ from rhino_jax.verify.hand_sharded import (
     axes_in,
     read_by_hand,
 )
+from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.places import Place, place_on
 from rhino_jax.verify.unpinned import sharded_ops, without_constraints
@@ -109,8 +110,6 @@ def audit(
     static_argnames: str | Iterable[str] | None,
 ) -> Audit:
     """Compile a program as it is, read it, and compare; see `rhino.audit`."""
-    from rhino_jax.verify.hlo.reading import read_compiled
-
     what = "`rhino.audit`"
     if isinstance(fn, ShardedFunction | Method):
         raise RhinoError(

@@ -22,6 +22,7 @@ from rhino_jax.plan.trees import donated_arguments, with_mesh
 from rhino_jax.verify.causes import evidence_of
 from rhino_jax.verify.differences import differences_of
 from rhino_jax.verify.hlo.pricing import priced
+from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import (
     Compilation,
     CompiledCollective,
@@ -171,8 +172,6 @@ def verification_of(
       compilation: what became of it.
       place: where.
     """
-    from rhino_jax.verify.hlo.reading import read_compiled
-
     reading = read_compiled(compilation, plan.mesh_axes, place.target)
     is_out = compilation.out_of_memory is not None
     planned = priced(plan.collectives, plan.mesh_axes, place.target)

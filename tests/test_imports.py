@@ -1,0 +1,223 @@
+"""Imports run one way: read from the source, where nothing has to be imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import rhino_jax
+
+
+ROOT = Path(rhino_jax.__file__).parent
+
+PLAIN = "errors units version memo numbering disjoint keywords streams shapes _compat"
+"""Modules that know nothing of ours but one another."""
+
+ORDER = (
+    *PLAIN.split(),
+    "ir", "optimize", "contest", "hardware", "cost", "frontend", "analysis", "model",
+    "recipes", "plan", "search", "processes", "apply", "verify", "report", "face",
+    "uncovered", "api_like", "api_wishes", "api_programs", "api_layout", "api_joint",
+    "api_together", "api_audit", "api", "rhino_jax", "models", "demo", "loading",
+    "bench", "commands", "cli", "__main__",
+)  # fmt: skip
+"""Packages, and modules of the top level, each after all that it imports."""
+
+MAY_IMPORT: Mapping[str, str] = {
+    "ir": "",
+    "optimize": "errors memo numbering disjoint",
+    "contest": "errors optimize",
+    "hardware": "errors keywords streams _compat ir",
+    "cost": "ir hardware",
+    "frontend": "errors keywords _compat ir",
+    "plan": "errors units version keywords ir cost hardware",
+    "report": "errors units ir plan verify",
+    "models": "errors hardware",
+}
+"""What these packages may import and no more, where the order alone would allow it."""
+
+AT_START = "needs OR-Tools, 0.3 s: no use to who runs plans that are kept or saved"
+ALONG = "0.03 s, needed together with the search alone"
+OPTAX = "needs Optax, 0.1 s: no use to `--help` and to commands on saved plans"
+
+INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
+    ("api_wishes", "search"): AT_START,
+    ("api_wishes", "verify.refine"): AT_START,
+    ("api_programs", "search"): AT_START,
+    ("api_layout", "search"): AT_START,
+    ("api_layout", "analysis"): ALONG,
+    ("api_layout", "optimize"): AT_START,
+    ("cli", "contest"): AT_START,
+    ("cli", "demo"): OPTAX,
+    ("commands.benching", "bench"): OPTAX,
+    ("commands.benching", "demo"): OPTAX,
+    ("commands.checking", "loading"): OPTAX,
+    ("commands.planning", "loading"): OPTAX,
+}
+"""(importer, what it imports inside of functions) → why not at its top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One module of ours that another names.
+
+    Attributes:
+      importer, imported: their names, without `rhino_jax.`.
+      line: where.
+      is_inside: whether it is inside a function.
+      is_for_types: whether only type checkers follow it.
+    """
+
+    importer: str
+    imported: str
+    line: int
+    is_inside: bool
+    is_for_types: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+@cache
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        found[".".join(parts) or "rhino_jax"] = path
+    return found
+
+
+def package_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(
+        Import(name, imported, node.lineno, is_inside, is_for_types)
+        for name, path in modules().items()
+        for node, is_inside, is_for_types in statements(ast.parse(path.read_text()))
+        for imported in named(node)
+    )
+
+
+def statements(
+    node: ast.AST, is_inside: bool = False, is_for_types: bool = False
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, is_inside, is_for_types
+            continue
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        is_check = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+        yield from statements(child, is_inside or is_function, is_for_types or is_check)
+
+
+def named(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """The modules of ours that a statement imports."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    else:
+        assert node.level == 0, "imports are absolute"
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    return {_module(n) for n in names if package_of(n) == "rhino_jax"}
+
+
+def _module(name: str) -> str:
+    """`plan.plan` of `rhino_jax.plan.plan.Plan`."""
+    name = name.partition(".")[2]
+    while name and name not in modules():
+        name = name.rpartition(".")[0]
+    return name or "rhino_jax"
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    """Modules that reach one another; by taking away all that imports nothing left."""
+    left = {name: set(others) for name, others in edges.items()}
+    while True:
+        ends = {name for name, others in left.items() if not others & left.keys()}
+        if not ends:
+            break
+        left = {name: others for name, others in left.items() if name not in ends}
+    reach = {name: _reached(name, left) for name in left}
+    groups = {
+        tuple(sorted(n for n in reach[name] if name in reach[n]))
+        for name in left
+        if name in reach[name]
+    }
+    return sorted(map(list, groups))
+
+
+def _reached(name: str, edges: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    todo = [name]
+    while todo:
+        for other in edges[todo.pop()] & edges.keys():
+            if other not in found:
+                found.add(other)
+                todo.append(other)
+    return found
+
+
+def test_the_source_is_read() -> None:
+    assert len(modules()) > 300 and len(imports()) > 1000
+    assert any(i.is_inside for i in imports())
+    assert any(i.is_for_types for i in imports())
+    assert circles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set()}) == [
+        ["a", "b", "c"]
+    ]
+
+
+@pytest.mark.parametrize("with_types", [False, True])
+def test_no_module_imports_itself_through_others(with_types: bool) -> None:
+    edges: dict[str, set[str]] = {name: set() for name in modules()}
+    for i in imports():
+        if with_types or not i.is_for_types:
+            edges[i.importer].add(i.imported)
+    assert circles(edges) == []
+
+
+def test_packages_import_what_stands_before_them() -> None:
+    found = {package_of(name) for name in modules()}
+    assert found == set(ORDER), "ORDER is not of the packages that there are"
+    place = {name: k for k, name in enumerate(ORDER)}
+    wrong = [
+        str(i)
+        for i in imports()
+        if place[package_of(i.imported)] > place[package_of(i.importer)]
+    ]
+    assert wrong == []
+
+
+def test_packages_import_no_more_than_they_may() -> None:
+    wrong = [
+        str(i)
+        for i in imports()
+        if (package := package_of(i.importer)) in MAY_IMPORT
+        and package_of(i.imported) not in {package, *MAY_IMPORT[package].split()}
+    ]
+    assert wrong == []
+
+
+def test_imports_inside_of_functions_have_a_reason() -> None:
+    found: set[tuple[str, str]] = set()
+    wrong = []
+    for i in imports():
+        if not i.is_inside:
+            continue
+        reasons = [
+            (importer, start)
+            for importer, start in INSIDE_FUNCTIONS
+            if i.importer == importer and f"{i.imported}.".startswith(f"{start}.")
+        ]
+        found.update(reasons)
+        if not reasons:
+            wrong.append(str(i))
+    assert wrong == []
+    assert found == set(INSIDE_FUNCTIONS), "reasons for what is no longer there"
