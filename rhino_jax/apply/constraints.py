@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from rhino_jax.cost.reshard import reshard_route
 from rhino_jax.errors import PlanFileError
+from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.ir.spec import Spec, format_spec, is_even, shards_per_dim
 
 
@@ -30,12 +31,11 @@ class Constraints:
 
     Attributes:
       mesh: the mesh.
-      gathers_by_axis, says_waypoints: as of `Decisions`.
+      lowering: as of `Decisions`.
     """
 
     mesh: Any
-    gathers_by_axis: bool = False
-    says_waypoints: bool = True
+    lowering: LoweringPolicy = AS_WRITTEN
     _known: dict[tuple[Spec, tuple[int, ...]], NamedSharding] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -61,14 +61,12 @@ class Constraints:
         """`x`, taken from one spec to another one collective at a time."""
         if wanted is None or held is None or len(held) != len(wanted):
             return self.place(x, wanted)
-        if not self.says_waypoints:
+        if not self.lowering.annotates_waypoints:
             return self.place(x, wanted)
         if not can_constrain(x) or len(wanted) != x.ndim:
             return x
         sizes = tuple(self.mesh.axis_sizes)
-        for waypoint in reshard_route(
-            held, wanted, sizes, by_axis=self.gathers_by_axis
-        ):
+        for waypoint in reshard_route(held, wanted, sizes, self.lowering):
             x = self.place(x, waypoint)
         return x
 

@@ -46,9 +46,7 @@ def constrained(
       A function of the program's inputs (arguments, then captured constants), flat,
       to the list of its results.
     """
-    constraints = Constraints(
-        auto_twin(mesh), decisions.gathers_by_axis, decisions.says_waypoints
-    )
+    constraints = Constraints(auto_twin(mesh), decisions.lowering)
     walk = _Walk(program, decisions, constraints)
     jaxpr = open_jaxpr(closed_jaxpr)
 

@@ -12,6 +12,7 @@ import math
 
 from rhino_jax.cost.collectives import ALL_REDUCE, REDUCE_SCATTER
 from rhino_jax.cost.reshard import Step
+from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.spec import Spec
 
@@ -36,13 +37,12 @@ def combine_steps(
     Returns:
       Reduce-scatters first, so that the all-reduce of the rest is smaller.
     """
-    parts = _parts(made, done, mesh.scatters_by_axis)
-    # Large matmuls on tori of two dims are an exception: they become loops that
-    # scatter over all axes at once (GPT 1.3B on v5e:4x4).
-    is_looped = mesh.scatters_by_axis and not mesh.gathers_by_axis
-    if len(parts) > 1 and not mesh.says_waypoints and not is_looped:
+    lowering = mesh.lowering
+    parts = _parts(made, done, lowering)
+    is_told = lowering.annotates_waypoints or lowering.loops_matmuls
+    if len(parts) > 1 and not is_told:
         return (Step(ALL_REDUCE, partial, made_bytes),)
-    most = MOST_SCATTERED - 1 if mesh.gathers_by_axis else MOST_SCATTERED
+    most = MOST_SCATTERED - 1 if lowering.gathers_by_axis else MOST_SCATTERED
     steps: list[Step] = []
     local, scattered = made_bytes, set[int]()
     for _, axes in parts:
@@ -50,7 +50,7 @@ def combine_steps(
         is_whole = pieces == mesh.num_devices and pieces > most
         # Shards of a vector, as a bias's gradient, are no whole tiles on TPU: seen as
         # all-reduces in GPTs of 256 to 2,048 features.
-        is_reduced = mesh.scatters_by_axis and (is_whole or len(made) == 1)
+        is_reduced = lowering.scatters_by_axis and (is_whole or len(made) == 1)
         kind = ALL_REDUCE if is_reduced else REDUCE_SCATTER
         steps.append(Step(kind, axes, local))
         local /= pieces
@@ -62,13 +62,13 @@ def combine_steps(
 
 
 def combine_route(
-    made: Spec, done: Spec, by_axis: bool, *, is_conv: bool = False
+    made: Spec, done: Spec, lowering: LoweringPolicy, *, is_conv: bool = False
 ) -> tuple[Spec, ...]:
     """The specs between partial sums made as `made` and the value held as `done`:
     one after each reduce-scatter but the last.
 
     Args:
-      by_axis: see `Device.scatters_by_axis`. Such compilers make a loop of a
+      lowering: of the compiler. Those that scatter by axis make a loop of a
         convolution and the reduce-scatter of its result, which reads the images again
         for every slice of the filters; told `made` first, they do not (gradients of
         3x3 and 1x1 filters on v5e:4x4, libtpu 0.0.51: 724 → 177 and 259 → 94 us).
@@ -76,14 +76,16 @@ def combine_route(
     """
     now = list(made)
     route: list[Spec] = []
-    for dim, axes in _parts(made, done, by_axis):
+    for dim, axes in _parts(made, done, lowering):
         now[dim] = (*now[dim], *axes)
         route.append(tuple(now))
-    first = (made,) if route and is_conv and by_axis else ()
+    first = (made,) if route and is_conv and lowering.scatters_by_axis else ()
     return (*first, *route[:-1])
 
 
-def _parts(made: Spec, done: Spec, by_axis: bool) -> list[tuple[int, tuple[int, ...]]]:
+def _parts(
+    made: Spec, done: Spec, lowering: LoweringPolicy
+) -> list[tuple[int, tuple[int, ...]]]:
     """(dim, mesh axes) of each reduce-scatter, in order. Minor axes lie on the faster
     links: they come first, while the value is large."""
     added = [
@@ -92,6 +94,6 @@ def _parts(made: Spec, done: Spec, by_axis: bool) -> list[tuple[int, tuple[int, 
         if len(after) > len(before)
     ]
     added.sort(key=lambda d: -max(d[1]))
-    if not by_axis:
+    if not lowering.scatters_by_axis:
         return added
     return [(dim, (axis,)) for dim, axes in added for axis in axes]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rhino_jax.cost.collectives import (
     ALL_GATHER,
@@ -18,6 +18,7 @@ from rhino_jax.cost.collectives import (
     ALL_TO_ALL,
     PERMUTE,
 )
+from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.ir.spec import Spec, axes_of, shards_per_dim
 
 
@@ -38,9 +39,7 @@ def reshard_steps(
     dst: Spec,
     whole_bytes: int,
     sizes: tuple[int, ...],
-    *,
-    by_axis: bool = False,
-    says_waypoints: bool = True,
+    lowering: LoweringPolicy = AS_WRITTEN,
 ) -> tuple[Step, ...]:
     """The collectives that turn `src` into `dst`.
 
@@ -49,17 +48,19 @@ def reshard_steps(
       dst: spec in which it is wanted.
       whole_bytes: bytes of the whole value.
       sizes: mesh axis sizes.
-      by_axis: gather over one mesh axis at a time, see `Device.gathers_by_axis`.
-      says_waypoints: whether the compiler is told every stop, or only `dst`.
+      lowering: what the compiler makes of it.
     Returns:
       Steps in order; empty where the change is local.
     """
-    steps, _ = _reshard(src, dst, whole_bytes, sizes, by_axis, says_waypoints)
+    steps, _ = _reshard(src, dst, whole_bytes, sizes, lowering)
     return tuple(steps)
 
 
 def reshard_route(
-    src: Spec, dst: Spec, sizes: tuple[int, ...], *, by_axis: bool = False
+    src: Spec,
+    dst: Spec,
+    sizes: tuple[int, ...],
+    lowering: LoweringPolicy = AS_WRITTEN,
 ) -> tuple[Spec, ...]:
     """The specs to pass through on the way from `src` to `dst`, which is the last.
 
@@ -68,7 +69,7 @@ def reshard_route(
     gathers the last dim first, whatever links that takes; told every stop, it
     gathers over slow links while the shard is small.
     """
-    _, route = _reshard(src, dst, 1, sizes, by_axis, says_waypoints=True)
+    _, route = _reshard(src, dst, 1, sizes, replace(lowering, annotates_waypoints=True))
     waypoints = [*route, dst]
     return tuple(
         s
@@ -82,8 +83,7 @@ def _reshard(
     dst: Spec,
     whole_bytes: int,
     sizes: tuple[int, ...],
-    by_axis: bool,
-    says_waypoints: bool,
+    lowering: LoweringPolicy,
 ) -> tuple[list[Step], list[Spec]]:
     """Steps, and the specs before each all-to-all and gather, and behind the last."""
     if src == dst:
@@ -129,7 +129,7 @@ def _reshard(
             _cut_free_axes(now, want)
     # Gather the rest, one collective per dim. Major axes lie on the slower links:
     # they come first, while the shard is small. XLA left to itself gathers the last
-    # dim first; where `by_axis` matters, all at once with an all-reduce.
+    # dim first; where it gathers by axis, all at once with an all-reduce.
     extras = {}
     for i, (dim, goal) in enumerate(zip(now, want, strict=True)):
         keep = 0
@@ -138,12 +138,13 @@ def _reshard(
         if len(dim) > keep:
             extras[i] = dim[keep:]
     every = tuple(a for extra in extras.values() for a in extra)
-    if by_axis and not says_waypoints and len(every) > 1:
+    is_told, by_axis = lowering.annotates_waypoints, lowering.gathers_by_axis
+    if by_axis and not is_told and len(every) > 1:
         for i, extra in extras.items():
             del now[i][-len(extra) :]
         return [*steps, Step(ALL_REDUCE, every, local_bytes())], route
     for i, extra in sorted(
-        extras.items(), key=lambda e: min(e[1]) if says_waypoints else -e[0]
+        extras.items(), key=lambda e: min(e[1]) if is_told else -e[0]
     ):
         for group in [[a] for a in reversed(extra)] if by_axis else [extra]:
             stop_here()

@@ -71,7 +71,6 @@ def lay_out(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> LaidMesh:
       HardwareError: the target states its links by axis, and has none for this one.
     """
     _check(target, mesh_axes)
-    device = target.device
     joins: dict[tuple[int, ...], Axis] = {}
     if target.links:
         axes = tuple(_stated(target, name, n) for name, n in mesh_axes)
@@ -82,7 +81,7 @@ def lay_out(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> LaidMesh:
             for k, (name, n) in enumerate(mesh_axes)
         )
         joins = _joins(target, axes, parts)
-    return LaidMesh(axes, device.gathers_by_axis, device.scatters_by_axis, joins=joins)
+    return LaidMesh(axes, target.device.lowering, joins)
 
 
 def _joins(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.hardware.parts import Part
 
 
@@ -51,17 +52,13 @@ class LaidMesh:
 
     Attributes:
       axes: major first.
-      gathers_by_axis, scatters_by_axis: as of `Device`.
-      says_waypoints: whether programs that run on it say every stop on the way from one
-        spec to another; as of `Decisions`.
+      lowering: which collectives a change of sharding becomes.
       joins: positions of several axes, ascending, of more than one device each → the
         axis that they are together. Empty where links are stated by axis.
     """
 
     axes: tuple[Axis, ...]
-    gathers_by_axis: bool = False
-    scatters_by_axis: bool = False
-    says_waypoints: bool = True
+    lowering: LoweringPolicy = AS_WRITTEN
     joins: Mapping[tuple[int, ...], Axis] = field(default_factory=dict, hash=False)
 
     @functools.cached_property

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rhino_jax.hardware.lowering import LoweringPolicy
+
 
 UNLIMITED_BYTES = 2**62
 """Stands for memory without bounds."""
@@ -39,11 +41,7 @@ class Device:
         and what is elementwise in its result, inside of it, without memory.
       hoists_conversions: whether the compiler converts what a loop scans over before
         the loop, for all slices at once.
-      gathers_by_axis, scatters_by_axis: whether the compiler makes all-gathers, and
-        reduce-scatters, over one mesh axis at a time only; of others it makes
-        all-reduces, for twice the bytes.
-      combines: whether collectives that nothing waits for become few, with kernels
-        that pack and unpack them (see `rhino_jax.model.packing`).
+      gathers_by_axis, scatters_by_axis, combines: see `LoweringPolicy`.
       reverses_inside: whether a convolution reads its kernel reversed where that is
         reversed right before it, and otherwise pads what it dilates with zeros that
         it multiplies (see `rhino_jax.model.reversals`).
@@ -78,6 +76,15 @@ class Device:
     systolic_array: int = 0
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()
+
+    @property
+    def lowering(self) -> LoweringPolicy:
+        """What its compiler makes of shardings, every waypoint annotated."""
+        return LoweringPolicy(
+            gathers_by_axis=self.gathers_by_axis,
+            scatters_by_axis=self.scatters_by_axis,
+            combines=self.combines,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ COMBINED_LATENCY = 0.06
 
 def is_combined(analysis: ProgramAnalysis) -> tuple[list[bool], list[bool]]:
     """Whether what nodes do after their compute, and reshards on edges, combine."""
-    combines, slack = analysis.target.device.combines, analysis.slack
+    combines, slack = analysis.target.device.lowering.combines, analysis.slack
     of_nodes = [combines and wait in COMBINED for wait in slack.nodes]
     return of_nodes, [combines and wait in COMBINED for wait in slack.edges]
 
@@ -48,7 +48,7 @@ def with_packing(
     analysis: ProgramAnalysis, mesh: LaidMesh, options: Sequence[Options]
 ) -> list[Options]:
     """The options as they cost where their reductions are combined."""
-    if not analysis.target.device.combines:
+    if not analysis.target.device.lowering.combines:
         return list(options)
     op_collectives = OpCollectives(analysis.graph.program, mesh)
     program, params = analysis.graph.program, max(1, len(analysis.roles.params))

@@ -137,14 +137,7 @@ class ReshardTables:
         fixed, per_byte = TIE_S, 2 / cut / self.builder.target.hbm_bytes_per_s
         # Steps scale with the bytes: take them for 2^40 bytes and divide.
         whole = 1 << 40
-        for step in reshard_steps(
-            src,
-            dst,
-            whole,
-            mesh.sizes,
-            by_axis=mesh.gathers_by_axis,
-            says_waypoints=mesh.says_waypoints,
-        ):
+        for step in reshard_steps(src, dst, whole, mesh.sizes, mesh.lowering):
             alpha, s_per_byte = self._link(step.kind, step.axes)
             fixed += alpha
             per_byte += s_per_byte * step.local_bytes / whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.ir.spec import Spec
 
 
@@ -27,9 +28,7 @@ class Decisions:
       outputs: one spec per program output.
       waypoints: value id → specs that its partial sums pass through before it is held
         as `values` says, one after each reduce-scatter but the last.
-      gathers_by_axis: as of `Device`.
-      says_waypoints: whether the compiler is told every spec on the way from one to
-        another, or only the last.
+      lowering: which specs values pass through where they are resharded.
     """
 
     values: Mapping[int, Spec] = field(default_factory=dict)
@@ -37,5 +36,4 @@ class Decisions:
     region_outputs: Mapping[tuple[int, int, int], Spec] = field(default_factory=dict)
     outputs: tuple[Spec, ...] = ()
     waypoints: Mapping[int, tuple[Spec, ...]] = field(default_factory=dict)
-    gathers_by_axis: bool = False
-    says_waypoints: bool = True
+    lowering: LoweringPolicy = AS_WRITTEN

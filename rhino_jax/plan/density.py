@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
+from rhino_jax.hardware.lowering import AS_WRITTEN
 from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
@@ -45,7 +46,7 @@ def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:
         operands=operands,
         region_outputs=decisions.region_outputs,
         outputs=decisions.outputs,
-        says_waypoints=False,
+        lowering=AS_WRITTEN.without_waypoints(),
     )
 
 
@@ -71,7 +72,7 @@ def only_the_batch(
     return Decisions(
         values=pinned | {v: spec for v, spec in held.items() if v in kept},
         outputs=decisions.outputs,
-        says_waypoints=False,
+        lowering=AS_WRITTEN.without_waypoints(),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import Leaf, Plan
@@ -81,8 +82,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
                 [v, [specs.index(s) for s in waypoints]]
                 for v, waypoints in decisions.waypoints.items()
             ],
-            "gathers_by_axis": decisions.gathers_by_axis,
-            "says_stops": decisions.says_waypoints,
+            "gathers_by_axis": decisions.lowering.gathers_by_axis,
+            "says_stops": decisions.lowering.annotates_waypoints,
             "specs": specs.specs,
         },
     }
@@ -122,8 +123,10 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
                 v: tuple(specs[s] for s in waypoints)
                 for v, waypoints in decisions["stops"]
             },
-            gathers_by_axis=bool(decisions["gathers_by_axis"]),
-            says_waypoints=bool(decisions["says_stops"]),
+            lowering=LoweringPolicy(
+                gathers_by_axis=bool(decisions["gathers_by_axis"]),
+                annotates_waypoints=bool(decisions["says_stops"]),
+            ),
         ),
         predicted=_predicted(data["predicted"]),
         collectives=tuple(_collective(x) for x in data["collectives"]),

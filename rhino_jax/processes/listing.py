@@ -198,6 +198,7 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
     for value, texts in sorted(said.items()):
         if value not in made_by_ops:
             lines.append(Line(f"value %{value}", "; ".join(texts)))
-    how = (decisions.gathers_by_axis, decisions.says_waypoints)
-    lines.append(Line("gathers by axis, says stops", str(how)))
+    lowering = decisions.lowering
+    how = (lowering.gathers_by_axis, lowering.annotates_waypoints)
+    lines.append(Line("gathers by axis, annotates waypoints", str(how)))
     return lines

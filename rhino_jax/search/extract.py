@@ -53,7 +53,7 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
         region_outputs,
         tuple(outputs),
         waypoints=_waypoints(model, chosen),
-        gathers_by_axis=model.mesh.gathers_by_axis,
+        lowering=model.mesh.lowering.routes,
     )
 
 
@@ -69,7 +69,7 @@ def _waypoints(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ..
             route = combine_route(
                 made,
                 done,
-                model.mesh.scatters_by_axis,
+                model.mesh.lowering,
                 is_conv=node.op.traits.kind is OpKind.CONVOLUTION,
             )
             if route:

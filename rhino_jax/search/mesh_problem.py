@@ -33,8 +33,9 @@ def build_mesh_problem(
 ) -> MeshProblem:
     """Enumerate and price the options on one mesh; recipes are left for later."""
     pinned = pinned_nodes(analysis.graph, request)
-    laid = lay_out(analysis.target, mesh_axes)
-    mesh = replace(laid, says_waypoints=request.density == "all")
+    mesh = lay_out(analysis.target, mesh_axes)
+    if request.density != "all":
+        mesh = replace(mesh, lowering=mesh.lowering.without_waypoints())
     return _on(analysis, mesh, pinned, request)
 
 

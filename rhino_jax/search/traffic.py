@@ -173,12 +173,7 @@ class Traffic:
         key = *change, is_combined
         found = self._moves.get(key)
         if found is None:
-            steps = reshard_steps(
-                *change,
-                mesh.sizes,
-                by_axis=mesh.gathers_by_axis,
-                says_waypoints=mesh.says_waypoints,
-            )
+            steps = reshard_steps(*change, mesh.sizes, mesh.lowering)
             found = self._moves[key] = self._price(steps, is_combined)
         return found
 

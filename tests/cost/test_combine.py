@@ -10,12 +10,14 @@ from rhino_jax.cost.collectives import ALL_REDUCE, REDUCE_SCATTER
 from rhino_jax.cost.combine import combine_route, combine_steps
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.hardware.mesh import LaidMesh
 
 
 GPU = lay_out(load_target("h100:2x8"), [("data", 2), ("model", 8)])
 TPU = lay_out(load_target("v5e:4x4"), [("data", 4), ("model", 4)])
 WHOLE = ((), ())
+BY_AXIS = LoweringPolicy(scatters_by_axis=True)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def test_partial_sums_over_two_axes(
 ) -> None:
     found = combine_steps(WHOLE, done, (0, 1), 1024.0, mesh)
     assert [(s.kind, s.axes) for s in found] == steps
-    assert combine_route(WHOLE, done, mesh.scatters_by_axis) == route
+    assert combine_route(WHOLE, done, mesh.lowering) == route
 
 
 def test_every_scatter_leaves_less_to_the_next() -> None:
@@ -60,7 +62,7 @@ def test_told_only_the_end_compilers_all_reduce_the_whole() -> None:
     done = ((0,), (1,))
     torus = lay_out(load_target("v5p:4x4x4"), [("data", 16), ("model", 4)])
     for mesh in (GPU, torus):
-        told_less = replace(mesh, says_waypoints=False)
+        told_less = replace(mesh, lowering=mesh.lowering.without_waypoints())
         (step,) = combine_steps(WHOLE, done, (0, 1), 1024.0, told_less)
         assert (step.kind, step.axes, step.local_bytes) == (ALL_REDUCE, (0, 1), 1024.0)
         (step,) = combine_steps(WHOLE, ((0,), ()), (0,), 1024.0, told_less)
@@ -68,7 +70,11 @@ def test_told_only_the_end_compilers_all_reduce_the_whole() -> None:
     kinds = {
         s.kind
         for s in combine_steps(
-            WHOLE, done, (0, 1), 1024.0, replace(TPU, says_waypoints=False)
+            WHOLE,
+            done,
+            (0, 1),
+            1024.0,
+            replace(TPU, lowering=TPU.lowering.without_waypoints()),
         )
     }
     assert kinds == {REDUCE_SCATTER}
@@ -76,10 +82,10 @@ def test_told_only_the_end_compilers_all_reduce_the_whole() -> None:
 
 def test_convolutions_on_tpu_are_told_where_they_are_made() -> None:
     done = ((0,), ())
-    assert combine_route(WHOLE, done, True, is_conv=True) == (WHOLE,)
-    assert combine_route(WHOLE, done, False, is_conv=True) == ()
-    assert combine_route(WHOLE, WHOLE, True, is_conv=True) == ()
-    both = combine_route(WHOLE, ((0, 1), ()), True, is_conv=True)
+    assert combine_route(WHOLE, done, BY_AXIS, is_conv=True) == (WHOLE,)
+    assert combine_route(WHOLE, done, AS_WRITTEN, is_conv=True) == ()
+    assert combine_route(WHOLE, WHOLE, BY_AXIS, is_conv=True) == ()
+    both = combine_route(WHOLE, ((0, 1), ()), BY_AXIS, is_conv=True)
     assert both == (WHOLE, ((0,), ()))
 
 

@@ -16,11 +16,13 @@ from rhino_jax.cost.collectives import (
     wire_bytes,
 )
 from rhino_jax.cost.reshard import reshard_route, reshard_steps
+from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.hardware.mesh import Axis
 from rhino_jax.model.strategies import all_specs
 
 
 SIZES = (2, 4)
+BY_AXIS = LoweringPolicy(gathers_by_axis=True)
 
 
 @pytest.mark.parametrize(
@@ -114,20 +116,20 @@ def test_gathers_by_axis_take_the_minor_axis_first() -> None:
     src, dst = ((0, 1), ()), ((), ())
     (whole,) = reshard_steps(src, dst, 4096, SIZES)
     assert whole.axes == (0, 1)
-    steps = reshard_steps(src, dst, 4096, SIZES, by_axis=True)
+    steps = reshard_steps(src, dst, 4096, SIZES, BY_AXIS)
     assert [s.axes for s in steps] == [(1,), (0,)]
-    assert reshard_route(src, dst, SIZES, by_axis=True) == (((0,), ()), dst)
+    assert reshard_route(src, dst, SIZES, BY_AXIS) == (((0,), ()), dst)
     # Told only the end, such compilers make an all-reduce of it.
-    (reduce,) = reshard_steps(src, dst, 4096, SIZES, by_axis=True, says_waypoints=False)
+    (reduce,) = reshard_steps(src, dst, 4096, SIZES, BY_AXIS.without_waypoints())
     assert (reduce.kind, reduce.local_bytes) == (ALL_REDUCE, whole.local_bytes)
 
 
 def test_told_only_the_end_the_last_dim_is_gathered_first() -> None:
     src, dst = ((0,), (1,)), ((), ())
     assert [s.axes for s in reshard_steps(src, dst, 4096, SIZES)] == [(0,), (1,)]
-    steps = reshard_steps(src, dst, 4096, SIZES, says_waypoints=False)
+    steps = reshard_steps(src, dst, 4096, SIZES, AS_WRITTEN.without_waypoints())
     assert [s.axes for s in steps] == [(1,), (0,)]
-    (step,) = reshard_steps(src, dst, 4096, SIZES, by_axis=True, says_waypoints=False)
+    (step,) = reshard_steps(src, dst, 4096, SIZES, BY_AXIS.without_waypoints())
     assert (step.kind, step.axes, step.local_bytes) == (ALL_REDUCE, (0, 1), 4096)
 
 

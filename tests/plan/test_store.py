@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 import rhino_jax as rhino
 from rhino_jax.errors import PlanFileError
+from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.plan.schema import SCHEMA_VERSION, current_versions
 from rhino_jax.plan.store import checksum, plan_from_json, plan_to_json
 from tests.plan.samples import sample_plan
@@ -33,8 +34,7 @@ def test_stops_come_back() -> None:
     decisions = dataclasses.replace(
         plan.decisions,
         waypoints={3: (((), (1,)), ((0,), (1,)))},
-        gathers_by_axis=True,
-        says_waypoints=False,
+        lowering=LoweringPolicy(gathers_by_axis=True, annotates_waypoints=False),
     )
     text = plan_to_json(dataclasses.replace(plan, decisions=decisions))
     assert plan_from_json(text).decisions == decisions

@@ -102,9 +102,7 @@ def recomputed_objective_s(model: Model, labels: np.ndarray, target: Target) -> 
         whole = graph.program.values[edge.value].bytes
         local = whole / math.prod(shards_per_dim(want, mesh.sizes))
         total += edge.count * (TIE_S + 2 * local / target.hbm_bytes_per_s)
-        for step in reshard_steps(
-            have, want, whole, mesh.sizes, by_axis=mesh.gathers_by_axis
-        ):
+        for step in reshard_steps(have, want, whole, mesh.sizes, mesh.lowering):
             axes = mesh.over(step.axes)
             total += edge.count * collective_s(step.kind, step.local_bytes, axes)
     return total

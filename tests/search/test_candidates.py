@@ -36,7 +36,7 @@ def test_the_best_comes_first_then_a_recipe_and_all_differ(program: Program) -> 
     assert found[0].plan.decisions == best.decisions
     recipe, _, density = found[1].name.partition("@")
     assert recipe in best.recipes and density == "matmul"
-    assert not found[1].plan.decisions.says_waypoints
+    assert not found[1].plan.decisions.lowering.annotates_waypoints
     own = [c for c in found if not c.name.endswith("@batch")]
     assert 2 <= len(own) <= 5
     for i, one in enumerate(found):
@@ -90,7 +90,7 @@ def test_plain_recipes_say_arguments_and_the_batch_only(plenty: Program) -> None
         inner = [s for v, s in decisions.values.items() if v not in outside]
         assert len(inner) > 100
         assert all(s[0] == both and not any(s[1:]) for s in inner)
-        assert not decisions.operands and not decisions.says_waypoints
+        assert not decisions.operands and not decisions.lowering.annotates_waypoints
         cut = {leaf.path: any(leaf.spec) for leaf in plan.inputs}
         assert cut["params['blocks']['mlp']['up']"] == (name == "fsdp")
         # Over all of the mesh, and one dim, as people type it.

@@ -58,7 +58,7 @@ def test_told_every_stop_partial_sums_are_scattered(
     hardware: str, axes: dict[str, int], done: tuple
 ) -> None:
     laid = lay_out(load_target(hardware), tuple(axes.items()))
-    route = combine_route(WHOLE, done, laid.scatters_by_axis)
+    route = combine_route(WHOLE, done, laid.lowering)
     waypoints = [
         P(*(tuple("ab"[a] for a in dim) or None for dim in spec))
         for spec in (*route, done)
