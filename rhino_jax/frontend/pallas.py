@@ -4,6 +4,10 @@ An axis of the grid is *parallel* where it moves the blocks of every result alon
 dim, one block a step, and those of an operand likewise or not at all; where the kernel
 does not ask where on that axis it is; and where nothing is handed on from step to step.
 Then a part of the grid is the same kernel on a part of the arrays.
+
+An axis that `jax.vmap` added is one like the others. Of scalars that are read before
+the kernel runs (`num_scalar_prefetch`) every device holds all; an axis that looks up in
+them where a block lies is not parallel.
 """
 
 from __future__ import annotations
@@ -30,12 +34,15 @@ class Grid:
 
     Attributes:
       sizes: of the grid's axes.
-      operands, results: of each array, see `Moves`.
+      operands, results: of each array, see `Moves`; scalars that are read before the
+        kernel runs are the first operands.
+      num_scalars: how many these are.
     """
 
     sizes: tuple[int, ...]
     operands: tuple[Moves, ...]
     results: tuple[Moves, ...]
+    num_scalars: int = 0
 
     @property
     def parallel(self) -> frozenset[int]:
@@ -54,8 +61,6 @@ def grid_of(params: Any) -> Grid | None:
     sizes = tuple(mapping.grid)
     if (
         mapping.num_dynamic_grid_bounds
-        or mapping.num_index_operands
-        or mapping.vmapped_dims
         or params.get("input_output_aliases")
         or params.get("mesh") is not None
         or not all(isinstance(n, int) for n in sizes)
@@ -65,8 +70,11 @@ def grid_of(params: Any) -> Grid | None:
     moves = [_moves(block, sizes) for block in blocks]
     uses = [_axes_used(block) for block in blocks]
     first = mapping.num_inputs
-    asked = _axes_asked(body_jaxpr(params))
-    declared = _declared_parallel(params, len(sizes))
+    # The kernel counts the axes of its own grid, without those that `vmap` added.
+    own = [a for a in range(len(sizes)) if a not in mapping.vmapped_dims]
+    asked = {own[axis] for axis in _axes_asked(body_jaxpr(params))}
+    declared = {own[axis] for axis in _declared_parallel(params, len(own))}
+    declared |= set(mapping.vmapped_dims)
     parallel = {
         axis
         for axis in range(len(sizes))
@@ -77,7 +85,8 @@ def grid_of(params: Any) -> Grid | None:
         and all(axis in m or axis not in u for m, u in zip(moves, uses, strict=True))
     }
     kept = [tuple(a if a in parallel else None for a in m) for m in moves]
-    return Grid(sizes, tuple(kept[:first]), tuple(kept[first:]))
+    scalars: list[Moves] = [(None,) * len(aval.shape) for aval in _scalar_types(params)]
+    return Grid(sizes, (*scalars, *kept[:first]), tuple(kept[first:]), len(scalars))
 
 
 def local_params(params: Any, grid: Grid, pieces: Sequence[int]) -> dict[str, Any]:
@@ -103,7 +112,9 @@ def local_params(params: Any, grid: Grid, pieces: Sequence[int]) -> dict[str, An
             index_map_jaxpr=in_current_mesh(block.index_map_jaxpr),
         )
         for block, moves in zip(
-            mapping.block_mappings, (*grid.operands, *grid.results), strict=True
+            mapping.block_mappings,
+            (*grid.operands[grid.num_scalars :], *grid.results),
+            strict=True,
         )
     )
     sizes = tuple(n // p for n, p in zip(grid.sizes, pieces, strict=True))
@@ -139,6 +150,12 @@ def everywhere_params(params: Any) -> dict[str, Any]:
         "grid_mapping": mapping.replace(block_mappings=blocks),
         "jaxpr": in_current_mesh(params["jaxpr"]),
     }
+
+
+def _scalar_types(params: Any) -> list[Any]:
+    """Types of the scalars that are read before the kernel runs."""
+    count = params["grid_mapping"].num_index_operands
+    return [v.aval for v in open_jaxpr(body_jaxpr(params)).invars[:count]]
 
 
 def _moves(block: Any, sizes: Sequence[int]) -> Moves:

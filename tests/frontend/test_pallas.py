@@ -164,6 +164,123 @@ def test_scratch_needs_the_authors_word() -> None:
     assert rule_of(call(compiler_params=said), x) == "(a b!) c! -> (a d!) e!"
 
 
+def looked_up(places: Any, x: Any, **options: Any) -> Any:
+    """Blocks of rows in the order that scalars say, times the first of these."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    def kernel(places_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] * (places_ref[0] + 1).astype(x_ref.dtype)
+
+    rows, columns = x.shape
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(rows // BLOCK, columns // BLOCK),
+        in_specs=[pl.BlockSpec((BLOCK, BLOCK), lambda i, j, p: (p[i], j))],
+        out_specs=pl.BlockSpec((BLOCK, BLOCK), lambda i, j, p: (i, j)),
+    )
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(
+        kernel, grid_spec=grid, out_shape=shape, interpret=True, **options
+    )(places, x)
+
+
+def shifted(places: Any, x: Any) -> Any:
+    """The same rows, and columns by where scalars say."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(8, 4),
+        in_specs=[pl.BlockSpec((BLOCK, BLOCK), lambda i, j, p: (i, (j + p[0]) % 4))],
+        out_specs=pl.BlockSpec((BLOCK, BLOCK), lambda i, j, p: (i, j)),
+    )
+    return pl.pallas_call(
+        lambda p_ref, x_ref, o_ref: o_ref.__setitem__(..., x_ref[...]),
+        grid_spec=grid,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        interpret=True,
+    )(places, x)
+
+
+PLACES = jnp.array([3, 1, 0, 2, 7, 7, 5, 4])
+
+
+def along(fn: Callable[..., Any], *in_axes: Any) -> Callable[..., Any]:
+    return lambda *args: jax.vmap(fn, in_axes)(*args)
+
+
+TOGETHER: dict[str, tuple[Any, Any, str]] = {
+    "under vmap": (
+        along(one(double, lambda i: (i, 0)), 0),
+        (normal(0, 4, 64, 16),),
+        "a (b c!) d! -> a (b e!) f!",
+    ),
+    "its own axis is asked for": (
+        along(one(numbered, lambda i: (i, 0)), 0),
+        (normal(0, 4, 64, 16),),
+        "a b! c! -> a d! e!",
+    ),
+    "one operand for all": (
+        along(matmul, 0, None),
+        (normal(0, 4, 16, 16), normal(1, 16, 48)),
+        "a (b d!) e!, f! (c g!) -> a (b h!) (c i!)",
+    ),
+    "twice under vmap": (
+        along(along(matmul, None, 0), 0, None),
+        (normal(0, 4, 16, 16), normal(1, 2, 16, 16)),
+        "a (c e!) f!, b g! (d h!) -> a b (c i!) (d j!)",
+    ),
+    "rows are looked up": (
+        looked_up,
+        (PLACES, normal(0, 64, 32)),
+        "b!, c! (a d!) -> e! (a f!)",
+    ),
+    "columns are looked up": (
+        shifted,
+        (PLACES, normal(0, 64, 32)),
+        "b!, (a c!) d! -> (a e!) f!",
+    ),
+    "looked up under vmap": (
+        along(looked_up, None, 0),
+        (PLACES, normal(0, 4, 64, 32)),
+        "c!, a d! (b e!) -> a f! (b g!)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_added_axes_and_scalars_read_before(name: str) -> None:
+    fn, args, rule = TOGETHER[name]
+    assert rule_of(fn, *args) == rule
+    want = fn(*args)
+    for pin in (P("data"), P(*[None] * (want.ndim - 2), ("data", "model"))):
+        if all(
+            n % 8 == 0 or by in (None, "data")
+            for n, by in zip(want.shape, pin, strict=False)
+        ):
+            step = rhino.auto_shard(fn, mesh=MESH, pins={"out": pin}, progress=False)
+            assert_close(step(*args), want)
+
+
+def test_an_added_axis_cuts_a_kernel_that_keeps_something() -> None:
+    from jax.experimental.pallas import tpu as pltpu
+
+    def kernel(x_ref: Any, o_ref: Any, kept_ref: Any) -> None:
+        kept_ref[...] = x_ref[...]
+        o_ref[...] = kept_ref[...]
+
+    scratch = [pltpu.VMEM((BLOCK, 16), jnp.float32)]
+    call = one(kernel, lambda i: (i, 0), scratch_shapes=scratch)
+    x = normal(0, 4, 64, 16)
+    assert rule_of(along(call, 0), x) == "a b! c! -> a d! e!"
+    step = rhino.auto_shard(
+        along(call, 0), mesh=MESH, pins={"out": P("data")}, progress=False
+    )
+    assert step.plan(x).in_specs == (P("data"),)
+    assert "shard_map" in str(step.trace(x).jaxpr)
+    assert_close(step(x), x)
+
+
 @jax.custom_vjp
 def product(x: Any, w: Any) -> Any:
     return matmul(x, w)
