@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.bench.methods import Method
 from rhino_jax.bench.suite import Row, model_of
@@ -16,9 +18,11 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
 from rhino_jax.models.workload import Workload
+from rhino_jax.optimize.least_peak import smallest_peak
 from rhino_jax.plan.plan import Plan
 from rhino_jax.search.candidates import Candidate
 from rhino_jax.search.driver import choose_plan, make_candidates, make_recipe_plans
+from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.records import Request
 from rhino_jax.verify.refine import Judge, refine
 
@@ -88,10 +92,15 @@ class Planner:
             )
         traced = trace_workload(workload_of(row))
         planner = cls(traced, target, meshes, target.hbm_bytes)
-        if row.memory_share is None:
+        if row.memory_share is None and row.memory_room is None:
             return planner
-        free = planner._choose("best").predicted.peak_bytes
-        return replace(planner, budget_bytes=row.memory_share * free)
+        best = planner._choose("best")
+        free = best.predicted.peak_bytes
+        if row.memory_room is None:
+            return replace(planner, budget_bytes=(row.memory_share or 1) * free)
+        least = planner._least_bytes(best.mesh_axes)
+        budget_bytes = least + row.memory_room * max(0, free - least)
+        return replace(planner, budget_bytes=budget_bytes)
 
     def plans(self, methods: Sequence[Method]) -> Iterator[Planned]:
         """The plans of methods that need no compiler; recipes first, all at once.
@@ -167,6 +176,14 @@ class Planner:
     def _choose(self, level: str) -> Plan:
         program, request = self.traced.program, self._request(level)
         return choose_plan(program, self.meshes, self.target, request)
+
+    def _least_bytes(self, mesh: MeshAxes) -> float:
+        """The smallest peak of memory of any plan on a mesh, as far as one is found."""
+        analysis = ProgramAnalysis.of(self.traced.program, self.target)
+        # Under a limit of nothing every copy counts, however small.
+        request = replace(self._request("best"), memory_budget_bytes=0.0)
+        problem = build_mesh_problem(analysis, mesh, request).model.problem
+        return math.ceil(problem.peak(smallest_peak(problem)))
 
     def _request(self, level: str) -> Request:
         return Request(

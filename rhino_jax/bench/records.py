@@ -159,6 +159,8 @@ def row_key(row: Row) -> str:
     what: list[object] = [row.model, row.overrides, row.target, row.mesh]
     if row.memory_share is not None:
         what.append(row.memory_share)
+    if row.memory_room is not None:
+        what.append(["room", row.memory_room])
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{row.model}-{row.target.replace(':', '_')}-{axes}-{digest}"
 

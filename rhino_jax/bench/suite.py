@@ -53,6 +53,8 @@ class Row:
       methods: what to compare.
       memory_share: plans must do with this share of the memory that the best plan
         holds; None: with what the target has.
+      memory_room: plans must do with the least that any plan holds, and this share of
+        what the best plan holds above it: 0 leaves no room at all.
     """
 
     model: str
@@ -62,6 +64,7 @@ class Row:
     mesh: tuple[tuple[str, int], ...]
     methods: tuple[Method, ...]
     memory_share: float | None = None
+    memory_room: float | None = None
 
     @property
     def workload(self) -> str:
@@ -70,6 +73,8 @@ class Row:
         words = [self.model, *(f"{k}={_value(v)}" for k, v in self.overrides)]
         if self.memory_share is not None:
             words.append(f"memory={self.memory_share:.0%}")
+        if self.memory_room is not None:
+            words.append(f"room={self.memory_room:.0%}")
         return " ".join(words)
 
     def to_table(self) -> dict[str, Any]:
@@ -84,6 +89,8 @@ class Row:
         }
         if self.memory_share is not None:
             table["memory_share"] = self.memory_share
+        if self.memory_room is not None:
+            table["memory_room"] = self.memory_room
         return table
 
 
@@ -209,6 +216,7 @@ _ROW_KEYS = (
     "mesh",
     "methods",
     "memory_share",
+    "memory_room",
 )
 
 
@@ -228,6 +236,12 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
     share = row.get("memory_share")
     is_share = share is None or (_is_number(share) and 0 < share <= 1)
     at.check(is_share, "memory_share", share, "a share, > 0 and at most 1")
+    room = row.get("memory_room")
+    is_share = room is None or (_is_number(room) and 0 <= room <= 1)
+    at.check(is_share, "memory_room", room, "a share, from 0 to 1")
+    at.check(
+        None in (share, room), "memory_room", room, "left out beside `memory_share`"
+    )
     methods = row.get("methods", default)
     is_list = isinstance(methods, list) and bool(methods)
     at.check(is_list, "methods", methods, "a list of methods, here or for all rows")
@@ -258,6 +272,7 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
         mesh=tuple(mesh.items()),
         methods=parsed,
         memory_share=None if share is None else float(share),
+        memory_room=None if room is None else float(room),
     )
 
 

@@ -15,6 +15,10 @@ from rhino_jax.optimize.problem import EdgeUsage, Labels, NodeUsage, Problem
 NEARLY = 1e-3
 """Share of the least that any choice holds, by which a peak may be above it."""
 
+TARGETS = (1.0, 0.9, 0.5, 0.0)
+"""Shares of the limit under which nodes are moved, one after the other, until the limit
+is met: nothing moves at times that are under it, though others may need the room."""
+
 MOST_PASSES = 8
 """Passes over all nodes, each to the option with which least is over the limit."""
 
@@ -62,13 +66,16 @@ def low_peaks(problem: Problem, rounds: int = 16) -> list[Labels]:
             break
         weights = weights * np.exp(6 * (profile / peak - 1))
         weights = np.maximum(weights / weights.sum(), 1e-3 / problem.end)
-    if best > enough:
-        met.append(_move_apart(problem, min(met, key=problem.peak)))
+    start = min(met, key=problem.peak)
+    for share in TARGETS:
+        if min(map(problem.peak, met)) <= enough:
+            break
+        met.append(_move_apart(problem, start, share * problem.limit))
     return met
 
 
-def _move_apart(problem: Problem, start: Labels) -> Labels:
-    """Move single nodes while that brings memory towards the limit: nodes that are
+def _move_apart(problem: Problem, start: Labels, target: float) -> Labels:
+    """Move single nodes while that brings memory towards the target: nodes that are
     alike get alike options from weights, and then overflow together."""
     uses: list[list[NodeUsage | EdgeUsage]] = [[] for _ in problem.costs]
     for u in problem.usages:
@@ -76,7 +83,7 @@ def _move_apart(problem: Problem, start: Labels) -> Labels:
             for node in set(u.nodes):
                 uses[node].append(u)
     labels = start.copy()
-    over = problem.profile(labels) - problem.limit
+    over = problem.profile(labels) - target
     for _ in range(MOST_PASSES):
         has_moved = False
         for node, mine in enumerate(uses):

@@ -18,6 +18,7 @@ from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.row_run import RowResult, run_rows
 from rhino_jax.bench.store import Store, write_json
 from rhino_jax.bench.suite import parse_suite
+from rhino_jax.errors import InfeasiblePlanError
 
 
 SUITE = parse_suite(
@@ -62,6 +63,20 @@ def test_a_row_is_planned_within_its_share_of_memory() -> None:
     ]
     assert half.budget_bytes == pytest.approx(0.7 * peaks[0])
     assert peaks[1] <= half.budget_bytes < peaks[0] < free.budget_bytes
+
+
+def test_a_row_without_room_is_planned_within_the_least_memory() -> None:
+    row = replace(SUITE.rows[1], model="mlp-tiny", overrides=())
+    none, some, free = (
+        Planner.of(replace(row, memory_room=room)) for room in (0.0, 0.5, 1.0)
+    )
+    assert none.budget_bytes < some.budget_bytes < free.budget_bytes
+    for planner in (none, some, free):
+        (planned,) = planner.plans([parse_method("best")])
+        assert planned.plan is not None
+        assert planned.plan.predicted.peak_bytes <= planner.budget_bytes
+    with pytest.raises(InfeasiblePlanError):
+        replace(none, budget_bytes=0.99 * none.budget_bytes)._choose("best")
 
 
 def test_a_row_is_planned_by_each_method() -> None:

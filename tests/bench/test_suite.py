@@ -45,6 +45,14 @@ def test_a_row_may_have_a_share_of_the_memory() -> None:
     assert row_key(half) != row_key(whole)
 
 
+def test_a_row_may_leave_some_room_above_the_least_memory() -> None:
+    none, some = parse(ROW | {"memory_room": 0}, ROW | {"memory_room": 0.25}).rows
+    assert some.workload == "gpt-tiny batch=64 remat=false room=25%"
+    assert (none.memory_room, some.memory_room, some.memory_share) == (0.0, 0.25, None)
+    assert parse(some.to_table()).rows == (some,)
+    assert row_key(none) != row_key(some)
+
+
 def test_rows_take_the_methods_of_the_suite_unless_they_name_their_own() -> None:
     bare = {k: v for k, v in ROW.items() if k != "methods"} | {"target": "h100:8"}
     suite = parse(ROW, bare, methods=["dp"])
@@ -71,6 +79,9 @@ def test_rows_take_the_methods_of_the_suite_unless_they_name_their_own() -> None
         ({"memory_share": 0}, "`memory_share` is not a share"),
         ({"memory_share": 1.5}, "`memory_share` is not a share"),
         ({"memory_share": True}, "`memory_share` is not a share"),
+        ({"memory_room": -0.1}, "`memory_room` is not a share"),
+        ({"memory_room": "all"}, "`memory_room` is not a share"),
+        ({"memory_room": 0.5, "memory_share": 0.5}, "left out beside `memory_share`"),
     ],
 )
 def test_a_bad_row_is_told_in_four_parts(change: dict[str, Any], words: str) -> None:
@@ -127,7 +138,8 @@ def test_what_ships_is_well_formed(name: str) -> None:
     assert all(devices)
     for row in suite.rows:
         if suite.kind == "plan":
-            assert [m.name for m in row.methods] == ["fast", "best"]
+            wanted = ["best"] if row.memory_room is not None else ["fast", "best"]
+            assert [m.name for m in row.methods] == wanted
             continue
         assert row.mesh, "figures compare methods on one mesh"
         assert any(m.is_recipe for m in row.methods)
