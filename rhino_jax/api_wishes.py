@@ -44,6 +44,7 @@ from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
+from rhino_jax.plan.trees import on_mesh
 from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
 from rhino_jax.report.progress import Progress
 from rhino_jax.uncovered import notes_of_rules, warn_of_uncovered
@@ -253,11 +254,11 @@ class Wishes:
 
         program = traced.program
 
-        def on_mesh(candidate: Candidate) -> Candidate:
+        def placed(candidate: Candidate) -> Candidate:
             if mesh is None or processes_of_mesh(mesh):
                 # Compiling for devices of several processes would wait for them all.
                 return candidate
-            return replace(candidate, plan=replace(candidate.plan, mesh=mesh))
+            return replace(candidate, plan=on_mesh(candidate.plan, mesh))
 
         def within(budget_bytes: int) -> Candidate | None:
             less = replace(request, memory_budget_bytes=budget_bytes)
@@ -265,13 +266,13 @@ class Wishes:
                 plan = choose_plan(program, meshes, target, less, progress=report)
             except InfeasiblePlanError:
                 return None
-            return on_mesh(Candidate("less memory", plan))
+            return placed(Candidate("less memory", plan))
 
         found = make_candidates(
             program, meshes, target, request, self.refine, progress=report
         )
         return refine(
-            [on_mesh(c) for c in found],
+            [placed(c) for c in found],
             judge_of(traced, self.what, target),
             int(request.memory_budget_bytes),
             within,

@@ -14,6 +14,7 @@ from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.fits import check_fits
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import AnyPlan
+from rhino_jax.plan.trees import on_mesh
 from rhino_jax.processes.agree import agreed, processes_of_mesh
 
 
@@ -60,8 +61,7 @@ def with_trees(plan: AnyPlan, traced: Traced, mesh: Any) -> AnyPlan:
     in_tree, in_leaf_positions = traced.in_tree
     out_tree, out_leaf_positions = traced.out_tree
     return replace(
-        with_lines(plan, traced.program),
-        mesh=mesh,
+        on_mesh(with_lines(plan, traced.program), mesh),
         in_tree=in_tree,
         out_tree=out_tree,
         in_leaf_positions=in_leaf_positions,

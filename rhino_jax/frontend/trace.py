@@ -7,7 +7,7 @@ as it is, with a note that says which call traced it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -267,7 +267,7 @@ def trace_call(
     statics += [(arguments.paths[p], static.value) for p, static in arguments.statics]
     watch = Watch(parameters.fn, statics)
     try:
-        closed, captured = trace_flat(
+        closed, captured, transforms = trace_flat(
             flat,
             types,
             fn=parameters.fn,
@@ -306,7 +306,7 @@ def trace_call(
     return Traced(
         parameters.name,
         closed,
-        program,
+        replace(program, transforms=transforms),
         call.signature(),
         arguments,
         result,

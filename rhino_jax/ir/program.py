@@ -31,6 +31,7 @@ from rhino_jax.ir.op import (
     item_bytes as item_bytes,
 )
 from rhino_jax.ir.printer import format_program
+from rhino_jax.ir.transform import Transform
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Program:
       inputs: arguments and constants, in calling order.
       outputs: results.
       body: the top region.
+      transforms: what was done to the user's program to have this one, in order.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Program:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     body: Region
+    transforms: tuple[Transform, ...] = ()
 
     def __str__(self) -> str:
         return format_program(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import (
     CUT_BY_CLOCK,
@@ -17,6 +18,7 @@ from rhino_jax.plan.records import (
     Predicted,
     SearchReport,
 )
+from rhino_jax.plan.stages import StagePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,16 @@ class Plan:
       hardware: name of the target.
       inputs: the program's inputs (arguments, then captured constants).
       outputs: the program's results.
-      decisions: specs of all values, by the program's ids.
-      predicted: predicted cost.
+      stages: the parts that run on devices of their own; one of all devices, where the
+        program is not cut.
+      predicted: predicted cost of a step.
       collectives: predicted collectives, most expensive first.
       search: how the plan was found.
       coverage: share of the program that rules cover.
       recipes: the experts' plans, by name: what each would cost, or None where
         the program or the budget does not allow it.
       memory_budget_bytes: the budget that was planned for, per device.
+      transforms: what was done to the program before it was planned, in order.
       at_peak: what is live at the predicted peak, largest first.
       pins: the user's pins, path → spec text.
       meshes: mesh shapes that were compared, with their objective in seconds,
@@ -88,13 +92,14 @@ class Plan:
     hardware: str
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
-    decisions: Decisions
+    stages: tuple[StagePlan, ...]
     predicted: Predicted
     collectives: tuple[Collective, ...]
     search: SearchReport
     coverage: Coverage
     recipes: Mapping[str, Predicted | None]
     memory_budget_bytes: int
+    transforms: tuple[Transform, ...] = ()
     at_peak: tuple[Holding, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
     meshes: tuple[tuple[tuple[int, ...], float], ...] = ()
@@ -108,6 +113,12 @@ class Plan:
     lines: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
     cached: str = field(default="", compare=False)
+
+    @property
+    def decisions(self) -> Decisions:
+        """Specs of all values, of a plan that has one stage."""
+        (stage,) = self.stages
+        return stage.decisions
 
     def __eq__(self, other: object) -> bool:
         """By what they hold, whatever else their classes can do."""

@@ -6,26 +6,28 @@ numbered, where people read them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from importlib import metadata
 from typing import Any
 
 import jax
 
-from rhino_jax.hardware.lowering import LoweringPolicy
-from rhino_jax.ir.spec import Spec
-from rhino_jax.plan.decisions import Decisions
+from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.record_json import (
+    floats,
+    number,
+    predicted_from_json,
+    record_to_json,
+)
 from rhino_jax.plan.records import (
     Collective,
     CompiledCandidate,
     Coverage,
     Holding,
-    Predicted,
     SearchReport,
 )
+from rhino_jax.plan.stage_json import stage_from_json, stage_to_json
 from rhino_jax.plan.tree_json import tree_from_json, tree_to_json
 
 
@@ -36,8 +38,6 @@ FORMAT = "rhino_jax plan"
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The content of a plan file, without its checksum."""
     names = [name for name, _ in plan.mesh_axes]
-    specs = _SpecTable()
-    decisions = plan.decisions
     return {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
@@ -47,20 +47,22 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "hardware": plan.hardware,
         "mesh_axes": [[name, size] for name, size in plan.mesh_axes],
         "memory_budget_bytes": plan.memory_budget_bytes,
+        "stages": [stage_to_json(x) for x in plan.stages],
+        "transforms": [record_to_json(x) for x in plan.transforms],
         "inputs": [_leaf_to_json(x, names) for x in plan.inputs],
         "outputs": [_leaf_to_json(x, names) for x in plan.outputs],
-        "predicted": _record_to_json(plan.predicted),
+        "predicted": record_to_json(plan.predicted),
         "recipes": {
-            name: None if cost is None else _record_to_json(cost)
+            name: None if cost is None else record_to_json(cost)
             for name, cost in plan.recipes.items()
         },
-        "search": _record_to_json(plan.search),
-        "coverage": _record_to_json(plan.coverage),
-        "collectives": [_record_to_json(x) for x in plan.collectives],
-        "at_peak": [_record_to_json(x) for x in plan.at_peak],
+        "search": record_to_json(plan.search),
+        "coverage": record_to_json(plan.coverage),
+        "collectives": [record_to_json(x) for x in plan.collectives],
+        "at_peak": [record_to_json(x) for x in plan.at_peak],
         "pins": dict(plan.pins),
-        "meshes": [[list(shape), _number(s)] for shape, s in plan.meshes],
-        "refined": [_record_to_json(x) for x in plan.refined],
+        "meshes": [[list(shape), number(s)] for shape, s in plan.meshes],
+        "refined": [record_to_json(x) for x in plan.refined],
         "notes": list(plan.notes),
         "lines": {text: list(place) for text, place in plan.lines.items()},
         "trees": {
@@ -68,23 +70,6 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "in_leaf_positions": list(plan.in_leaf_positions),
             "out": tree_to_json(plan.out_tree),
             "out_leaf_positions": list(plan.out_leaf_positions),
-        },
-        "decisions": {
-            "values": [[v, specs.index(s)] for v, s in decisions.values.items()],
-            "operands": [
-                [*key, specs.index(s)] for key, s in decisions.operands.items()
-            ],
-            "region_outputs": [
-                [*key, specs.index(s)] for key, s in decisions.region_outputs.items()
-            ],
-            "outputs": [specs.index(s) for s in decisions.outputs],
-            "stops": [
-                [v, [specs.index(s) for s in waypoints]]
-                for v, waypoints in decisions.waypoints.items()
-            ],
-            "gathers_by_axis": decisions.lowering.gathers_by_axis,
-            "says_stops": decisions.lowering.annotates_waypoints,
-            "specs": specs.specs,
         },
     }
 
@@ -97,8 +82,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
     """
     axes = tuple((str(name), int(size)) for name, size in data["mesh_axes"])
     place = {name: i for i, (name, _) in enumerate(axes)}
-    trees, decisions = data["trees"], data["decisions"]
-    specs = [_spec(s) for s in decisions["specs"]]
+    trees = data["trees"]
     in_tree, in_positions = tree_from_json(
         trees["in"], tuple(trees["in_leaf_positions"])
     )
@@ -112,28 +96,14 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         hardware=data["hardware"],
         inputs=tuple(_leaf(x, place) for x in data["inputs"]),
         outputs=tuple(_leaf(x, place) for x in data["outputs"]),
-        decisions=Decisions(
-            values={v: specs[s] for v, s in decisions["values"]},
-            operands={(op, i): specs[s] for op, i, s in decisions["operands"]},
-            region_outputs={
-                (op, r, o): specs[s] for op, r, o, s in decisions["region_outputs"]
-            },
-            outputs=tuple(specs[s] for s in decisions["outputs"]),
-            waypoints={
-                v: tuple(specs[s] for s in waypoints)
-                for v, waypoints in decisions["stops"]
-            },
-            lowering=LoweringPolicy(
-                gathers_by_axis=bool(decisions["gathers_by_axis"]),
-                annotates_waypoints=bool(decisions["says_stops"]),
-            ),
-        ),
-        predicted=_predicted(data["predicted"]),
+        stages=tuple(stage_from_json(x) for x in data["stages"]),
+        transforms=tuple(Transform(**x) for x in data["transforms"]),
+        predicted=predicted_from_json(data["predicted"]),
         collectives=tuple(_collective(x) for x in data["collectives"]),
         search=_search(data["search"]),
         coverage=_coverage(data["coverage"]),
         recipes={
-            name: None if cost is None else _predicted(cost)
+            name: None if cost is None else predicted_from_json(cost)
             for name, cost in data["recipes"].items()
         },
         memory_budget_bytes=int(data["memory_budget_bytes"]),
@@ -151,10 +121,6 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
     )
 
 
-def _spec(data: Any) -> Spec:
-    return tuple(tuple(int(a) for a in dim) for dim in data)
-
-
 def _leaf(data: Mapping[str, Any], place: Mapping[str, int]) -> Leaf:
     return Leaf(
         path=data["path"],
@@ -167,33 +133,23 @@ def _leaf(data: Mapping[str, Any], place: Mapping[str, int]) -> Leaf:
     )
 
 
-def _floats(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The record with these fields as numbers again (see `_number`)."""
-    return {**data, **{name: float(data[name]) for name in names}}
-
-
-def _predicted(data: Mapping[str, Any]) -> Predicted:
-    times = ("step_time_s", "compute_s", "communication_s", "flops_per_device")
-    return Predicted(**_floats(data, *times))
-
-
 def _collective(data: Mapping[str, Any]) -> Collective:
-    record = _floats(data, "seconds")
+    record = floats(data, "seconds")
     return Collective(**{**record, "axes": tuple(record["axes"])})
 
 
 def _candidate(data: Mapping[str, Any]) -> CompiledCandidate:
-    record = _floats(data, "predicted_s", "compiled_s")
+    record = floats(data, "predicted_s", "compiled_s")
     return CompiledCandidate(**{**record, "mesh": tuple(record["mesh"])})
 
 
 def _search(data: Mapping[str, Any]) -> SearchReport:
-    record = _floats(data, "objective_s", "bound_s", "gap", "seconds")
+    record = floats(data, "objective_s", "bound_s", "gap", "seconds")
     return SearchReport(**{**record, "nodes": tuple(record["nodes"])})
 
 
 def _coverage(data: Mapping[str, Any]) -> Coverage:
-    record = _floats(data, "ops", "flops", "bytes")
+    record = floats(data, "ops", "flops", "bytes")
     unknown = tuple((name, count) for name, count in record["unknown"])
     return Coverage(**{**record, "unknown": unknown})
 
@@ -205,36 +161,6 @@ def current_versions() -> dict[str, str]:
     except metadata.PackageNotFoundError:
         ours = "not installed"
     return {"rhino_jax": ours, "jax": jax.__version__}
-
-
-class _SpecTable:
-    """Numbers specs, so that thousands of equal ones are written once."""
-
-    def __init__(self) -> None:
-        self.specs: list[Spec] = []
-        self._numbers: dict[Spec, int] = {}
-
-    def index(self, spec: Spec) -> int:
-        if spec not in self._numbers:
-            self._numbers[spec] = len(self.specs)
-            self.specs.append(spec)
-        return self._numbers[spec]
-
-
-def _number(value: Any) -> Any:
-    """JSON knows no infinity: such a number is written as text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def _record_to_json(record: Any) -> dict[str, Any]:
-    """A flat record; numpy scalars become Python's."""
-    out = {}
-    for item in fields(record):
-        value = getattr(record, item.name)
-        out[item.name] = _number(value.item() if hasattr(value, "item") else value)
-    return out
 
 
 def _leaf_to_json(leaf: Leaf, names: Sequence[str]) -> dict[str, Any]:

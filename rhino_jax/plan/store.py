@@ -16,6 +16,7 @@ from typing import Any
 
 from rhino_jax.errors import PlanFileError, nearest
 from rhino_jax.keywords import brief
+from rhino_jax.plan import schema_2
 from rhino_jax.plan.fits import check_fits as check_fits
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.schema import FORMAT, SCHEMA_VERSION, plan_from_dict, plan_to_dict
@@ -44,7 +45,8 @@ _KEYS = (
     "notes",
     "lines",
     "trees",
-    "decisions",
+    "transforms",
+    "stages",
     "checksum",
 )
 """Keys of a plan file, in the order in which they are written."""
@@ -143,12 +145,14 @@ def plan_from_json(text: str, *, what: str = "`load_plan`") -> Plan:
             fix="plan again with pins={path: PartitionSpec} and save that plan.",
         )
     try:
+        if data["schema_version"] == schema_2.VERSION:
+            data = schema_2.from_version_2(data)
         return plan_from_dict(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise PlanFileError(
             f"{what}: the plan's content does not fit its schema.",
             where=f"{type(error).__name__}: {error}",
-            numbers=f"schema version {SCHEMA_VERSION}",
+            numbers=f"schema version {data['schema_version']}",
             fix="plan again and save that plan.",
         ) from error
 
@@ -190,16 +194,20 @@ def _parse(text: str, what: str) -> dict[str, Any]:
 
 def _check_schema(data: Mapping[str, Any], what: str) -> None:
     version = data.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if version not in (SCHEMA_VERSION, schema_2.VERSION):
         made_with = data.get("versions")
         raise PlanFileError(
             f"{what}: the plan was saved with another schema version.",
             where=f"key 'schema_version'; the file was made with {made_with}",
-            numbers=f"got {version!r}, this rhino_jax reads {SCHEMA_VERSION}",
+            numbers=f"got {version!r}, this rhino_jax reads {SCHEMA_VERSION}"
+            f" and {schema_2.VERSION}",
             fix="plan again and save that plan, or use the version that made it.",
         )
-    missing = [key for key in _KEYS if key not in data]
-    extra = sorted(set(data) - set(_KEYS))
+    expected = list(_KEYS)
+    if version == schema_2.VERSION:
+        expected = [k for k in _KEYS if k not in schema_2.NEW_KEYS] + ["decisions"]
+    missing = [key for key in expected if key not in data]
+    extra = sorted(set(data) - set(expected))
     if missing or extra:
         raise PlanFileError(
             f"{what}: the plan has missing or unknown keys.",

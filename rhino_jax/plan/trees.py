@@ -101,7 +101,13 @@ def with_mesh(plan: AnyPlan, mesh: Any) -> AnyPlan:
       MeshError: the mesh's axes are not the plan's.
     """
     check_mesh("`plan.with_mesh`", mesh, plan.mesh_axes)
-    return replace(plan, mesh=mesh)
+    return on_mesh(plan, mesh)
+
+
+def on_mesh(plan: AnyPlan, mesh: Any | None) -> AnyPlan:
+    """The plan and its stage on a mesh that is known to have its axes, or on none."""
+    (stage,) = plan.stages
+    return replace(plan, mesh=mesh, stages=(replace(stage, mesh=mesh),))
 
 
 def check_mesh(what: str, mesh: Any, expected: Sequence[tuple[str, int]]) -> None:

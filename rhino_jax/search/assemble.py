@@ -19,6 +19,7 @@ from rhino_jax.plan.density import only_around_matmuls, only_the_batch
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import CUT_BY_CLOCK, Coverage, Predicted, SearchReport
+from rhino_jax.plan.stages import StagePlan
 from rhino_jax.search.extract import (
     decisions_of,
     led_by_batch,
@@ -98,6 +99,7 @@ def assemble(
             " stay."
         )
     status = "optimal" if solution.gap <= OPTIMAL_GAP else "feasible"
+    predicted = predicted_of(overlap, traffic, choice)
     return Plan(
         program_name=program.name,
         fingerprint=fingerprint(program, mesh_axes),
@@ -114,8 +116,15 @@ def assemble(
             _leaf(program, e.value, e.path, spec, model)
             for e, spec in zip(program.outputs, decisions.outputs, strict=True)
         ),
-        decisions=decisions,
-        predicted=predicted_of(overlap, traffic, choice),
+        stages=(
+            StagePlan(
+                mesh_axes=mesh_axes,
+                devices=tuple(range(model.mesh.num_devices)),
+                decisions=decisions,
+                predicted=predicted,
+            ),
+        ),
+        predicted=predicted,
         collectives=traffic.collectives(choice),
         search=SearchReport(
             status="recipe" if found.is_fallback else status,
@@ -135,6 +144,7 @@ def assemble(
         at_peak=live_at(model, labels, overlap.problem.peak_time(choice)),
         pins=_pins_text(program, request, names),
         meshes=meshes,
+        transforms=program.transforms,
         notes=tuple(notes),
     )
 

@@ -23,6 +23,7 @@ from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf
 from rhino_jax.plan.records import Coverage, Predicted, SearchReport
+from rhino_jax.plan.stages import StagePlan
 
 
 SIZES = (2, 4)
@@ -99,7 +100,14 @@ def plan_of(traced: Traced, mesh: Any, decisions: Decisions) -> Plan:
         outputs=tuple(
             leaf(e, s) for e, s in zip(program.outputs, decisions.outputs, strict=True)
         ),
-        decisions=decisions,
+        stages=(
+            StagePlan(
+                mesh_axes=axes_of_mesh(mesh),
+                devices=tuple(range(mesh.size)),
+                decisions=decisions,
+                predicted=Predicted(0.0, 0.0, 0.0, 0, 0.0),
+            ),
+        ),
         predicted=Predicted(0.0, 0.0, 0.0, 0, 0.0),
         collectives=(),
         search=SearchReport("pinned", 0.0, 0.0, 0.0, 0.0, 0),

@@ -104,6 +104,15 @@ def test_plans_are_equal_by_what_they_hold() -> None:
     assert held != other and plan != other and plan != "a plan"
 
 
+def test_the_stage_is_on_the_mesh_of_the_plan() -> None:
+    plan = sample_plan()
+    (stage,) = plan.stages
+    assert stage.mesh is None and stage.mesh_axes == plan.mesh_axes
+    assert stage.devices == tuple(range(8)) and stage.sends == ()
+    mesh = AbstractMesh((4, 2), ("data", "model"))
+    assert plan.with_mesh(mesh).stages[0].mesh is mesh
+
+
 def step(params: Any, batch: Any) -> Any:
     loss, grads = jax.value_and_grad(lambda w: jnp.mean((batch @ w) ** 2))(params)
     return params - 0.1 * grads, loss
@@ -132,6 +141,9 @@ def test_every_plan_that_users_get_acts(tmp_path: Path) -> None:
         pickle.loads(pickle.dumps(plan)),
     ):
         assert type(found) is rhino.Plan
+        (stage,) = found.stages
+        assert stage.mesh is found.mesh and stage.predicted == found.predicted
+        assert found.transforms == plan.transforms
         assert "data=8" in str(found)
     assert isinstance(plan.verify(step, *args), rhino.Verification)
     assert isinstance(plan.check(step, *args), rhino.Check)

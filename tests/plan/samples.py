@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from rhino_jax.face.plan import Plan
 from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import Leaf
 from rhino_jax.plan.records import (
@@ -18,6 +20,7 @@ from rhino_jax.plan.records import (
     Predicted,
     SearchReport,
 )
+from rhino_jax.plan.stages import StagePlan
 
 
 Moments = collections.namedtuple("Moments", ["count", "mu"])
@@ -51,6 +54,25 @@ def leaf(path: str, shape: tuple[int, ...], spec: Spec, count: int = 1) -> Leaf:
     return Leaf(path, shape, "float32", spec, 4 * count)
 
 
+PREDICTED = Predicted(12.3e-3, 10e-3, 2.3e-3, 3 * 2**30, 1.5e12)
+
+
+def sample_stage(**changes: Any) -> StagePlan:
+    """The stage of `sample_plan`, with other decisions."""
+    decisions = Decisions(
+        values={0: ((), (1,)), 1: ((1,), ()), 7: ((0,), (1,))},
+        operands={(3, 1): ((), ())},
+        region_outputs={(4, 0, 2): ((0,), ())},
+        outputs=(((), (1,)), ((1,), ()), ()),
+    )
+    return StagePlan(
+        mesh_axes=(("data", 4), ("model", 2)),
+        devices=tuple(range(8)),
+        decisions=replace(decisions, **changes),
+        predicted=PREDICTED,
+    )
+
+
 def sample_plan(**changes: Any) -> Plan:
     """A plan of a two-matrix MLP on data=4 × model=2."""
     in_leaves, in_tree = jax.tree.flatten((ARGS, {}))
@@ -77,13 +99,9 @@ def sample_plan(**changes: Any) -> Plan:
             Leaf("[0]['w2']", (512, 128), "float32", ((1,), ()), 131072),
             Leaf("[1]", (), "float32", (), 4),
         ),
-        "decisions": Decisions(
-            values={0: ((), (1,)), 1: ((1,), ()), 7: ((0,), (1,))},
-            operands={(3, 1): ((), ())},
-            region_outputs={(4, 0, 2): ((0,), ())},
-            outputs=(((), (1,)), ((1,), ()), ()),
-        ),
-        "predicted": Predicted(12.3e-3, 10e-3, 2.3e-3, 3 * 2**30, 1.5e12),
+        "stages": (sample_stage(),),
+        "transforms": (Transform("dead code", 40, 38),),
+        "predicted": PREDICTED,
         "collectives": (
             Collective(
                 "all-reduce",

@@ -13,8 +13,9 @@ import rhino_jax as rhino
 from rhino_jax.errors import PlanFileError
 from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.plan.schema import SCHEMA_VERSION, current_versions
+from rhino_jax.plan.stages import Send
 from rhino_jax.plan.store import checksum, plan_from_json, plan_to_json
-from tests.plan.samples import sample_plan
+from tests.plan.samples import sample_plan, sample_stage
 
 
 def test_a_saved_plan_comes_back_equal(tmp_path: Path) -> None:
@@ -29,15 +30,60 @@ def test_a_saved_plan_comes_back_equal(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "plan.json"]
 
 
-def test_stops_come_back() -> None:
-    plan = sample_plan()
-    decisions = dataclasses.replace(
-        plan.decisions,
+def test_waypoints_come_back() -> None:
+    stage = sample_stage(
         waypoints={3: (((), (1,)), ((0,), (1,)))},
         lowering=LoweringPolicy(gathers_by_axis=True, annotates_waypoints=False),
     )
-    text = plan_to_json(dataclasses.replace(plan, decisions=decisions))
-    assert plan_from_json(text).decisions == decisions
+    text = plan_to_json(sample_plan(stages=(stage,)))
+    assert plan_from_json(text).decisions == stage.decisions
+    assert "stops" not in text
+
+
+def test_several_stages_come_back() -> None:
+    """With devices that do not follow one another, and what one sends to the other."""
+    send = Send(1, "add #7 (model.py:3)", 4096, 1e-6)
+    first, second = (
+        dataclasses.replace(
+            sample_stage(),
+            mesh_axes=(("data", 2), ("model", 2)),
+            devices=devices,
+            sends=sends,
+        )
+        for devices, sends in (((0, 1, 4, 5), (send,)), ((7, 6, 3, 2), ()))
+    )
+    plan = sample_plan(stages=(first, second))
+    loaded = plan_from_json(plan_to_json(plan))
+    assert loaded.stages == (first, second) and loaded == plan
+    assert loaded.stages[0].compute_s == plan.predicted.compute_s
+    assert loaded.stages[1].peak_bytes == plan.predicted.peak_bytes
+
+
+def test_files_of_version_2_load() -> None:
+    """Written by the last commit that wrote them."""
+    file = Path(__file__).parent / "files" / "version_2.json"
+    loaded = rhino.load_plan(file)
+    stage = sample_stage(
+        waypoints={7: (((), (1,)), ((0,), ())), 9: (((0,),),)},
+        lowering=LoweringPolicy(gathers_by_axis=True, annotates_waypoints=False),
+    )
+    assert loaded == sample_plan(stages=(stage,), transforms=())
+    assert json.loads(plan_to_json(loaded))["schema_version"] == SCHEMA_VERSION == 3
+    assert plan_from_json(plan_to_json(loaded)) == loaded
+
+
+@pytest.mark.parametrize(
+    ("key", "message"), [("decisions", "missing: decisions"), (None, "edited")]
+)
+def test_files_of_version_2_are_checked_as_well(key: str, message: str) -> None:
+    file = Path(__file__).parent / "files" / "version_2.json"
+    data = json.loads(file.read_text())
+    if key is None:
+        data["decisions"]["says_stops"] = True
+    else:
+        del data[key]
+    with pytest.raises(PlanFileError, match=message):
+        plan_from_json(json.dumps(data))
 
 
 def test_saving_a_loaded_plan_changes_nothing(tmp_path: Path) -> None:

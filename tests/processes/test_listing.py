@@ -104,5 +104,7 @@ def test_every_spec_of_a_plan_counts() -> None:
     ):
         for key, spec in of_kind.items():
             other = {**of_kind, key: (*spec, (0,))}
-            changed = replace(plan, decisions=replace(decisions, **{kind: other}))
+            (stage,) = plan.stages
+            stage = replace(stage, decisions=replace(decisions, **{kind: other}))
+            changed = replace(plan, stages=(stage,))
             assert digest(of_plan(changed, program)) != mine, (kind, key)

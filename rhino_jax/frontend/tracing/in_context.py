@@ -13,13 +13,11 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 from rhino_jax._compat import (
     last_as_consts,
     name_as,
-    without_dead_code,
-    without_refs,
 )
 from rhino_jax.errors import RhinoWarning
-from rhino_jax.frontend.noops import without_noops
-from rhino_jax.frontend.split_dims import split_merged_dims
 from rhino_jax.frontend.tracing.captured_references import CapturedReferences, as_values
+from rhino_jax.frontend.tracing.transforms import transformed
+from rhino_jax.ir.transform import Transform
 
 
 _OF_A_MESH = ("mesh", "axis", "sharding")
@@ -35,8 +33,8 @@ def trace_flat(
     paths: Sequence[str],
     mesh: Any,
     what: str,
-) -> tuple[Any, CapturedReferences]:
-    """Trace `flat` on these types; no-ops are dropped and merged dims kept apart.
+) -> tuple[Any, CapturedReferences, tuple[Transform, ...]]:
+    """Trace `flat` on these types, and make of it what plans better.
 
     Annotations in the function may name axes of the mesh, so the mesh is in context.
     They may as well be written for another mesh and be without effect where there is
@@ -51,15 +49,13 @@ def trace_flat(
       what: the call that asks, for messages.
     Returns:
       The closed jaxpr; its last constants are the references that the function
-      captured, its last results what is written back to them.
+      captured, its last results what is written back to them. And what was done to it.
     """
     name_as(flat, fn, name, paths)
     jaxpr = _trace_within(mesh, flat, types, name, what)
     jaxpr, captured = as_values(jaxpr, fn)
-    cleaned = without_noops(without_refs(jaxpr))
-    # XLA drops dead code; kept, it would be planned, priced and reported.
-    found = _unmerged(without_dead_code(cleaned), name)
-    return last_as_consts(found, captured.references), captured
+    found, transforms = transformed(jaxpr, name)
+    return last_as_consts(found, captured.references), captured, transforms
 
 
 def _trace_within(
@@ -118,19 +114,3 @@ def _within(x: jax.ShapeDtypeStruct, mesh: Any) -> jax.ShapeDtypeStruct:
 
 def _abstract_mesh(mesh: Any) -> Any:
     return getattr(mesh, "abstract_mesh", mesh)
-
-
-def _unmerged(jaxpr: Any, name: str) -> Any:
-    """The program with merged dims apart; as the user wrote it where that fails: it is
-    only there to be planned better."""
-    try:
-        return split_merged_dims(jaxpr)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        warnings.warn(
-            f"`{name}`: its merged dims are planned as they are, since keeping them"
-            f" apart failed ({text[:200]}). Please report this.",
-            RhinoWarning,
-            stacklevel=2,
-        )
-        return jaxpr

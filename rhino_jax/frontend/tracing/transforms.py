@@ -1,0 +1,64 @@
+"""Passes over a jaxpr before it becomes a program, and what each of them changed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from rhino_jax._compat import open_jaxpr, without_dead_code, without_refs
+from rhino_jax.errors import RhinoWarning
+from rhino_jax.frontend.noops import without_noops
+from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.frontend.split_dims import split_merged_dims
+from rhino_jax.ir.transform import Transform
+
+
+def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
+    """A jaxpr of the same arguments and results that plans better, and how it was made.
+
+    Args:
+      jaxpr: closed.
+      name: the user's function, for messages.
+    """
+    passes: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+        ("references as values", without_refs),
+        ("no-ops", without_noops),
+        # XLA drops dead code; kept, it would be planned, priced and reported.
+        ("dead code", without_dead_code),
+        ("merged dims", lambda found: _unmerged(found, name)),
+    )
+    done = []
+    for what, run in passes:
+        before, jaxpr = jaxpr, run(jaxpr)
+        if jaxpr is before:
+            continue
+        counts = _num_eqns(before), _num_eqns(jaxpr)
+        # Dead code is looked for by making the jaxpr anew.
+        if what != "dead code" or counts[0] != counts[1]:
+            done.append(Transform(what, *counts))
+    return jaxpr, tuple(done)
+
+
+def _num_eqns(jaxpr: Any) -> int:
+    """Equations of a jaxpr, those inside of it too."""
+    return sum(
+        1 + sum(map(_num_eqns, closed_region_jaxprs(eqn)))
+        for eqn in open_jaxpr(jaxpr).eqns
+    )
+
+
+def _unmerged(jaxpr: Any, name: str) -> Any:
+    """The program with merged dims apart; as the user wrote it where that fails: it is
+    only there to be planned better."""
+    try:
+        return split_merged_dims(jaxpr)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(
+            f"`{name}`: its merged dims are planned as they are, since keeping them"
+            f" apart failed ({text[:200]}). Please report this.",
+            RhinoWarning,
+            stacklevel=2,
+        )
+        return jaxpr

@@ -1,0 +1,101 @@
+"""Stages of a plan as JSON data, and back; specs name axes by number, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rhino_jax.hardware.lowering import LoweringPolicy
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.decisions import Decisions
+from rhino_jax.plan.record_json import floats, predicted_from_json, record_to_json
+from rhino_jax.plan.stages import Send, StagePlan
+
+
+def stage_to_json(stage: StagePlan) -> dict[str, Any]:
+    """A stage, without its mesh: devices are of a process."""
+    return {
+        "mesh_axes": [[name, size] for name, size in stage.mesh_axes],
+        "devices": _runs(stage.devices),
+        "predicted": record_to_json(stage.predicted),
+        "sends": [record_to_json(x) for x in stage.sends],
+        "decisions": _decisions_to_json(stage.decisions),
+    }
+
+
+def stage_from_json(data: Mapping[str, Any]) -> StagePlan:
+    """The stage that `stage_to_json` wrote."""
+    return StagePlan(
+        mesh_axes=tuple((str(name), int(size)) for name, size in data["mesh_axes"]),
+        devices=tuple(d for start, stop in data["devices"] for d in range(start, stop)),
+        decisions=_decisions(data["decisions"]),
+        predicted=predicted_from_json(data["predicted"]),
+        sends=tuple(Send(**floats(x, "seconds")) for x in data["sends"]),
+    )
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """[start, stop) of what follows one another: [0, 1, 2, 8] is [[0, 3], [8, 9]]."""
+    found: list[list[int]] = []
+    for n in numbers:
+        if found and found[-1][1] == n:
+            found[-1][1] = n + 1
+        else:
+            found.append([n, n + 1])
+    return found
+
+
+def _decisions_to_json(decisions: Decisions) -> dict[str, Any]:
+    specs = _SpecTable()
+    return {
+        "values": [[v, specs.index(s)] for v, s in decisions.values.items()],
+        "operands": [[*key, specs.index(s)] for key, s in decisions.operands.items()],
+        "region_outputs": [
+            [*key, specs.index(s)] for key, s in decisions.region_outputs.items()
+        ],
+        "outputs": [specs.index(s) for s in decisions.outputs],
+        "waypoints": [
+            [v, [specs.index(s) for s in waypoints]]
+            for v, waypoints in decisions.waypoints.items()
+        ],
+        "lowering": {
+            "gathers_by_axis": decisions.lowering.gathers_by_axis,
+            "annotates_waypoints": decisions.lowering.annotates_waypoints,
+        },
+        "specs": specs.specs,
+    }
+
+
+def _decisions(data: Mapping[str, Any]) -> Decisions:
+    specs = [_spec(s) for s in data["specs"]]
+    return Decisions(
+        values={v: specs[s] for v, s in data["values"]},
+        operands={(op, i): specs[s] for op, i, s in data["operands"]},
+        region_outputs={(op, r, o): specs[s] for op, r, o, s in data["region_outputs"]},
+        outputs=tuple(specs[s] for s in data["outputs"]),
+        waypoints={
+            v: tuple(specs[s] for s in waypoints) for v, waypoints in data["waypoints"]
+        },
+        lowering=LoweringPolicy(
+            gathers_by_axis=bool(data["lowering"]["gathers_by_axis"]),
+            annotates_waypoints=bool(data["lowering"]["annotates_waypoints"]),
+        ),
+    )
+
+
+def _spec(data: Any) -> Spec:
+    return tuple(tuple(int(a) for a in dim) for dim in data)
+
+
+class _SpecTable:
+    """Numbers specs, so that thousands of equal ones are written once."""
+
+    def __init__(self) -> None:
+        self.specs: list[Spec] = []
+        self._numbers: dict[Spec, int] = {}
+
+    def index(self, spec: Spec) -> int:
+        if spec not in self._numbers:
+            self._numbers[spec] = len(self.specs)
+            self.specs.append(spec)
+        return self._numbers[spec]
