@@ -5,9 +5,7 @@ parameters and optimizer state. The cheapest plan within the restriction is the
 recipe at its best; it is costed by the same model, starts the search, and stands
 in the plan's table.
 
-Source: dp, zero1, fsdp: Rajbhandari et al., "ZeRO" (SC 2020), section 5;
-megatron: Shoeybi et al., "Megatron-LM" (2019), section 3; its sequence
-parallelism: Korthikanti et al. (2022), section 4.
+Source: of every recipe in `rhino_jax.recipes.table`.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ import numpy as np
 
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.model.axis_assignment import AxisPlaces
+from rhino_jax.recipes.table import EXPERTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +59,21 @@ def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
     every = mesh.long
     if not every:
         return ()
-    data, model = every[:-1], every[-1:]
-    found = [
-        Recipe("dp", every),
-        Recipe("zero1", every, cuts_state=True),
-        Recipe("fsdp", every, cuts_params=True, cuts_state=True),
-        Recipe("megatron", data, model),
-        Recipe("megatron+sp", data, model, cuts_sequence=True),
-    ]
-    if data:
-        found += [
-            Recipe("megatron+fsdp", data, model, cuts_params=True, cuts_state=True),
-            Recipe(
-                "megatron+fsdp+sp",
-                data,
-                model,
-                cuts_params=True,
-                cuts_state=True,
-                cuts_sequence=True,
-            ),
-        ]
+    found = []
+    for expert in EXPERTS:
+        model = every[-1:] if expert.has_model_axis else ()
+        data = every[: len(every) - len(model)]
+        if data or not expert.needs_data_axis:
+            found.append(
+                Recipe(
+                    expert.name,
+                    data,
+                    model,
+                    cuts_params=expert.cuts_params,
+                    cuts_state=expert.cuts_state,
+                    cuts_sequence=expert.cuts_sequence,
+                )
+            )
     return tuple(found)
 
 
