@@ -1,4 +1,14 @@
-"""From a jaxpr to a `Program`: importer, provenance, and the rules of primitives."""
+"""A user's function → an `ir.Program`.
+
+In: a function and its arguments, as arrays or shapes; nothing is computed.
+Out: `trace.Traced`: jaxpr, program, and the trees of arguments and results.
+Order: `parameters` and `leaves` (the call), `objects` (modules that hold arrays),
+`trace` with `tracing` (the jaxpr), `noops` and `split_dims` (jaxpr → jaxpr), `importer`
+(jaxpr → program: `regions`, `trip_count`, `provenance`, and `rules` by `registry`),
+`kernels`, `pallas` and `manual` (ops with hidden bodies), `state` (which results
+replace which arguments). `check` and its files test rules on shards, and `pin` is an op
+of ours. To add an op, see `rules`.
+"""
 
 from __future__ import annotations
 

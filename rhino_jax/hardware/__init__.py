@@ -1,1 +1,13 @@
-"""See the module docstrings."""
+"""Devices, links, and how a mesh lies on them.
+
+In: `configs/hardware/*.toml`, or a file of the same format, or the devices present.
+Out: `target.Target`, and `mesh.LaidMesh`: mesh axes with latency and bandwidth.
+Order: `schema` (a file → a target), `files` (by name, path or devices), `target`
+(devices and tiers of links), `lowering` (what the compiler makes of shardings),
+`topology` and `parts` (which links an axis lies on), `layout` (the mesh over them);
+`compile_only` gives JAX's devices of hardware that is not here.
+
+To add hardware: one file in `configs/hardware/`, in the format that `schema` states,
+each number with its source. A new kind of link is a topology in `layout` and in
+`rhino_jax.cost.collectives`; a new habit of a compiler is a field of `lowering`.
+"""

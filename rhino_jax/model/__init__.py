@@ -1,1 +1,11 @@
-"""See the module docstrings."""
+"""Options and their prices on one mesh: the problem that the engine solves.
+
+In: a `ProgramAnalysis`, a mesh laid over hardware, pins and the memory limit.
+Out: `build.Model`: of every node its options, and an `optimize.Problem` of their
+costs, of tables between neighbours, and of memory over time.
+Order: `strategies` (mesh axes → an op's factors), `op_collectives` (what that sends),
+`options` (both of every node, with costs), `sizes` (bytes per device), `resharding`
+(a table for every edge), `packing` and `reversals` (what compilers make cheaper or
+dearer), `neighbourhood` (fewer options, where all are too many), `build` (the whole).
+`axis_assignment` is a view of the options for `rhino_jax.recipes`.
+"""

@@ -1,4 +1,16 @@
-"""The rules of JAX's primitives: importing this package registers all of them."""
+"""The rules of JAX's primitives: importing this package registers all of them.
+
+In: `registry.OpContext`: one op's shapes, types and parameters.
+Out: `registry.OpRule`: its factors, FLOPs, whether it fuses, and its traits.
+
+To add an op: a function in the file of its family, or in a new file that is imported
+below, decorated with `@register(name, traits=Traits(OpKind...))`. It returns an
+`OpRule`, whose factors `parse_rule` reads from einsum-like text or
+`factors.FactorList` builds dim by dim. What it says of an op holds in all packages:
+none other tells ops apart by name (`tests/ir/test_traits.py`). `rhino.check_rule` runs
+it on shards; `tests/frontend/rule_cases*.py` list the calls that are checked. Where a
+shard needs other parameters than the whole, `frontend/check_local.py` says which.
+"""
 
 from __future__ import annotations
 
