@@ -168,7 +168,9 @@ def _parse(text: str, what: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        is_cut = error.pos >= len(text.rstrip()) or "Unterminated" in error.msg
+        rest = text[error.pos :].rstrip()
+        # Nothing more, half a word, as `fals`, or half a string.
+        is_cut = not rest or rest.isalpha() or "Unterminated" in error.msg
         raise PlanFileError(
             f"{what}: "
             + (

@@ -125,8 +125,10 @@ def test_any_truncation_is_refused(data) -> None:
 
 def test_a_truncated_file_is_called_truncated() -> None:
     text = plan_to_json(sample_plan())
-    with pytest.raises(PlanFileError, match="truncated"):
-        plan_from_json(text[: len(text) // 2])
+    in_a_word = text.index("true") + 2
+    for end in (len(text) // 2, in_a_word, text.index("train_step") + 3):
+        with pytest.raises(PlanFileError, match="truncated"):
+            plan_from_json(text[:end])
 
 
 @pytest.mark.parametrize(
