@@ -8,24 +8,16 @@ from functools import cached_property
 from typing import Any, Generic
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
-from rhino_jax._compat import context_mesh, is_compile_only
-from rhino_jax.apply.constraints import (
-    auto_twin,
-    check_divides,
-    explicit_part,
-    partition_spec,
-)
 from rhino_jax.apply.copies import copied, unshared
 from rhino_jax.apply.donation import Donations
+from rhino_jax.apply.executable import executable_of
 from rhino_jax.apply.feedback import Feedback
-from rhino_jax.apply.interpret import constrained
 from rhino_jax.apply.meshes import not_runnable
 from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced, array_type
-from rhino_jax.plan.plan import AnyPlan, Leaf
+from rhino_jax.plan.plan import AnyPlan
 
 
 _IDENTITY: tuple[Callable[[Any], Any], ...] = (
@@ -41,6 +33,7 @@ class Bound(Generic[AnyPlan]):
     Attributes:
       traced: the function.
       plan: its plan.
+      executable: what runs it.
       mesh: the mesh on which arguments are taken and results given, as the user
         made it: results have its axis types.
     """
@@ -48,10 +41,9 @@ class Bound(Generic[AnyPlan]):
     def __init__(self, traced: Traced, plan: AnyPlan, mesh: Any) -> None:
         self.traced, self.plan, self.mesh = traced, plan, mesh
         count = len(traced.arguments.positions)
-        everything = [self._sharding(leaf) for leaf in plan.inputs]
-        self.in_shardings = everything[:count]
-        self.const_shardings = everything[count:]
-        self.out_shardings = [self._sharding(leaf) for leaf in plan.outputs]
+        self.executable = executable_of(traced, plan, mesh)
+        self.in_shardings = self.executable.in_shardings[:count]
+        self.const_shardings = self.executable.in_shardings[count:]
         # What each argument was when it last came as it should. Comparing identities,
         # of all arguments in one go, is what makes a call cheap.
         self._seen: list[list[Any]] = [[None] * count for _ in _IDENTITY]
@@ -63,43 +55,6 @@ class Bound(Generic[AnyPlan]):
         self._out_only_arrays = not traced.result.statics
         owned = frozenset() if traced.written is None else traced.written.owned
         self._owned = [i for i in owned if traced.donated[i]]
-
-    def _sharding(self, leaf: Leaf) -> NamedSharding:
-        check_divides(leaf.path, leaf.spec, leaf.shape, self.mesh)
-        return NamedSharding(
-            self.mesh, partition_spec(leaf.spec, leaf.shape, self.mesh)
-        )
-
-    def function(self) -> Any:
-        """The flat function of arguments and constants, with constraints in it."""
-        run = constrained(
-            self.traced.closed_jaxpr,
-            self.traced.program,
-            self.plan.decisions,
-            auto_twin(self.mesh),
-        )
-        if any(kind is AxisType.Explicit for kind in self.mesh.axis_types):
-            run = jax.sharding.auto_axes(
-                run,
-                axes=self.mesh.axis_names,
-                out_sharding=[explicit_part(s) for s in self.out_shardings],
-            )
-        run.__name__ = run.__qualname__ = self.traced.name
-        return run
-
-    @cached_property
-    def jitted(self) -> Any:
-        """For arrays: donates, and pins what comes out."""
-        inputs = self.traced.program.inputs
-        donated = [i for i, entry in enumerate(inputs) if entry.is_donated]
-        return jax.jit(
-            self.function(), donate_argnums=donated, out_shardings=self.out_shardings
-        )
-
-    @cached_property
-    def staged(self) -> Any:
-        """For tracers: constraints only."""
-        return jax.jit(self.function())
 
     @cached_property
     def consts(self) -> list[Any]:
@@ -201,27 +156,20 @@ class Bound(Generic[AnyPlan]):
 
     def run(self, arguments: Arguments, compiled: Any = None) -> Any:
         """Run on arrays; give the result back as the function would."""
-        if not self.is_runnable:
+        if not self.executable.is_runnable:
             raise not_runnable(self.plan, self.mesh)
         if arguments.lifted is None:
             self._donations.check(arguments.arrays, arguments.to_move)
         else:
             self._check_captured(arguments.lifted)
-        call = self.jitted if compiled is None else compiled
         arrays = self.place(arguments)
         if arguments.lifted is not None:
             self._donations.check(arrays)
-        if self.fits_context():
-            outs = call(*arrays)
-        else:
-            with jax.set_mesh(self.mesh):
-                outs = call(*arrays)
+        outs = self.executable.run(arrays, compiled)
         self._donations.made(outs)
         self.feedback.gave(outs)
         if arguments.to_move and arguments.lifted is None:
             self._delete_donated(arguments, arrays)
-        if self.is_emulated and not any(isinstance(x, jax.core.Tracer) for x in outs):
-            jax.block_until_ready(outs)
         outs = self.write_captured(outs)
         if arguments.lifted is not None:
             return self.finish(arguments.lifted, arrays, outs)
@@ -263,7 +211,9 @@ class Bound(Generic[AnyPlan]):
         """Run inside of an outer trace."""
         if lifted is not None:
             self._check_captured(lifted)
-        outs = self.write_captured(self.staged(*arrays, *self.traced.consts))
+        outs = self.write_captured(
+            self.executable.run_staged([*arrays, *self.traced.consts])
+        )
         if lifted is not None:
             return self.finish(lifted, arrays, outs)
         return self.result(outs)
@@ -292,31 +242,6 @@ class Bound(Generic[AnyPlan]):
                 types, [*self.in_shardings, *self.const_shardings], strict=True
             )
         ]
-
-    def fits_context(self) -> bool:
-        """Whether the mesh in context, if any, can stand around this call."""
-        around = context_mesh()
-        if around is None or around is self.mesh:
-            return True
-        kinds = {*around.axis_types, *self.mesh.axis_types}
-        return kinds == {AxisType.Auto} or around == self.mesh
-
-    @cached_property
-    def is_emulated(self) -> bool:
-        """Whether several CPU devices share this process's threads.
-
-        XLA:CPU of jax 0.10.2 stops for good when runs overlap there: a device that
-        has begun the next run takes the thread that another needs to end this one.
-        So each run is waited for.
-        """
-        devices = self.mesh.devices
-        return devices.size > 1 and devices.flat[0].platform == "cpu"
-
-    @cached_property
-    def is_runnable(self) -> bool:
-        return not isinstance(self.mesh, AbstractMesh) and not is_compile_only(
-            self.mesh.devices.flat[0]
-        )
 
 
 def _are_same(arrays: Sequence[Any], seen: Sequence[Sequence[Any]]) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
 
 from rhino_jax.apply.bound import Arguments, Bound
 from rhino_jax.errors import TraceError
@@ -76,9 +75,4 @@ class Compiled:
 
 def lower(bound: Bound) -> Lowered:
     """Lower for the bound's signature and mesh; nothing is allocated."""
-    arrays = bound.abstract_arrays()
-    if isinstance(bound.mesh, AbstractMesh):
-        traced = bound.jitted.trace(*arrays)
-        platforms = (jax.default_backend(),)
-        return Lowered(bound, traced.lower(lowering_platforms=platforms))
-    return Lowered(bound, bound.jitted.lower(*arrays))
+    return Lowered(bound, bound.executable.lower(bound.abstract_arrays()))

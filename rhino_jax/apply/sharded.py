@@ -250,7 +250,7 @@ class ShardedFunction(Generic[AnyPlan]):
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The sharded program as `jax.jit` traces it, over flat arrays."""
         bound = self._bind(split_call(self._parameters, args, kwargs, self._what))
-        return bound.jitted.trace(*bound.abstract_arrays())
+        return bound.executable.trace(bound.abstract_arrays())
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes, types and shardings of the result."""
@@ -258,7 +258,7 @@ class ShardedFunction(Generic[AnyPlan]):
         traced, shapes = bound.traced, bound.traced.out_shapes
         outs = [
             jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-            for x, sharding in zip(shapes, bound.out_shardings, strict=True)
+            for x, sharding in zip(shapes, bound.executable.out_shardings, strict=True)
         ]
         return bound.result(traced.captured.split(outs)[0])
 

@@ -222,5 +222,5 @@ def _as_planned(bound: Bound, arrays: Sequence[Any]) -> list[Any]:
         for x, sharding in zip(bound.traced.consts, bound.const_shardings, strict=True)
     ]
     with jax.set_mesh(bound.mesh):
-        outs = bound.jitted(*placed, *consts)
+        outs = bound.executable.run([*placed, *consts])
     return list(jax.block_until_ready(outs))

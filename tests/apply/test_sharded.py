@@ -27,7 +27,7 @@ def test_three_steps_compile_once_and_equal_one_device(kind: AxisType) -> None:
         params, opt, loss = step(params, opt, batch)
     assert_close((params, opt, loss), expected(3))
     assert step._last is not None
-    assert step._last.jitted._cache_size() == 1
+    assert step._last.executable.jitted._cache_size() == 1
     assert step.count == 1
     assert {x.sharding.mesh for x in jax.tree.leaves((params, opt, loss))} == {mesh}
 
@@ -41,7 +41,7 @@ def test_a_mesh_of_auto_and_explicit_axes(seed: int) -> None:
     for _ in range(2):
         params, opt, loss = step(params, opt, batch)
     assert_close((params, opt, loss), expected(2))
-    assert step._last is not None and step._last.jitted._cache_size() == 1
+    assert step._last is not None and step._last.executable.jitted._cache_size() == 1
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -88,7 +88,7 @@ def test_donated_arrays_stay_when_the_run_fails() -> None:
         def broken(*_: Any) -> Any:
             raise ValueError("boom")
 
-        bound.__dict__["jitted"] = broken
+        bound.executable.__dict__["jitted"] = broken
         step(params, jnp.float32(1))
     assert not params["w"].is_deleted()
 

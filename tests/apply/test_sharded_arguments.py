@@ -132,7 +132,7 @@ def test_scalars_of_every_kind_compile_once() -> None:
     for value in (2.0, 3.0, 4.0):
         assert_close(step(x, value), x * value)
     assert step.count == 1
-    assert step._last is not None and step._last.jitted._cache_size() == 1
+    assert step._last is not None and step._last.executable.jitted._cache_size() == 1
     assert_close(step(x, np.float32(2)), x * 2)
     assert_close(step(x, 2), x * 2)
 

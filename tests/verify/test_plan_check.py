@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.apply.bound import Bound
+from rhino_jax.apply.spmd import SpmdExecutable
 from rhino_jax.verify.comparison import ComparedLeaf, compare
 
 
@@ -89,9 +89,9 @@ def test_arguments_are_neither_consumed_nor_changed() -> None:
 def test_what_goes_wrong_in_the_sharded_run_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    function = Bound.function
+    function = SpmdExecutable.function
 
-    def wrong(self: Bound) -> Any:
+    def wrong(self: SpmdExecutable) -> Any:
         run = function(self)
 
         def changed(*arrays: Any) -> Any:
@@ -100,7 +100,7 @@ def test_what_goes_wrong_in_the_sharded_run_is_told(
 
         return changed
 
-    monkeypatch.setattr(Bound, "function", wrong)
+    monkeypatch.setattr(SpmdExecutable, "function", wrong)
     found = checked(planned())
     assert not found.ok
     bad = {leaf.path: leaf for leaf in found.leaves if not leaf.ok}

@@ -1,0 +1,127 @@
+"""A plan of one stage as one SPMD program: the user's, with constraints in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+
+from rhino_jax._compat import context_mesh, is_compile_only
+from rhino_jax.apply.constraints import (
+    auto_twin,
+    check_divides,
+    explicit_part,
+    partition_spec,
+)
+from rhino_jax.apply.interpret import constrained
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.plan.plan import Leaf, Plan
+
+
+class SpmdExecutable:
+    """Runs a program as one compiled SPMD program; see `apply.executable.Executable`.
+
+    Attributes:
+      traced: the function.
+      plan: its plan, of one stage.
+      mesh: the mesh on which arguments are taken and results given.
+      in_shardings: of arguments, then constants.
+      out_shardings: of results.
+    """
+
+    def __init__(self, traced: Traced, plan: Plan, mesh: Any) -> None:
+        self.traced, self.plan, self.mesh = traced, plan, mesh
+        self.in_shardings: Sequence[NamedSharding] = [
+            self._sharding(leaf) for leaf in plan.inputs
+        ]
+        self.out_shardings: Sequence[NamedSharding] = [
+            self._sharding(leaf) for leaf in plan.outputs
+        ]
+
+    def _sharding(self, leaf: Leaf) -> NamedSharding:
+        check_divides(leaf.path, leaf.spec, leaf.shape, self.mesh)
+        return NamedSharding(
+            self.mesh, partition_spec(leaf.spec, leaf.shape, self.mesh)
+        )
+
+    def function(self) -> Any:
+        """The flat function of arguments and constants, with constraints in it."""
+        run = constrained(
+            self.traced.closed_jaxpr,
+            self.traced.program,
+            self.plan.decisions,
+            auto_twin(self.mesh),
+        )
+        if any(kind is AxisType.Explicit for kind in self.mesh.axis_types):
+            run = jax.sharding.auto_axes(
+                run,
+                axes=self.mesh.axis_names,
+                out_sharding=[explicit_part(s) for s in self.out_shardings],
+            )
+        run.__name__ = run.__qualname__ = self.traced.name
+        return run
+
+    @cached_property
+    def jitted(self) -> Any:
+        """For arrays: donates, and pins what comes out."""
+        inputs = self.traced.program.inputs
+        donated = [i for i, entry in enumerate(inputs) if entry.is_donated]
+        return jax.jit(
+            self.function(), donate_argnums=donated, out_shardings=self.out_shardings
+        )
+
+    @cached_property
+    def _staged(self) -> Any:
+        """For tracers: constraints only."""
+        return jax.jit(self.function())
+
+    def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
+        call = self.jitted if compiled is None else compiled
+        if self._fits_context():
+            outs = call(*arrays)
+        else:
+            with jax.set_mesh(self.mesh):
+                outs = call(*arrays)
+        if self._is_emulated and not any(isinstance(x, jax.core.Tracer) for x in outs):
+            jax.block_until_ready(outs)
+        return outs
+
+    def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        return self._staged(*arrays)
+
+    def trace(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Traced:
+        return self.jitted.trace(*shapes)
+
+    def lower(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
+        if isinstance(self.mesh, AbstractMesh):
+            platforms = (jax.default_backend(),)
+            return self.jitted.trace(*shapes).lower(lowering_platforms=platforms)
+        return self.jitted.lower(*shapes)
+
+    def _fits_context(self) -> bool:
+        """Whether the mesh in context, if any, can stand around this call."""
+        around = context_mesh()
+        if around is None or around is self.mesh:
+            return True
+        kinds = {*around.axis_types, *self.mesh.axis_types}
+        return kinds == {AxisType.Auto} or around == self.mesh
+
+    @cached_property
+    def _is_emulated(self) -> bool:
+        """Whether several CPU devices share this process's threads.
+
+        XLA:CPU of jax 0.10.2 stops for good when runs overlap there: a device that
+        has begun the next run takes the thread that another needs to end this one.
+        So each run is waited for.
+        """
+        devices = self.mesh.devices
+        return devices.size > 1 and devices.flat[0].platform == "cpu"
+
+    @cached_property
+    def is_runnable(self) -> bool:
+        return not isinstance(self.mesh, AbstractMesh) and not is_compile_only(
+            self.mesh.devices.flat[0]
+        )
