@@ -30,17 +30,9 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import NOWHERE, Readers, Reading
+from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.hardware.target import Device
 from rhino_jax.ir.traits import OpKind
-
-
-LONGEST_ROW = 8192
-"""Rows that a matmul's fusion holds: of attention in float32, XLA:TPU stores rows of
-8,192 exponentials; of 12,288 and 16,384, and of 8,192 where there is one head, only the
-matmul's result (v5e:2x2, v6e:2x2, libtpu 0.0.51)."""
-
-RECOMPUTE_SHARE = 1.1
-"""A value is computed again only from at most this many times its own elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +191,15 @@ class _Finder:
             for other in [*before, *(n for n in behind if not n.is_matmul)]:
                 is_of_it = other.is_fusible or other.is_matmul
                 is_new = is_of_it and other.id not in found
-                if is_new and self._row(other) > LONGEST_ROW:
+                if is_new and self._row(other) > OBSERVED.longest_row:
                     found.add(other.id)
                     todo.append(other.id)
         return found
 
     def _is_long_softmax(self, node: Node) -> bool:
-        if _kind(node) is not OpKind.EXPONENTIAL or self._row(node) <= LONGEST_ROW:
+        if _kind(node) is not OpKind.EXPONENTIAL:
+            return False
+        if self._row(node) <= OBSERVED.longest_row:
             return False
         return any(_sums(self.graph.nodes[n]) for n in self._readers_of(node))
 
@@ -221,7 +215,7 @@ class _Finder:
         if self.reading.count[port] < 2 or node.id in self.long_rows:
             return False
         read = sum(map(self._size_of, self._sources_of(feeds)))
-        reads_more = read > RECOMPUTE_SHARE * self._size_of(port)
+        reads_more = read > OBSERVED.recompute_share * self._size_of(port)
         is_dear = reads_more or self._is_expensive(node)
         is_far = self.reading.deepest[port] > self.depth.at[node.id]
         return (is_dear and (is_far or self.reading.is_parted[port])) or (

@@ -21,6 +21,7 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.matmul_depth import MatmulDepth
+from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.optimize.slack import Slack, Wait
 
 
@@ -88,7 +89,7 @@ def _only_update(graph: Graph) -> np.ndarray:
     such inputs."""
     outputs = graph.program.outputs
     found = np.zeros(len(graph.nodes), dtype=bool)
-    if sum(o.state_of is not None for o in outputs) < LEAST_STATE:
+    if sum(o.state_of is not None for o in outputs) < OBSERVED.least_state:
         return found
     # What is fed back is read by the node of its input.
     inputs = {n.id for n in graph.nodes if n.kind is NodeKind.INPUT}
@@ -97,10 +98,6 @@ def _only_update(graph: Graph) -> np.ndarray:
         if targets and node.id not in inputs:
             found[node.id] = all(t in inputs or found[t] for t in targets)
     return found
-
-
-LEAST_STATE = 4
-"""Arrays that are fed back, from which on updates run beside each other."""
 
 
 def _is_in_loop(node: Node) -> bool:

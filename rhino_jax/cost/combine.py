@@ -14,13 +14,8 @@ from rhino_jax.cost.collectives import ALL_REDUCE, REDUCE_SCATTER
 from rhino_jax.cost.reshard import Step
 from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.spec import Spec
-
-
-MOST_SCATTERED = 8
-"""XLA:TPU makes an all-reduce of a reduce-scatter over one axis that is the whole
-slice: seen for 16, 64 and 256 chips (v5e, v5p, v6e), and for 8 on tori of three dims
-(v4:2x2x2, v5p:2x2x2), not on others (v5e:2x4, v6e:2x4)."""
 
 
 def combine_steps(
@@ -42,7 +37,7 @@ def combine_steps(
     is_told = lowering.annotates_waypoints or lowering.loops_matmuls
     if len(parts) > 1 and not is_told:
         return (Step(ALL_REDUCE, partial, made_bytes),)
-    most = MOST_SCATTERED - 1 if lowering.gathers_by_axis else MOST_SCATTERED
+    most = OBSERVED.most_scattered - lowering.gathers_by_axis
     steps: list[Step] = []
     local, scattered = made_bytes, set[int]()
     for _, axes in parts:

@@ -17,12 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.factor import FactorKind, Rule
-
-
-LEAST_ROWS = 0.4
-"""Rows that take as long as loading a square, over its side. Seen: 8x4096 by 4096x4096
-takes 51 cycles per square of 128 on v5e, 107 per square of 256 on v6e."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ def array_paddings(rule: Rule, pieces: np.ndarray, side: int) -> np.ndarray:
         shards[:, list(factors)].prod(1)
         for factors in (roles.left, roles.right, roles.summed, roles.positions)
     )
-    rows = LEAST_ROWS * side
+    rows = OBSERVED.least_rows * side
     # A window's positions stream past the weights; where what is convolved lies in
     # the array, they are its batch, one after the other.
     along_right = _padding(right, side) * np.maximum(1.0, rows / (left * positions))

@@ -11,23 +11,16 @@ from rhino_jax.analysis.dim_classes import Classes
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.spec import Spec
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
-from rhino_jax.model.packing import COMBINED_LATENCY, is_combined, with_packing
+from rhino_jax.model.packing import is_combined, with_packing
+from rhino_jax.model.pricing import PRICING
 from rhino_jax.model.resharding import ReshardTables
 from rhino_jax.model.reversals import apart_s, find_reversals, with_reversals
 from rhino_jax.model.sizes import Sizes, SpecTable
 from rhino_jax.numbering import for_each, number_objects, number_rows
 from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, PairTable, Problem
-
-
-SMALL_SHARE = 1e-4
-"""Resharded copies smaller than this share of the memory limit are not counted
-towards the peak: a thousand of them at once would be 10 %, and few live at once."""
-
-SLICE_NUDGE = 1.001
-"""A stacked value resharded before a loop is priced as if each slice were resharded
-inside, and a little more: it then holds the whole stack, and nothing hides it."""
 
 
 Narrow = Callable[[OptionBuilder, list[Options]], list[Options]]
@@ -138,7 +131,7 @@ class _Pricing:
         """What it costs to carry values, and the memory that copies need."""
         graph, columns = self.analysis.graph, self.analysis.graph.columns
         values, tables = graph.program.values, ReshardTables.of(self.builder)
-        small = SMALL_SHARE * problem.limit
+        small = PRICING.small_share * problem.limit
         combined = is_combined(self.analysis)[1]
         sizes, target = self.builder.sizes, self.analysis.target
         reads_reversed = target.device.reverses_inside
@@ -151,7 +144,7 @@ class _Pricing:
             whole = values[edge.value]
             count, latencies = _times_sent(graph, edge)
             if combined[at]:
-                latencies *= COMBINED_LATENCY
+                latencies *= OBSERVED.combined_latency
             table = tables.table(source, wanted, whole, count, latencies)
             if edge.source.node in reversals:
                 options = self.options[edge.target]
@@ -240,7 +233,8 @@ def _times_sent(graph: Graph, edge: Edge) -> tuple[float, float]:
     if target.kind is not NodeKind.SLICE:
         return count, count
     assert target.op is not None and target.op.call is not None
-    return SLICE_NUDGE * count, SLICE_NUDGE * count * target.op.call.trip_count
+    count *= PRICING.slice_factor
+    return count, count * target.op.call.trip_count
 
 
 def _is_copied(graph: Graph, edge: Edge) -> bool:

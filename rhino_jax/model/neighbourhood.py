@@ -24,10 +24,6 @@ from rhino_jax.model.strategies import Strategy
 from rhino_jax.optimize.problem import Labels
 
 
-MOST_CELLS = 15_000_000
-"""Entries of different tables up to which all options are searched together (120 MB:
-a U-Net on three axes)."""
-
 Groups = tuple[tuple[int, ...], ...]
 """Axes of a mesh that are taken together."""
 

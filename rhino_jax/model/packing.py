@@ -23,6 +23,7 @@ from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.analysis.slack import COMBINED
 from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Op, Program, item_bytes
 from rhino_jax.ir.spec import Spec, local_shape
@@ -30,11 +31,6 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.op_collectives import OpCollectives
 from rhino_jax.model.options import Options
 from rhino_jax.model.strategies import Strategy
-
-
-COMBINED_LATENCY = 0.06
-"""Share of the latency that is left: of 139 collectives that the plan of a GPT has, and
-150 of a BERT, 10 and 8 come out (dp, ZeRO-1 and FSDP: 5 to 15; jax 0.10.2, 8 H100)."""
 
 
 def is_combined(analysis: ProgramAnalysis) -> tuple[list[bool], list[bool]]:
@@ -74,7 +70,7 @@ def with_packing(
             )
             assert op.rule is not None
             latency_s = op_collectives.latency_s(op, op.rule, own.strategies)
-            saved = (1 - COMBINED_LATENCY) * latency_s
+            saved = (1 - OBSERVED.combined_latency) * latency_s
             found[key] = replace(
                 own, cost_s=own.cost_s + added - saved, compute_s=own.compute_s + added
             )

@@ -13,12 +13,9 @@ from rhino_jax.cost.reshard import reshard_steps
 from rhino_jax.ir.program import Value
 from rhino_jax.ir.spec import Spec, shards_per_dim
 from rhino_jax.model.options import OptionBuilder
+from rhino_jax.model.pricing import PRICING
 from rhino_jax.model.sizes import PortSpecs
 
-
-TIE_S = 1e-12
-"""Price of any change of layout that costs nothing else, so that ties are broken
-towards no change; far below the nanosecond in which objectives are compared."""
 
 _KEPT = -1
 """Stands for a dim that stays as it is."""
@@ -134,7 +131,7 @@ class ReshardTables:
         # Any change of layout is at least a copy of the new shard, and among free
         # ones none is preferred to some.
         cut = math.prod(shards_per_dim(dst, mesh.sizes))
-        fixed, per_byte = TIE_S, 2 / cut / self.builder.target.hbm_bytes_per_s
+        fixed, per_byte = PRICING.tie_s, 2 / cut / self.builder.target.hbm_bytes_per_s
         # Steps scale with the bytes: take them for 2^40 bytes and divide.
         whole = 1 << 40
         for step in reshard_steps(src, dst, whole, mesh.sizes, mesh.lowering):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from rhino_jax.hardware.mesh import long_axes
 from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
 from rhino_jax.ir.spec import Spec
+from rhino_jax.model.pricing import PRICING
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,6 @@ def _axes_of_dim(
     return tuple(axes)
 
 
-MOST_PADDED = 1.5
-"""An uneven cut is an option where the shards, all as large as the largest, add up to
-no more than this many times the dim. What the padding costs is priced."""
-
-
 def _is_cut_well(size: int, pieces: int, is_padded: bool) -> bool:
     """Whether a factor may be cut into so many pieces."""
     if size % pieces == 0:
@@ -101,7 +97,7 @@ def _is_cut_well(size: int, pieces: int, is_padded: bool) -> bool:
     return (
         is_padded
         and pieces <= size
-        and -(-size // pieces) * pieces <= (MOST_PADDED * size)
+        and -(-size // pieces) * pieces <= (PRICING.most_padded * size)
     )
 
 

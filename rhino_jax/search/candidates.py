@@ -20,16 +20,8 @@ from rhino_jax.optimize.incumbents import Effort
 from rhino_jax.optimize.problem import Labels, PairTable, Problem
 from rhino_jax.optimize.solve import solve
 from rhino_jax.plan.plan import Plan
+from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.records import Found, MeshProblem
-
-
-COMMUNICATION_WEIGHTS = (2.0, 0.5)
-"""What runners-up take communication to cost, over what the model says."""
-
-
-PREDICTION_ERROR = 0.3
-"""How far the predicted step of one plan, over that of another, may be from what the
-compiler makes of the two: recipes that promise less are not compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +85,12 @@ def plain_of(
       best: what was found.
       plain: the mesh, with plain recipes of density "batch".
     Returns:
-      Those that fit and promise a step within `PREDICTION_ERROR` of the best, and
-      notes on the others.
+      Those that fit and whose predicted step is within `LIMITS.prediction_error` of
+      the best plan's, and notes on the others.
     """
     kept: list[tuple[str, Found]] = []
     left_out: list[str] = []
-    limit = (1 + PREDICTION_ERROR) * best.solution.objective
+    limit = (1 + LIMITS.prediction_error) * best.solution.objective
     named = [
         (f"{n}@batch", one) for n, one in _recipes(replace(best, mesh_problem=plain))
     ]
@@ -113,9 +105,10 @@ def plain_of(
             kept.append((name, one))
     if not left_out:
         return kept, []
+    error = f"{LIMITS.prediction_error:.0%}"
     note = (
         "recipes that were not compiled, since what they promise is slower by more than"
-        f" the error of prediction, {PREDICTION_ERROR:.0%}: {', '.join(left_out)}."
+        f" the error of prediction, {error}: {', '.join(left_out)}."
     )
     return kept, [note]
 
@@ -165,7 +158,7 @@ def _reweighted(found: Found, effort: Effort) -> list[tuple[str, Found]]:
     assert found.solution.labels is not None
     best = symmetry.contract(found.solution.labels)
     named = []
-    for weight in COMMUNICATION_WEIGHTS:
+    for weight in LIMITS.communication_weights:
         problem = _with_weight(folded.problem, folded.compute.costs, weight)
         labels = solve(problem, [best], effort).labels
         if labels is None:

@@ -20,6 +20,7 @@ from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.search.assemble import assemble
 from rhino_jax.search.candidates import Candidate, candidates_of, plain_of
+from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.passes import ANALYSE, INLINE, READ_BACK, RECIPES, SOLVE
 from rhino_jax.search.recipe_choices import first_choices, with_recipes
@@ -27,30 +28,8 @@ from rhino_jax.search.records import Found, Progress, Request
 from rhino_jax.search.solve_on_mesh import as_solution, is_over
 
 
-MOST_KEPT = 3
-"""Meshes whose models are kept, as candidates for the compiler."""
-
 COMPARED = replace(EFFORTS["fast"], max_starts=2, max_fusions=0)
 """How meshes are compared; the best of them is searched again."""
-
-MANY_CELLS = 1_500_000
-"""Pairs of options of the folded problem beyond which meshes of three and more axes are
-not tried unasked; a third axis makes 18 times as many. A U-Net (unet-base, 16 devices)
-has 5 million on two axes: on three, `fast` takes 146 s and 6 GB, not 56 s and 0.7 GB.
-ResNet-50 has 1.1 million: 17 s and 1.6 GB, not 8 s. Two towers, and GPT, Llama and MoE
-with unrolled layers have 0.4 to 1.0 million."""
-
-WORTH = 1.25
-"""A recipe that is this many times as slow as another is known to be no choice, and
-not searched to the end: its time is then up to an eighth too long (ResNet-50)."""
-
-RECIPES_SHARE = 0.4
-"""Share of the time left that may go into recipes, where time is limited: they start
-the search, which finds more than they do."""
-
-LEAST_GAIN = 0.01
-"""Share that another axis must have gained before meshes of one more are tried: of two
-over one before there are three."""
 
 
 @contextlib.contextmanager
@@ -213,7 +192,9 @@ def _search(
     different = distinct_meshes(meshes, target)
     if len(meshes) == 1:
         mesh_problem = build_mesh_problem(analysis, different[0], request)
-        mesh_problem = RECIPES.run(watch, mesh_problem, _recipe_effort(request), WORTH)
+        mesh_problem = RECIPES.run(
+            watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
+        )
         return [SOLVE.run(watch, mesh_problem, effort, request, progress)], (), []
     every: list[Found] = []
     compared: list[tuple[tuple[int, ...], float]] = []
@@ -229,12 +210,13 @@ def _search(
         found = SOLVE.run(watch, mesh_problem, COMPARED, request, None, starts)
         limits.met(len(axes), found)
         compared.append((tuple(n for _, n in axes), found.solution.objective))
-        every = sorted([*every, found], key=lambda f: f.solution.objective)[:MOST_KEPT]
+        every = sorted([*every, found], key=lambda f: f.solution.objective)
+        every = every[: LIMITS.most_meshes]
         best = every[0].solution.objective
         if progress is not None and math.isfinite(best):
             progress(best, None)
     mesh_problem = RECIPES.run(
-        watch, every[0].mesh_problem, _recipe_effort(request), WORTH
+        watch, every[0].mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
     )
     known = every[0].solution.labels
     starts = [] if known is None else [known]
@@ -267,13 +249,14 @@ class _MoreAxes:
     def allow(self, num_axes: int) -> bool:
         if num_axes <= 2:
             return True
-        if self.cells > MANY_CELLS:
+        if self.cells > LIMITS.most_cells:
             self.left_out["the program is large"] += 1
             return False
         fewer = [s for n, s in self.best.items() if n < num_axes - 1]
         last = self.best.get(num_axes - 1, math.inf)
-        if fewer and last > (1 - LEAST_GAIN) * min(fewer):
-            self.left_out[f"the axis before gained less than {LEAST_GAIN:.0%}"] += 1
+        if fewer and last > (1 - LIMITS.axis_gain) * min(fewer):
+            why = f"the axis before gained less than {LIMITS.axis_gain:.0%}"
+            self.left_out[why] += 1
             return False
         return True
 
@@ -307,6 +290,6 @@ def _with_deadline(request: Request, started: float) -> Request:
 
 def _recipe_effort(request: Request) -> Effort:
     """Of the recipes, which leave time for the search that starts from them."""
-    left = RECIPES_SHARE * (request.deadline - time.monotonic())
+    left = LIMITS.recipes_share * (request.deadline - time.monotonic())
     deadline = time.monotonic() + max(0.0, left)
     return replace(RECIPE_EFFORTS[request.level], deadline=deadline)

@@ -13,12 +13,9 @@ from rhino_jax.model.build import Model, build_model
 from rhino_jax.optimize.least_peak import smallest_peak
 from rhino_jax.optimize.solve import Solution
 from rhino_jax.search.extract import live_at
+from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.records import Request
 from rhino_jax.units import format_bytes
-
-
-MOST_PINS = 8
-"""Pins that are tried one by one; each costs a search for the smallest peak."""
 
 
 def explain(
@@ -68,7 +65,7 @@ def _costly_pins(
         return [], []  # all options are too many to be tried once for every pin
     budget, pinned = model.problem.limit, model.builder.pinned
     found: list[tuple[float, str]] = []
-    for name, nodes in list(_nodes_of_pins(model, request).items())[:MOST_PINS]:
+    for name, nodes in list(_nodes_of_pins(model, request).items())[: LIMITS.most_pins]:
         others = {n: pin for n, pin in pinned.items() if n not in nodes}
         problem = build_model(model.analysis, model.mesh, others, budget).problem
         without = problem.peak(smallest_peak(problem))

@@ -11,7 +11,6 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.model.neighbourhood import (
-    MOST_CELLS,
     Seed,
     count_cells,
     groupings,
@@ -19,6 +18,7 @@ from rhino_jax.model.neighbourhood import (
     taken_together,
 )
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
+from rhino_jax.model.pricing import PRICING
 from rhino_jax.optimize.incumbents import EFFORTS, RECIPE_EFFORTS
 from rhino_jax.search.passes import FOLD, PRICE
 from rhino_jax.search.recipe_choices import first_choices, with_recipes
@@ -64,7 +64,8 @@ def _on(
     request: Request,
 ) -> MeshProblem:
     def narrow(builder: OptionBuilder, options: list[Options]) -> list[Options]:
-        if len(mesh.long) <= 2 or count_cells(analysis.graph, options) <= MOST_CELLS:
+        has_few = len(mesh.long) <= 2
+        if has_few or count_cells(analysis.graph, options) <= PRICING.most_cells:
             return options
         return neighbourhood(builder, options, _seeds(analysis, mesh, request))
 

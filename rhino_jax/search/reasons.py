@@ -21,11 +21,10 @@ from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.build import Model
 from rhino_jax.model.strategies import Strategy
+from rhino_jax.search.limits import LIMITS
 
 
 _MOVES = {"all-gather": "gathers", "all-to-all": "cuts anew", PERMUTE: "reorders"}
-_MOST_VISITED = 64
-"""Values looked at on the way to an update; farther away is no gradient's place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +88,7 @@ class Reasons:
 
     def _find_path(self, port: Port) -> str | None:
         graph = self.model.graph
-        for _ in range(_MOST_VISITED):
+        for _ in range(LIMITS.most_visited):
             node = graph.nodes[port.node]
             if node.kind is NodeKind.INPUT:
                 return graph.program.inputs[node.slot].path
@@ -111,7 +110,7 @@ class Reasons:
         if made_by is None or not _is_backward(made_by):
             return None
         seen, queue = {port.id}, deque([port])
-        while queue and len(seen) < _MOST_VISITED:
+        while queue and len(seen) < LIMITS.most_visited:
             at = queue.popleft()
             for edge in graph.readers[at.id]:
                 reader = graph.nodes[edge.target]

@@ -33,15 +33,7 @@ from rhino_jax.optimize.problem import (
 )
 from rhino_jax.optimize.slack import Slack
 from rhino_jax.recipes.recipe_book import RecipeBook
-
-
-LEAST_ROUNDS = 3
-"""How many steps around a node its class is told from others, at least. After two, a
-ViT's plan is 0.5 % slower; after three it is as that of the program as it is."""
-
-MOST_CLASSES = 900
-"""Rounds go on while there are no more classes. Smaller programs are not folded: what
-a chain of six small layers does at its borders spreads over all of it."""
+from rhino_jax.search.limits import LIMITS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,14 +145,14 @@ def marks_of(book: RecipeBook) -> np.ndarray:
 
 
 def find_symmetry(
-    overlap: Overlap, marks: np.ndarray, most: int = MOST_CLASSES
+    overlap: Overlap, marks: np.ndarray, most: int = LIMITS.most_orbits
 ) -> Symmetry:
     """Find the nodes that choose alike.
 
     Args:
       overlap: the whole problem; equal tables are one array.
       marks: [nodes], equal numbers where nodes may be of one class: see `marks_of`.
-      most: see `MOST_CLASSES`.
+      most: see `LIMITS.most_orbits`.
     """
     if len(marks) <= most:
         return Symmetry(np.arange(len(marks)), np.arange(len(marks)))
@@ -175,7 +167,7 @@ def find_symmetry(
     kept, before = colours, 0
     for k in itertools.count():
         count = len(np.unique(colours))
-        if k > LEAST_ROUNDS and (count > most or count == before):
+        if k > LIMITS.least_rounds and (count > most or count == before):
             break
         kept, before = colours, count
         around = np.zeros(len(colours), dtype=np.uint64)

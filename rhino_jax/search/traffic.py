@@ -12,11 +12,12 @@ from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.reshard import Step, reshard_steps
 from rhino_jax.hardware.mesh import size_of
+from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.program import Manual
 from rhino_jax.ir.spec import Spec, padding_of
 from rhino_jax.model.build import Model
 from rhino_jax.model.op_collectives import own_steps
-from rhino_jax.model.packing import COMBINED_LATENCY, is_combined
+from rhino_jax.model.packing import is_combined
 from rhino_jax.numbering import groups, number_objects, number_rows
 from rhino_jax.optimize.lookups import Lookups
 from rhino_jax.optimize.problem import Labels
@@ -179,7 +180,7 @@ class Traffic:
 
     def _price(self, steps: tuple[Step, ...], is_combined: bool) -> tuple[Priced, ...]:
         """Collectives that are combined pay their latency together."""
-        mesh, saved = self.model.mesh, (1 - COMBINED_LATENCY) * is_combined
+        mesh, saved = self.model.mesh, (1 - OBSERVED.combined_latency) * is_combined
         found = []
         for step in steps:
             axes = mesh.over(step.axes)

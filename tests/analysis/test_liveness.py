@@ -12,9 +12,10 @@ import pytest
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.liveness import analyse, find_late
-from rhino_jax.analysis.materialised import LONGEST_ROW, Fusing
+from rhino_jax.analysis.materialised import Fusing
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
+from rhino_jax.hardware.observed import OBSERVED
 
 
 PLAIN = Fusing()
@@ -143,9 +144,9 @@ def test_of_rows_that_no_fusion_holds_only_the_scores_are_stored() -> None:
         found = materialised(attention, *shapes(row), fusing=fusing)
         return [n for n in found if "reduce" not in n]
 
-    assert kept(LONGEST_ROW, TPU) == ["select_n", "exp", "dot_general"]
-    assert kept(LONGEST_ROW + 1, TPU) == ["dot_general", "dot_general"]
-    assert kept(LONGEST_ROW + 1, GPU) == kept(LONGEST_ROW, GPU)
+    assert kept(OBSERVED.longest_row, TPU) == ["select_n", "exp", "dot_general"]
+    assert kept(OBSERVED.longest_row + 1, TPU) == ["dot_general", "dot_general"]
+    assert kept(OBSERVED.longest_row + 1, GPU) == kept(OBSERVED.longest_row, GPU)
 
 
 def test_long_rows_of_other_than_a_softmax_are_stored_as_short_ones() -> None:
@@ -160,7 +161,7 @@ def test_long_rows_of_other_than_a_softmax_are_stored_as_short_ones() -> None:
         args = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in sizes)
         return materialised(residual_and_norm, *args, fusing=TPU)
 
-    assert kept(2 * LONGEST_ROW) == kept(LONGEST_ROW)
+    assert kept(2 * OBSERVED.longest_row) == kept(OBSERVED.longest_row)
 
 
 def test_a_loop_makes_its_broadcasts_itself() -> None:

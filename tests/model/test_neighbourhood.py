@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -10,6 +12,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.model.neighbourhood import Seed, _Full, groupings, taken_together
+from rhino_jax.model.pricing import PRICING
 from rhino_jax.models import registry
 from rhino_jax.search import mesh_problem
 from tests.search.brute_force import model_of
@@ -31,7 +34,7 @@ def test_little_is_lost_and_recipes_are_kept(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joint = planned(name, MESH, "v5e:4x2")
-    monkeypatch.setattr(mesh_problem, "MOST_CELLS", 0)
+    monkeypatch.setattr(mesh_problem, "PRICING", replace(PRICING, most_cells=0))
     neighbourhood = planned(name, MESH, "v5e:4x2")
     assert any("only what is near" in note for note in neighbourhood.notes)
     assert not any("only what is near" in note for note in joint.notes)
@@ -47,7 +50,7 @@ def test_little_is_lost_and_recipes_are_kept(
 
 
 def test_pins_hold_though_seeds_know_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_problem, "MOST_CELLS", 0)
+    monkeypatch.setattr(mesh_problem, "PRICING", replace(PRICING, most_cells=0))
     free = planned("mlp-tiny", MESH, "v5e:4x2")
     path = next(leaf.path for leaf in free.inputs if len(leaf.spec) == 2)
     pinned = planned("mlp-tiny", MESH, "v5e:4x2", pins={path: P(("c",), ("b",))})
@@ -57,7 +60,7 @@ def test_pins_hold_though_seeds_know_none(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_near_compiles_to_what_was_promised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mesh_problem, "MOST_CELLS", 0)
+    monkeypatch.setattr(mesh_problem, "PRICING", replace(PRICING, most_cells=0))
     work = registry.get("gpt-tiny")
     plan = planned(work, MESH, "cpu:8")
     verified = plan.verify(work.step, *work.abstract_args(), compile_for="cpu")

@@ -17,7 +17,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import shards_per_dim
 from rhino_jax.model.build import Model, build_model
 from rhino_jax.model.op_collectives import own_steps
-from rhino_jax.model.resharding import TIE_S
+from rhino_jax.model.pricing import PRICING
 from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, PairTable, Problem
 
 
@@ -101,7 +101,7 @@ def recomputed_objective_s(model: Model, labels: np.ndarray, target: Target) -> 
             continue
         whole = graph.program.values[edge.value].bytes
         local = whole / math.prod(shards_per_dim(want, mesh.sizes))
-        total += edge.count * (TIE_S + 2 * local / target.hbm_bytes_per_s)
+        total += edge.count * (PRICING.tie_s + 2 * local / target.hbm_bytes_per_s)
         for step in reshard_steps(have, want, whole, mesh.sizes, mesh.lowering):
             axes = mesh.over(step.axes)
             total += edge.count * collective_s(step.kind, step.local_bytes, axes)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
 from rhino_jax.recipes.recipe_book import RecipeBook
-from rhino_jax.search import mesh_problem
+from rhino_jax.search import fold
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.symmetry import find_symmetry, marks_of
 from rhino_jax.search.traffic import Traffic
@@ -96,7 +96,7 @@ def test_the_folded_optimum_is_the_plain_one(
     found = {}
     for kind, most in (("folded", 1), ("plain", 10**9)):
         monkeypatch.setattr(
-            mesh_problem,
+            fold,
             "find_symmetry",
             functools.partial(find_symmetry, most=most),
         )

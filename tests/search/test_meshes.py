@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rhino_jax.hardware.files import load_target
 from rhino_jax.search import driver
+from rhino_jax.search.limits import LIMITS
 from tests.search.zoo import planned
 
 
@@ -34,7 +37,7 @@ def test_three_axes_are_left_out_of_large_programs_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where two gain, as here."""
-    monkeypatch.setattr(driver, "MANY_CELLS", 0)
+    monkeypatch.setattr(driver, "LIMITS", replace(LIMITS, most_cells=0))
     plan = planned("mlp-tensor", None, "v5e:4x2", level="fast")
     assert {len(shape) for shape, _ in plan.meshes} == {1, 2}
     (note,) = (note for note in plan.notes if "not tried" in note)

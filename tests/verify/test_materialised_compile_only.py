@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from rhino_jax.analysis.materialised import LONGEST_ROW
+from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.models.layers import attention
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.module import parse_module
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.compile_only
 
 @pytest.mark.parametrize(
     ("length", "types"),
-    [(LONGEST_ROW, {"f32", "bf16"}), (2 * LONGEST_ROW, {"bf16"})],
+    [(OBSERVED.longest_row, {"f32", "bf16"}), (2 * OBSERVED.longest_row, {"bf16"})],
 )
 def test_long_rows_are_stored_as_the_matmul_makes_them(
     length: int, types: set[str]
