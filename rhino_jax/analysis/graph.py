@@ -104,6 +104,8 @@ class Edge:
       count: how often it is carried per step.
       time: when it is read.
       use: what else than an op's operand it is in the program, if anything.
+      part: which of the computations that are compiled on their own reads it, where an
+        op does: branches are, and recomputed regions.
     """
 
     source: Port
@@ -113,6 +115,7 @@ class Edge:
     count: int
     time: int
     use: Use | None = None
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,6 +189,7 @@ class Graph:
       held: value id → port that holds it (absent: scalars, literals).
       loop_start, loop_end: node id of a loop's border node → time when the loop
         starts and ends.
+      fronts: copies through which fusible ops read, too (see `shared_copies`).
       end: time after the last op.
       output_ports: for every program output, the port that holds it, or None.
       run_order: all nodes, what is made before what reads it.
@@ -203,6 +207,7 @@ class Graph:
     held: dict[int, Port] = field(default_factory=dict)
     loop_start: dict[int, int] = field(default_factory=dict)
     loop_end: dict[int, int] = field(default_factory=dict)
+    fronts: set[int] = field(default_factory=set)
     end: int = 0
     output_ports: list[Port | None] = field(default_factory=list)
     run_order: tuple[Node, ...] = ()
@@ -257,11 +262,13 @@ class Graph:
         count: int,
         time: int,
         use: Use | None = None,
+        part: int = 0,
     ) -> None:
         """Let `target` read `value`, if the value is planned at all."""
         port = self.held.get(value)
         if port is not None:
-            self.edges.append(Edge(port, target, operand, value, count, time, use))
+            edge = Edge(port, target, operand, value, count, time, use, part)
+            self.edges.append(edge)
 
     def finish(self) -> None:
         """Say in which order all runs, and who reads what."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
-from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port, Use
+from rhino_jax.analysis.graph import Graph, Node, NodeKind, Use
+from rhino_jax.analysis.shared_copies import share_copies
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 
@@ -13,7 +12,7 @@ def inline_regions(program: Program) -> Graph:
     builder = _Builder(program)
     builder.run()
     graph = builder.graph
-    _share_copies(graph)
+    share_copies(graph)
     graph.finish()
     return graph
 
@@ -23,6 +22,7 @@ class _Builder:
         self.program = program
         self.graph = Graph(program)
         self.time = 0
+        self.part = self.num_parts = 0
 
     def run(self) -> None:
         graph, program = self.graph, self.program
@@ -66,6 +66,13 @@ class _Builder:
                 self.loop(op, count)
             self.time += 1
 
+    def apart(self, region: Region, count: int) -> None:
+        """A region that is compiled on its own."""
+        outside, self.num_parts = self.part, self.num_parts + 1
+        self.part = self.num_parts
+        self.region(region, count)
+        self.part = outside
+
     def alias(self, outer: int, inner: int) -> None:
         port = self.graph.held.get(outer)
         if port is not None:
@@ -81,7 +88,7 @@ class _Builder:
             return
         node = graph.add(NodeKind.OP, count, self.time, op, 0, op.results[0])
         for i, operand in enumerate(op.operands):
-            graph.connect(operand, node.id, i, count, self.time)
+            graph.connect(operand, node.id, i, count, self.time, part=self.part)
         for port, result in zip(node.ports, op.results, strict=True):
             if values[result].shape:
                 graph.held[result] = port
@@ -91,7 +98,8 @@ class _Builder:
         (region,) = op.call.regions
         for outer, inner in zip(op.operands, region.inputs, strict=True):
             self.alias(outer, inner)
-        self.region(region, count)
+        run = self.apart if op.call.is_apart else self.region
+        run(region, count)
         for inner, outer in zip(region.outputs, op.results, strict=True):
             self.alias(inner, outer)
 
@@ -100,7 +108,7 @@ class _Builder:
         for region in op.call.regions:
             for outer, inner in zip(op.operands[1:], region.inputs, strict=True):
                 self.alias(outer, inner)
-            self.region(region, count)
+            self.apart(region, count)
         for slot, result in enumerate(op.results):
             if not self.program.values[result].rank:
                 continue
@@ -208,26 +216,3 @@ def _passes_values_on(op: Op, program: Program) -> bool:
             return False
         seen |= factors
     return True
-
-
-def _share_copies(graph: Graph) -> None:
-    """One resharded copy serves all heavy readers of a value.
-
-    XLA merges equal reshards of one value, so its heavy readers (those that do
-    not fuse, and what reverses a kernel for a convolution's gradient) read through a
-    node that may reshard once for all of them.
-    """
-    by_source: dict[tuple[Port, int], list[Edge]] = defaultdict(list)
-    for edge in graph.edges:
-        target = graph.nodes[edge.target]
-        reverses = target.op is not None and target.op.traits.is_reversal
-        if target.kind is NodeKind.OP and (reverses or not target.is_fusible):
-            by_source[edge.source, edge.count].append(edge)
-    for (port, count), edges in by_source.items():
-        if len({e.target for e in edges}) < 2:
-            continue
-        first = min(edges, key=lambda e: e.time)
-        node = graph.add(NodeKind.COPY, count, first.time, None, 0, first.value)
-        graph.edges.append(Edge(port, node.id, 0, first.value, count, first.time))
-        for edge in edges:
-            edge.source = node.ports[0]

@@ -17,7 +17,7 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph
 from rhino_jax.analysis.materialised import Materialised
 from rhino_jax.analysis.matmul_depth import MatmulDepth
-from rhino_jax.analysis.uses import NOWHERE, copied_ports
+from rhino_jax.analysis.uses import NOWHERE, copied_ports, read_ports
 from rhino_jax.disjoint import united
 from rhino_jax.numbering import number_rows
 
@@ -60,7 +60,7 @@ def _fusions(
     is_fused = columns.is_fused[columns.target]
     makers = np.flatnonzero(columns.is_fusible[columns.maker])
     node = np.concatenate([columns.target[is_fused], columns.maker[makers]])
-    port = np.concatenate([columns.source[is_fused], makers])
+    port = np.concatenate([read_ports(graph)[is_fused], makers])
     alike = number_rows(port, runs[node], materialised.matmul_of[node] - NOWHERE)
     _, first = np.unique(alike, return_index=True)
     return united(len(graph.nodes), node, node[first[alike]])
@@ -72,10 +72,13 @@ def _run_levels(
     """The level in which each node runs: one whose result is not stored runs where
     that is first read."""
     nodes, runs = graph.nodes, list(depth.at)
+    readers_of: list[list[int]] = [[] for _ in graph.ports]
+    for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
+        readers_of[port].append(edge.target)
     for node in reversed(graph.run_order):
         if not node.is_fusible or is_materialised[node.ports[0].id]:
             continue
-        readers = [e.target for e in graph.readers[node.ports[0].id]]
+        readers = readers_of[node.ports[0].id]
         fused = [runs[n] for n in readers if nodes[n].is_fused]
         if fused:
             runs[node.id] = min(fused)

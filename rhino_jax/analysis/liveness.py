@@ -12,6 +12,7 @@ from rhino_jax.analysis.kernels import Kernels, find_kernels
 from rhino_jax.analysis.materialised import Fusing, find_materialised
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
 from rhino_jax.analysis.slack import find_slack
+from rhino_jax.analysis.uses import NOWHERE, copied_ports
 from rhino_jax.optimize.slack import Slack, Wait
 
 
@@ -84,12 +85,14 @@ def _read_until(
     last = columns.time[columns.maker].tolist()
     # Of what runs where its result is read: when that is.
     runs: dict[int, int] = {}
-    times = columns.time[columns.maker[ports]]
-    for port in ports[np.argsort(-times, kind="stable")].tolist():
+    copied = copied_ports(graph).tolist()
+    order = np.argsort(-columns.place[columns.maker[ports]], kind="stable")
+    for port in ports[order].tolist():
         edges = graph.readers[port]
         if edges:
             # Donated arguments and carries are written in place, hardly anything else.
-            owned = nodes[graph.ports[port].node].kind is not NodeKind.OP
+            holder = port if copied[port] == NOWHERE else copied[port]
+            owned = nodes[graph.ports[holder].node].kind is not NodeKind.OP
             until = -1
             for edge in edges:
                 target = nodes[edge.target]

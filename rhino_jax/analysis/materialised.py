@@ -29,7 +29,7 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.matmul_depth import MatmulDepth
-from rhino_jax.analysis.uses import NOWHERE, Readers, Reading
+from rhino_jax.analysis.uses import NOWHERE, Readers, Reading, read_ports
 from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.hardware.target import Device
 from rhino_jax.ir.traits import OpKind
@@ -103,6 +103,7 @@ class _Finder:
     """Attributes:
     graph, depth, fusing: as of `find_materialised`.
     readers: of every port.
+    feeds: of every node, the ports that it reads.
     before: node → the only matmul that reads it, if only through fusible nodes.
     after: node → the matmul whose result it computes on, before that is stored.
     materialised: [ports], what was decided.
@@ -118,6 +119,7 @@ class _Finder:
     depth: MatmulDepth
     fusing: Fusing
     readers: Readers = field(init=False)
+    feeds: list[list[int]] = field(init=False)
     before: dict[int, int] = field(init=False)
     after: dict[int, int] = field(default_factory=dict)
     materialised: list[bool] = field(init=False)
@@ -130,6 +132,9 @@ class _Finder:
     def __post_init__(self) -> None:
         graph = self.graph
         self.readers = Readers.of(graph)
+        self.feeds = [[] for _ in graph.nodes]
+        for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
+            self.feeds[edge.target].append(port)
         self.materialised = [False] * len(graph.ports)
         self.sources = [frozenset((p,)) for p in range(len(graph.ports))]
         with_matmuls = self.fusing.with_matmuls
@@ -142,7 +147,7 @@ class _Finder:
     def decide(self, port: Port) -> None:
         """Decide for a port; those that are made before have been decided."""
         node, here = self.graph.nodes[port.node], port.id
-        feeds = [e.source.id for e in self.graph.incoming[port.node]]
+        feeds = self.feeds[port.node]
         if self.unsettled:
             self._settle_matmuls(feeds)
         if self._is_expensive(node) or not self._is_cheap(feeds):
@@ -186,7 +191,7 @@ class _Finder:
             node = nodes[todo.pop()]
             if node.is_matmul:
                 continue
-            before = [nodes[e.source.node] for e in self.graph.incoming[node.id]]
+            before = [nodes[self.graph.ports[p].node] for p in self.feeds[node.id]]
             behind = [nodes[n] for n in self._readers_of(node)]
             for other in [*before, *(n for n in behind if not n.is_matmul)]:
                 is_of_it = other.is_fusible or other.is_matmul

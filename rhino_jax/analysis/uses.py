@@ -61,12 +61,28 @@ class Readers:
 
 
 def copied_ports(graph: Graph) -> np.ndarray:
-    """[ports], of a shared copy the port that it copies, of others NOWHERE."""
+    """[ports], of a shared copy the port that it copies, if need be through another
+    copy; of others NOWHERE."""
     columns = graph.columns
     of_node = np.full(len(graph.nodes), NOWHERE)
     is_copied = columns.is_copy[columns.target]
-    of_node[columns.target[is_copied]] = columns.source[is_copied]
+    copies, sources = columns.target[is_copied], columns.source[is_copied]
+    of_node[copies] = sources
+    behind = of_node[columns.maker[sources]]
+    of_node[copies] = np.where(behind == NOWHERE, sources, behind)
     return of_node[columns.maker]
+
+
+def read_ports(graph: Graph) -> np.ndarray:
+    """[edges], the port that is read: of what reads a copy together with fusible ops,
+    and fuses as well, what is copied."""
+    columns = graph.columns
+    is_front = np.zeros(len(graph.nodes), dtype=bool)
+    is_front[list(graph.fronts)] = True
+    is_behind = (
+        columns.is_fused[columns.target] & is_front[columns.maker[columns.source]]
+    )
+    return np.where(is_behind, copied_ports(graph)[columns.source], columns.source)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

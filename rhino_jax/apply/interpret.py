@@ -32,6 +32,10 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
 
 
+Copies = dict[tuple[int, Spec], tuple[Any, Any]]
+"""What several ops of a region read: (id of an array, spec) → the array, its copy."""
+
+
 def constrained(
     closed_jaxpr: Any, program: Program, decisions: Decisions, mesh: Any
 ) -> Callable[..., list[Any]]:
@@ -78,6 +82,7 @@ class _Walk:
         """Run all equations of a jaxpr; its results."""
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
+        copies: Copies = {}
 
         def read(atom: Any) -> Any:
             return atom.val if is_literal(atom) else env[atom]
@@ -85,18 +90,13 @@ class _Walk:
         for op_id, eqn in zip(region.ops, jaxpr.eqns, strict=True):
             op = self.program.ops[op_id]
             with eqn_context(eqn):
-                results = self.op(op, eqn, [read(v) for v in eqn.invars])
+                results = self.op(op, eqn, [read(v) for v in eqn.invars], copies)
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def op(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    def op(self, op: Op, eqn: Any, args: Sequence[Any], copies: Copies) -> list[Any]:
         """Run one equation, its operands and results placed."""
-        specs = self.decisions.operands
-        held = self.decisions.values
-        operands = [
-            self.mesh.travel(x, held.get(v), specs.get((op.id, i)))
-            for i, (x, v) in enumerate(zip(args, op.operands, strict=True))
-        ]
+        operands = [self.operand(x, op, i, copies) for i, x in enumerate(args)]
         on_shards = run_on_shards(eqn, self.held(op), operands, self.mesh.mesh)
         if on_shards is None:
             on_shards = run_each_part(op, eqn, self.held(op), operands, self.mesh.mesh)
@@ -123,6 +123,17 @@ class _Walk:
                 results, op.results, self.making_whole(op), strict=True
             )
         ]
+
+    def operand(self, x: Any, op: Op, position: int, copies: Copies) -> Any:
+        """An operand, taken to the spec in which an op reads it."""
+        held = self.decisions.values.get(op.operands[position])
+        for spec in self.decisions.through.get((op.id, position), ()):
+            key = id(x), spec
+            if key not in copies:
+                copies[key] = x, self.mesh.travel(x, held, spec)
+            x, held = copies[key][1], spec
+        wanted = self.decisions.operands.get((op.id, position))
+        return self.mesh.travel(x, held, wanted)
 
     def held(self, op: Op) -> list[Spec | None]:
         """How an op reads its operands, and then how its results are held."""

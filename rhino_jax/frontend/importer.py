@@ -28,6 +28,7 @@ from rhino_jax.frontend.provenance import NOWHERE, label_of, source_of
 from rhino_jax.frontend.regions import (
     REMATS,
     closed_region_jaxprs,
+    has_barrier,
     region_jaxprs,
     region_kind,
 )
@@ -232,7 +233,8 @@ class _Builder:
         if kind is RegionKind.CALL:
             region = self.enter(bodies[0], operands, source)
             is_remat = eqn.primitive.name in REMATS
-            return RegionCall(kind, (region,), is_remat=is_remat)
+            is_apart = is_remat and has_barrier(params)
+            return RegionCall(kind, (region,), is_remat=is_remat, is_apart=is_apart)
         if kind is RegionKind.SCAN:
             num_consts, num_carry = _compat.scan_counts(params)
             region = self.enter(bodies[0], operands[:num_consts], source)

@@ -23,6 +23,15 @@ CALLS = frozenset({
 
 REMATS = frozenset({"remat", "remat2", "checkpoint"})
 
+
+def has_barrier(params: Mapping[str, Any]) -> bool:
+    """Whether JAX lowers a remat's operands through an optimization barrier
+    (jax/_src/ad_checkpoint.py, `_remat_lowering`)."""
+    barred = params.get("prevent_cse", False)
+    is_barred = any(barred) if isinstance(barred, tuple) else bool(barred)
+    return is_barred and bool(params.get("differentiated", False))
+
+
 _BODY_PARAMS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "callee", "fwd_jaxpr", "call")
 
 

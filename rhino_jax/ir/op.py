@@ -139,6 +139,8 @@ class RegionCall:
         does not say, the assumed count (see `is_trip_count_known`).
       is_trip_count_known: whether `trip_count` follows from the program.
       is_remat: values inside are recomputed and not kept (CALL only).
+      is_apart: operands enter through an optimization barrier, so that nothing inside
+        merges with its like outside (CALL only).
     """
 
     kind: RegionKind
@@ -149,6 +151,7 @@ class RegionCall:
     trip_count: int = 1
     is_trip_count_known: bool = True
     is_remat: bool = False
+    is_apart: bool = False
 
 
 PIN = "rhino_pin"

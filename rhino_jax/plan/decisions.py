@@ -28,6 +28,8 @@ class Decisions:
       outputs: one spec per program output.
       waypoints: value id → specs that its partial sums pass through before it is held
         as `values` says, one after each reduce-scatter but the last.
+      through: (op id, operand position) → specs that the operand passes through on its
+        way to `operands`, each made once for all that read the value through it.
       lowering: which specs values pass through where they are resharded.
     """
 
@@ -36,4 +38,5 @@ class Decisions:
     region_outputs: Mapping[tuple[int, int, int], Spec] = field(default_factory=dict)
     outputs: tuple[Spec, ...] = ()
     waypoints: Mapping[int, tuple[Spec, ...]] = field(default_factory=dict)
+    through: Mapping[tuple[int, int], tuple[Spec, ...]] = field(default_factory=dict)
     lowering: LoweringPolicy = AS_WRITTEN

@@ -58,6 +58,10 @@ def _decisions_to_json(decisions: Decisions) -> dict[str, Any]:
             [v, [specs.index(s) for s in waypoints]]
             for v, waypoints in decisions.waypoints.items()
         ],
+        "through": [
+            [*key, [specs.index(s) for s in copies]]
+            for key, copies in decisions.through.items()
+        ],
         "lowering": {
             "gathers_by_axis": decisions.lowering.gathers_by_axis,
             "annotates_waypoints": decisions.lowering.annotates_waypoints,
@@ -75,6 +79,11 @@ def _decisions(data: Mapping[str, Any]) -> Decisions:
         outputs=tuple(specs[s] for s in data["outputs"]),
         waypoints={
             v: tuple(specs[s] for s in waypoints) for v, waypoints in data["waypoints"]
+        },
+        # Plans that were saved before say nothing of it.
+        through={
+            (op, i): tuple(specs[s] for s in copies)
+            for op, i, copies in data.get("through", ())
         },
         lowering=LoweringPolicy(
             gathers_by_axis=bool(data["lowering"]["gathers_by_axis"]),

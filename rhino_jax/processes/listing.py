@@ -188,6 +188,9 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
     read: dict[int, list[str]] = {}
     for (op_id, operand), spec in sorted(decisions.operands.items()):
         read.setdefault(op_id, []).append(f"reads {operand} as {text(spec)}")
+    for (op_id, operand), stops in sorted(decisions.through.items()):
+        texts = [f"reads {operand} over {text(s)}" for s in stops]
+        read.setdefault(op_id, []).extend(texts)
     for (op_id, region, out), spec in sorted(decisions.region_outputs.items()):
         read.setdefault(op_id, []).append(f"region {region} gives {out} {text(spec)}")
     for op in program.ops:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from rhino_jax.analysis.graph import Node, NodeKind
+from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind
 from rhino_jax.cost.combine import combine_route
 from rhino_jax.ir.spec import Spec, replicated
 from rhino_jax.ir.traits import OpKind
@@ -26,6 +26,7 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
     chosen = [options.strategies[label] for options, label in every]
     values = {v: chosen[p.node].results[p.result] for v, p in graph.held.items()}
     operands: dict[tuple[int, int], Spec] = {}
+    through: dict[tuple[int, int], tuple[Spec, ...]] = {}
     region_outputs: dict[tuple[int, int, int], Spec] = {}
     outputs = [
         values.get(o.value, replicated(program.values[o.value].rank))
@@ -39,6 +40,8 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
             if is_new:
                 assert reader.op is not None
                 operands[reader.op.id, edge.operand] = wanted
+                if copies := _copies_before(graph, chosen, edge):
+                    through[reader.op.id, edge.operand] = copies
         elif use is None:
             continue
         elif use.kind == "output":
@@ -53,8 +56,21 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
         region_outputs,
         tuple(outputs),
         waypoints=_waypoints(model, chosen),
+        through=through,
         lowering=model.mesh.lowering.routes,
     )
+
+
+def _copies_before(
+    graph: Graph, chosen: list[Strategy], edge: Edge
+) -> tuple[Spec, ...]:
+    """The specs of the shared copies that an op reads through, where they are new."""
+    found: list[Spec] = []
+    while (node := graph.nodes[edge.source.node]).kind is NodeKind.COPY:
+        found.insert(0, chosen[node.id].results[0])
+        (edge,) = graph.incoming[node.id]
+    befores = chosen[node.id].results[edge.source.result], *found
+    return tuple(s for s, before in zip(found, befores, strict=False) if s != before)
 
 
 def _waypoints(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ...]]:

@@ -1,0 +1,105 @@
+"""One resharded copy for several readers of a value.
+
+XLA merges equal reshards of one value in one computation. Readers that do not fuse
+read through a node that may reshard once for all of them. Where fusible ones can want
+the same layout, these and that node read through a node in front, which may reshard for
+them all, or leave each to itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence, Set as AbstractSet
+
+from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
+from rhino_jax.ir.factor import FactorKind, Layout, Rule
+
+
+def share_copies(graph: Graph) -> None:
+    """Add the nodes through which values are read."""
+    by_source: dict[tuple[Port, int, int], list[Edge]] = defaultdict(list)
+    for edge in graph.edges:
+        if graph.nodes[edge.target].kind is NodeKind.OP:
+            by_source[edge.source, edge.count, edge.part].append(edge)
+    tied = {output.state_of for output in graph.program.outputs}
+    for (port, _, _), edges in by_source.items():
+        if len(edges) < 2:
+            continue
+        heavy = [e for e in edges if _is_heavy(graph.nodes[e.target])]
+        light = _light(graph, port, edges, tied)
+        if light and _num_readers(heavy + light) > 1:
+            heavy_or_light = {id(e) for e in (*heavy, *light)}
+            front = _copy_for(graph, [e for e in edges if id(e) in heavy_or_light])
+            graph.fronts.add(front.id)
+        if _num_readers(heavy) > 1:
+            _copy_for(graph, heavy)
+
+
+def _is_heavy(reader: Node) -> bool:
+    """What does not fuse, and what reverses a kernel for a convolution's gradient."""
+    assert reader.op is not None
+    return reader.op.traits.is_reversal or not reader.is_fusible
+
+
+def _light(
+    graph: Graph, port: Port, edges: Sequence[Edge], tied: AbstractSet[int | None]
+) -> list[Edge]:
+    """The fusible readers that can want a layout that others want too, and that the
+    maker does not give.
+
+    Most ops make any layout: where readers agree on one, it is made so. What enters
+    the program comes as its user has it. Of the readers, those that need a dim whole
+    may agree, and the others with what stands beside them; but what is carried or
+    updated is read as it is held by what fuses.
+
+    Args:
+      graph: the program.
+      port: holds a value.
+      edges: the ops that read it.
+      tied: slots of inputs that are fed back.
+    """
+    maker = graph.nodes[port.node]
+    # A slice is taken out of its stack by its readers (see `Liveness.copied`).
+    if maker.kind is NodeKind.SLICE or _gives_any(maker, port.result):
+        return []
+    light = [e for e in edges if not _is_heavy(graph.nodes[e.target])]
+    needing = [e for e in light if _needs_whole(graph, e)]
+    is_held = maker.kind in (NodeKind.CARRY, NodeKind.CONST)
+    if is_held or (maker.kind is NodeKind.INPUT and maker.slot in tied):
+        return needing
+    return light if needing or len(light) < len(edges) else []
+
+
+def _gives_any(maker: Node, result: int) -> bool:
+    """Whether an op can make a result in any layout."""
+    if maker.kind is not NodeKind.OP:
+        return False
+    assert maker.op is not None and maker.op.rule is not None
+    return not _has_whole(maker.op.rule, maker.op.rule.results[result])
+
+
+def _needs_whole(graph: Graph, edge: Edge) -> bool:
+    """Whether a reader needs a dim of more than one element uncut."""
+    op = graph.nodes[edge.target].op
+    assert op is not None and op.rule is not None
+    return _has_whole(op.rule, op.rule.operands[edge.operand])
+
+
+def _has_whole(rule: Rule, layout: Layout) -> bool:
+    factors = [rule.factors[f] for dim in layout for f in dim]
+    return any(f.kind is FactorKind.WHOLE and f.size > 1 for f in factors)
+
+
+def _num_readers(edges: Sequence[Edge]) -> int:
+    return len({e.target for e in edges})
+
+
+def _copy_for(graph: Graph, edges: Sequence[Edge]) -> Node:
+    """Let these readers of one value read through one node."""
+    first = min(edges, key=lambda e: e.time)
+    port, count, time = first.source, first.count, first.time
+    node = graph.add(NodeKind.COPY, count, time, None, 0, first.value)
+    graph.edges.append(Edge(port, node.id, 0, first.value, count, time))
+    for edge in edges:
+        edge.source = node.ports[0]
+    return node
