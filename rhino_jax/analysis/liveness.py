@@ -44,12 +44,15 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     """Decide what is stored, and for how long, before any sharding is chosen."""
     ports = _holding(graph)
     depth = find_matmul_depth(graph)
-    found = find_materialised(graph, ports, depth, fusing)
+    fused = depth
+    if fusing.parts_columns:
+        fused = find_matmul_depth(graph, after_columns=True)
+    found = find_materialised(graph, ports, fused, fusing)
     slack = find_slack(graph, depth)
     read = _read_until(graph, ports, found.ports, find_late(graph, slack))
     return Liveness(
         found.ports,
-        find_kernels(graph, depth, found),
+        find_kernels(graph, fused, found),
         slack,
         find_hoisted(graph) if fusing.hoists_conversions else (),
         _copied(graph),

@@ -45,11 +45,14 @@ class Fusing:
       recomputes: names of expensive ops that are computed again where others are kept
         (`Device.recomputes`).
       hoists_conversions: see `hoisting`.
+      parts_columns: whether what reads a reduction over other dims than the last runs
+        in another fusion (`Device.parts_columns`).
     """
 
     with_matmuls: bool = False
     recomputes: frozenset[str] = frozenset()
     hoists_conversions: bool = False
+    parts_columns: bool = False
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
@@ -57,6 +60,7 @@ class Fusing:
             device.fuses_matmuls,
             frozenset(device.recomputes),
             device.hoists_conversions,
+            device.parts_columns,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.ir.traits import OpKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,19 @@ class MatmulDepth:
     behind: list[int]
 
 
-def find_matmul_depth(graph: Graph) -> MatmulDepth:
-    """The levels of a graph's nodes."""
+def find_matmul_depth(graph: Graph, *, after_columns: bool = False) -> MatmulDepth:
+    """The levels of a graph's nodes.
+
+    Args:
+      graph: the program.
+      after_columns: whether what reads a sum over columns is of a level of its own too.
+    """
     at = [0] * len(graph.nodes)
     # What closes a loop is read before it is made.
-    behind = [int(_is_heavy(node)) for node in graph.nodes]
+    behind = [
+        int(_is_heavy(node) or (after_columns and reduces_columns(node)))
+        for node in graph.nodes
+    ]
     for node in graph.run_order:
         deepest = 0
         if node.kind is not NodeKind.INPUT:
@@ -42,3 +51,15 @@ def _is_heavy(node: Node) -> bool:
     if node.kind is NodeKind.OP:
         return not node.is_fused
     return node.kind in (NodeKind.CARRY, NodeKind.STACK)
+
+
+def reduces_columns(node: Node) -> bool:
+    """Whether an op reduces other dims than the last ones."""
+    op = node.op
+    if node.kind is not NodeKind.OP or op is None or op.rule is None:
+        return False
+    if op.traits.kind is not OpKind.REDUCTION or not node.is_fused:
+        return False
+    have, made = op.rule.operands[0], op.rule.results[0]
+    kept = [dim for dim in have if dim in made]
+    return list(have[: len(kept)]) != kept

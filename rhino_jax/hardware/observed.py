@@ -32,6 +32,9 @@ class Observed:
       least_rows: rows that take a systolic array as long as loading one square of
         weights, over the square's side: 8x4096 by 4096x4096 takes 51 cycles per square
         of 128 on v5e, and 107 per square of 256 on v6e.
+      longest_column: rows that one kernel of XLA:GPU sums: 32 rows of threads, 128
+        elements each (`ReductionIsRaceFree` in reduction_utils.cc). Of norms over
+        16,384 rows 128 sums are left, and added by a second kernel (jax 0.12.0.1).
     """
 
     most_scattered: int = 8
@@ -40,6 +43,7 @@ class Observed:
     recompute_share: float = 1.1
     least_state: int = 4
     least_rows: float = 0.4
+    longest_column: int = 4096
 
 
 OBSERVED = Observed()

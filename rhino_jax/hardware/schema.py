@@ -14,7 +14,8 @@ hoists_conversions = false          # optional, false; see `Device`
 gathers_by_axis = false             # optional, false; see `Device`
 scatters_by_axis = false            # optional, false; see `Device`
 combines = false                    # optional, false; see `Device`
-reverses_inside = false             # optional, false; see `Device`
+calls_cudnn = false                 # optional, false; see `Device`
+parts_columns = false               # optional, false; see `Device`
 recomputes = ["tanh"]               # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`
 
@@ -64,8 +65,8 @@ _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
     "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
     "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "combines",
-    "reverses_inside", "recomputes", "clock_hz", "systolic_array", "peak_flops_per_s",
-    "memory", "tiers", "links",
+    "calls_cudnn", "parts_columns", "recomputes", "clock_hz", "systolic_array",
+    "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
@@ -116,6 +117,10 @@ class _Table:
                     f" {name} = {value!r}",
                     fix=f"remove or rename it.{nearest(name, known)}",
                 )
+
+    def share(self, name: str, default: float | None) -> float:
+        expected = "a share in [0, 1]"
+        return self.number(name, expected, may_be_zero=True, most=1.0, default=default)
 
     def number(
         self,
@@ -236,31 +241,18 @@ def _parse_device(top: _Table) -> Device:
         launch_s=top.number(
             "launch_s", "seconds, at least 0", may_be_zero=True, default=0.0
         ),
-        overlap_share=top.number(
-            "overlap_share",
-            "a share in [0, 1]",
-            may_be_zero=True,
-            most=1.0,
-            default=0.0,
-        ),
-        hidable_share=top.number(
-            "hidable_share",
-            "a share in [0, 1]",
-            may_be_zero=True,
-            most=1.0,
-            default=1.0,
-        ),
+        overlap_share=top.share("overlap_share", 0.0),
+        hidable_share=top.share("hidable_share", 1.0),
         free_share=(
-            top.number("free_share", "a share in [0, 1]", may_be_zero=True, most=1.0)
-            if "free_share" in top.entries
-            else None
+            top.share("free_share", None) if "free_share" in top.entries else None
         ),
         fuses_matmuls=top.flag("fuses_matmuls"),
         hoists_conversions=top.flag("hoists_conversions"),
         gathers_by_axis=top.flag("gathers_by_axis"),
         scatters_by_axis=top.flag("scatters_by_axis"),
         combines=top.flag("combines"),
-        reverses_inside=top.flag("reverses_inside"),
+        calls_cudnn=top.flag("calls_cudnn"),
+        parts_columns=top.flag("parts_columns"),
         clock_hz=(
             top.number("clock_hz", "cycles per second, above 0")
             if "clock_hz" in top.entries

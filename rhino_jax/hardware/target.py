@@ -42,9 +42,13 @@ class Device:
       hoists_conversions: whether the compiler converts what a loop scans over before
         the loop, for all slices at once.
       gathers_by_axis, scatters_by_axis, combines: see `LoweringPolicy`.
-      reverses_inside: whether a convolution reads its kernel reversed where that is
-        reversed right before it, and otherwise pads what it dilates with zeros that
-        it multiplies (see `rhino_jax.model.reversals`).
+      calls_cudnn: whether convolutions are calls of cuDNN, with nothing fused into
+        them: gradients by the input where the kernel is reversed right before them (see
+        `rhino_jax.model.reversals`), and values with channels last (see
+        `rhino_jax.model.channels_last`).
+      parts_columns: whether what reads a sum over other dims than the last is computed
+        by another kernel than that sum, and reads what was summed again (a batch
+        norm); sums over rows are computed in one with what reads them (a softmax).
       recomputes: names of costly elementwise ops that the compiler computes again in
         the backward pass rather than keep their results.
       tile: rows and lanes of the tiles in which memory holds arrays, padded to whole
@@ -70,7 +74,8 @@ class Device:
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
     combines: bool = False
-    reverses_inside: bool = False
+    calls_cudnn: bool = False
+    parts_columns: bool = False
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()
     systolic_array: int = 0

@@ -5,7 +5,8 @@ Out: `build.Model`: of every node its options, and an `optimize.Problem` of thei
 costs, of tables between neighbours, and of memory over time.
 Order: `strategies` (mesh axes → an op's factors), `op_collectives` (what that sends),
 `options` (both of every node, with costs), `sizes` (bytes per device), `resharding`
-(a table for every edge), `packing` and `reversals` (what compilers make cheaper or
-dearer), `neighbourhood` (fewer options, where all are too many), `build` (the whole).
+(a table for every edge), `packing`, `reversals`, `channels_last` and `column_sums`
+(kernels that compilers add or save), `neighbourhood` (fewer options, where all are too
+many), `build` (the whole).
 `axis_assignment` is a view of the options for `rhino_jax.recipes`.
 """

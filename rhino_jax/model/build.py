@@ -13,6 +13,8 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.spec import Spec
+from rhino_jax.model.channels_last import ChannelsLast
+from rhino_jax.model.column_sums import with_second_passes
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
 from rhino_jax.model.packing import is_combined, with_packing
 from rhino_jax.model.pricing import PRICING
@@ -101,6 +103,8 @@ def build_model(
     is_narrowed = options is not every
     options = with_packing(analysis, mesh, options)
     options = with_reversals(analysis, options)
+    options = with_second_passes(analysis, mesh, options)
+    options = ChannelsLast(analysis, sizes).with_scatters(options)
     problem = Problem(
         _times_run([o.cost_s for o in options], graph.nodes),
         [],
@@ -134,8 +138,9 @@ class _Pricing:
         small = PRICING.small_share * problem.limit
         combined = is_combined(self.analysis)[1]
         sizes, target = self.builder.sizes, self.analysis.target
-        reads_reversed = target.device.reverses_inside
-        reversals = find_reversals(graph) if reads_reversed else ()
+        reversals = find_reversals(graph) if target.device.calls_cudnn else ()
+        in_order = ChannelsLast(self.analysis, sizes)
+        convolves = in_order.ends()
 
         def price(at: int) -> tuple[np.ndarray, np.ndarray | None]:
             edge = graph.edges[at]
@@ -150,6 +155,9 @@ class _Pricing:
                 options = self.options[edge.target]
                 longer = apart_s(edge, graph, options, sizes, target)
                 table = table + count * longer[None, :] * (table > 0)
+            if convolves[at].any():
+                moved = in_order.table(source, wanted, whole, convolves[at])
+                table = table + count * moved
             is_held = whole.bytes > small and _is_copied(graph, edge)
             return table, tables.copies(source, wanted, whole) if is_held else None
 
@@ -163,6 +171,8 @@ class _Pricing:
             columns.count,
             _slices(graph)[columns.target],
             np.array(combined, dtype=bool),
+            convolves[:, 0],
+            convolves[:, 1],
         )
         ends = zip(makers.tolist(), columns.target.tolist(), strict=True)
         times = zip(

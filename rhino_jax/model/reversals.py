@@ -54,7 +54,7 @@ def with_reversals(
 ) -> list[Options]:
     """The options where kernels are read reversed: that itself costs nothing."""
     changed = list(options)
-    if not analysis.target.device.reverses_inside:
+    if not analysis.target.device.calls_cudnn:
         return changed
     free: dict[int, Options] = {}
     for node in find_reversals(analysis.graph):

@@ -88,12 +88,12 @@ def test_the_gradient_is_found_and_counts_no_zeros(model: Model) -> None:
 def test_a_reversal_costs_nothing_where_its_convolution_reads_it(model: Model) -> None:
     node, _, _ = reversal(model)
     assert not model.options[node.id].cost_s.any()
-    other = model_on(TARGET.replace(reverses_inside=False))
+    other = model_on(TARGET.replace(calls_cudnn=False))
     assert other.options[node.id].cost_s.all()
 
 
 def test_a_kernel_that_is_resharded_behind_it_costs_arithmetic(model: Model) -> None:
-    apart = table_of(model) - table_of(model_on(TARGET.replace(reverses_inside=False)))
+    apart = table_of(model) - table_of(model_on(TARGET.replace(calls_cudnn=False)))
     node, _, reader = reversal(model)
     done = [s.results[0] for s in model.options[node.id].strategies]
     read = [s.operands[1] for s in model.options[reader.id].strategies]
