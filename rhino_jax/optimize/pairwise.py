@@ -18,7 +18,7 @@ from rhino_jax.optimize.cpsat import LONGEST_S, Limits, count_cells, settle
 from rhino_jax.optimize.incumbents import OPTIMAL_GAP, Effort
 from rhino_jax.optimize.memory import build_memory
 from rhino_jax.optimize.moves.fusion import fuse_moves
-from rhino_jax.optimize.moves.moves import UNITS, Moves
+from rhino_jax.optimize.moves.moves import Moves
 from rhino_jax.optimize.presolve.reduction import Core, reduce
 from rhino_jax.optimize.problem import Labels, Problem
 
@@ -128,7 +128,7 @@ class _Search:
         starts = [*sorted(known, key=self.moves.objective), first]
         self.starts = starts[: effort.max_starts]
         scale = min(map(self.moves.objective, self.starts))
-        self.unit = max(scale, 1e-30) / UNITS
+        self.unit = self.moves.unit(scale)
         self.moves.divide(self.unit)
         self.rest = float(core.constant) / self.unit
         self.messages: Messages | None = None

@@ -17,7 +17,7 @@ from rhino_jax.optimize.cpsat import LONGEST_S, Limits, count_cells, settle
 from rhino_jax.optimize.errors import UnsatisfiedError
 from rhino_jax.optimize.incumbents import MAX_MODEL_CELLS, Effort
 from rhino_jax.optimize.memory import build_memory
-from rhino_jax.optimize.moves.moves import UNITS, Moves
+from rhino_jax.optimize.moves.moves import Moves
 from rhino_jax.optimize.presolve.reduction import Core, core_of
 from rhino_jax.optimize.problem import Labels, Problem
 
@@ -99,7 +99,7 @@ def _fuse_all(
         start = [np.searchsorted(allowed[i], members[0][i]) for i in core.costs]
         if count_cells(moves, nodes) > MAX_MODEL_CELLS:
             break
-        moves.divide(unit := max(problem.objective(members[0]), 1e-30) / UNITS)
+        moves.divide(unit := moves.unit(problem.objective(members[0])))
         limits = Limits(
             seconds=max(0.1, min(LONGEST_S, effort.deadline - time.monotonic())),
             deterministic_s=(

@@ -25,6 +25,9 @@ from rhino_jax.optimize.presolve.reduction import Core
 UNITS = 1e9
 """What a known choice costs in CP-SAT's whole units, where costs are not whole."""
 
+MOST_UNITS = 2**61
+"""What the dearest choice costs at most, in the same: CP-SAT counts in 64 bits."""
+
 MOST_FORESTS = 12
 """Forests that moves are made on. Finding one takes longer than a move."""
 
@@ -95,6 +98,16 @@ class Moves:
             Tables.of(memory.first, source, target, begins[:-1], cells),
             [[j for j, _ in around] for around in neighbours],
         )
+
+    def unit(self, known: float) -> float:
+        """What is counted as 1: a known choice costs `UNITS`; or less, where that is
+        nothing beside others, whose costs would not fit into 64 bits.
+
+        Args:
+          known: what it costs.
+        """
+        dearest = self.forbidden - 1  # at least what any choice costs
+        return max(known / UNITS, dearest / MOST_UNITS, 1e-39)
 
     def divide(self, unit: float) -> None:
         """Count all costs in a unit. No forest may have been made."""
