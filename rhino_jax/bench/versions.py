@@ -25,13 +25,14 @@ _TELLS_ONLY = (
     "cli.py",
     "commands/",
     "demo.py",
+    "face/",
     "report/",
     *(f"bench/{n}.py" for n in ("command", "figures", "progress", "readme")),
     *(f"bench/{n}.py" for n in ("summary", "table")),
 )
 """What only writes about plans, and changes no result."""
 
-_COMPILES = ("_compat.py", "hardware/compile_only.py", "verify/compile.py")
+_COMPILES = ("hardware/compile_only.py", "verify/compile.py")
 """What says how a program is compiled."""
 
 
@@ -54,6 +55,7 @@ def compiler_versions() -> dict[str, str]:
     "source" is a digest of what says how to compile, and of nothing that plans.
     """
     sources = [_root() / name for name in _COMPILES]
+    sources += (_root() / "_compat").glob("*.py")
     sources += (configs_dir() / "xla_gpu").iterdir()
     return {"source": _digest(sources), **_packages()}
 

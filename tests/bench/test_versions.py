@@ -80,7 +80,7 @@ def test_an_edited_planner_is_another(copy: Path, file: str, is_another: bool) -
     ("file", "is_another"),
     [
         ("rhino_jax/verify/compile.py", True),
-        ("rhino_jax/_compat.py", True),
+        ("rhino_jax/_compat/devices.py", True),
         ("configs/xla_gpu/h100.txtpb", True),
         ("rhino_jax/search/driver.py", False),
         ("rhino_jax/verify/hlo/reading.py", False),

@@ -1,0 +1,54 @@
+"""The only package that touches JAX's private modules or spans its versions.
+
+Supported: jax 0.10.2 (Python 3.11) to 0.12 (Python 3.12). Each function says
+what differs.
+"""
+
+from __future__ import annotations
+
+from rhino_jax._compat.devices import (
+    compiling_anew as compiling_anew,
+    coordination_client as coordination_client,
+    is_compile_only as is_compile_only,
+    make_cpu_devices as make_cpu_devices,
+    num_tpu_chips as num_tpu_chips,
+    only_nccl as only_nccl,
+)
+from rhino_jax._compat.jaxprs import (
+    close_jaxpr as close_jaxpr,
+    is_drop_var as is_drop_var,
+    is_jaxpr as is_jaxpr,
+    is_literal as is_literal,
+    jaxpr_consts as jaxpr_consts,
+    last_as_consts as last_as_consts,
+    like_jaxpr as like_jaxpr,
+    low_jaxpr as low_jaxpr,
+    open_jaxpr as open_jaxpr,
+    scan_counts as scan_counts,
+    with_eqns as with_eqns,
+    without_dead_code as without_dead_code,
+)
+from rhino_jax._compat.jitted import (
+    JITTED as JITTED,
+    context_mesh as context_mesh,
+    is_outermost as is_outermost,
+    jit_options as jit_options,
+    jit_shardings as jit_shardings,
+)
+from rhino_jax._compat.references import (
+    discharged as discharged,
+    ref_value as ref_value,
+    references_as_arguments as references_as_arguments,
+    set_ref_value as set_ref_value,
+    without_refs as without_refs,
+)
+from rhino_jax._compat.tracing import (
+    bind_eqn as bind_eqn,
+    eqn_context as eqn_context,
+    hide_frames as hide_frames,
+    in_current_mesh as in_current_mesh,
+    name_as as name_as,
+    new_primitive as new_primitive,
+    retrace as retrace,
+    user_frames as user_frames,
+)

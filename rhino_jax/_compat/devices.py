@@ -1,0 +1,74 @@
+"""Devices, their processes, and compiling for them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax._src import (
+    config,
+    distributed,
+    hardware_utils,
+)
+from jaxlib import xla_client
+
+
+def is_compile_only(device: Any) -> bool:
+    """Whether a device can be compiled for but not run on (a topology's device).
+
+    Same on both versions.
+    """
+    client = getattr(device, "client", None)
+    return "compile_only" in str(getattr(client, "runtime_type", ""))
+
+
+def coordination_client() -> Any | None:
+    """The client of JAX's coordination service; None without `jax.distributed`.
+
+    Has `key_value_set_bytes`, `blocking_key_value_get_bytes`, `key_value_try_get` and
+    `key_value_delete`. Same on both versions.
+    """
+    return distributed.global_state.client
+
+
+def num_tpu_chips() -> int:
+    """Number of TPU chips in this machine. Same on both versions."""
+    count, _ = hardware_utils.num_available_tpu_chips_and_device_id()
+    return int(count)
+
+
+def make_cpu_devices(count: int) -> list[Any]:
+    """Emulated CPU devices of a client of their own, beside JAX's. Same on both."""
+    client: Any = xla_client.make_cpu_client(num_devices=count)
+    return list(client.devices())
+
+
+_COMPILATIONS = itertools.count(1_000_000)
+
+
+@contextlib.contextmanager
+def compiling_anew() -> Iterator[dict[str, str | bool]]:
+    """Let no compiled program come from a cache, or go to the persistent one.
+
+    Gives an option to compile with that is a part of every cache's key and changes
+    no program: how many buffers XLA's debug output would show, of which there is
+    none. Same on both versions.
+    """
+    with config.persistent_cache_min_compile_time_secs(math.inf):
+        yield {"xla_debug_buffer_assignment_show_max": str(next(_COMPILATIONS))}
+
+
+def only_nccl() -> dict[str, str]:
+    """Options that leave collectives on GPU to NCCL.
+
+    On 0.12 XLA writes kernels of its own for small all-reduces, and dies of an LLVM
+    error over some whose result is a scalar ("size mismatch when packing elements for
+    LLVM struct"); 0.10 does not know the option.
+    """
+    if jax.__version_info__ < (0, 12):
+        return {}
+    return {"xla_gpu_experimental_use_collective_kernels": ""}

@@ -1,0 +1,123 @@
+"""Jaxprs: what they hold, and others made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax._src.interpreters import partial_eval
+from jax.extend import core as jex_core
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The jaxpr without its constants' values.
+
+    On 0.10 a ClosedJaxpr wraps a Jaxpr; on 0.12 they are one class.
+    """
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def jaxpr_consts(jaxpr: Any) -> tuple[Any, ...]:
+    """Values of `constvars`; on 0.10 only a ClosedJaxpr has them."""
+    return tuple(getattr(jaxpr, "consts", ()))
+
+
+def is_jaxpr(x: Any) -> bool:
+    """Whether a parameter of an equation is a jaxpr, closed (0.10) or not."""
+    return isinstance(x, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is a constant in the text; same on both versions."""
+    return isinstance(atom, jex_core.Literal)
+
+
+def is_drop_var(var: Any) -> bool:
+    """Whether a result is never used; same on both versions."""
+    return isinstance(var, jex_core.DropVar)
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Numbers of consts and carries of a `scan`.
+
+    On 0.10 two parameters; on 0.12 a flat tree of (consts, carries, stacked inputs).
+    """
+    if "num_carry" in params:
+        return int(params["num_consts"]), int(params["num_carry"])
+    consts, carries, _ = params["ft_in"].unpack()
+    return len(consts), len(carries)
+
+
+def close_jaxpr(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    """A jaxpr with its constants: ClosedJaxpr on 0.10, Jaxpr on 0.12."""
+    return jex_core.ClosedJaxpr(jaxpr, list(consts))
+
+
+def like_jaxpr(old: Any, new: Any, consts: Sequence[Any]) -> Any:
+    """`new` with its constants, closed where `old` is closed.
+
+    On 0.10 `remat` holds a Jaxpr that takes no constants, other calls a ClosedJaxpr.
+    """
+    if hasattr(old, "consts"):
+        return close_jaxpr(new, consts)
+    assert not consts, "a jaxpr without constants gained some"
+    return new
+
+
+def with_eqns(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """A jaxpr of the same inputs with other equations, closed where it is closed."""
+    changes = {"eqns": list(eqns), "outvars": list(outvars)}
+    inner = getattr(jaxpr, "jaxpr", None)  # on 0.12 itself
+    if inner is None or inner is jaxpr:
+        return jaxpr.replace(**changes)
+    return jaxpr.replace(jaxpr=inner.replace(**changes))
+
+
+def low_jaxpr(jaxpr: Any) -> Any:
+    """A jaxpr without high-level primitives, of the same arguments and results.
+
+    0.12 traces some functions (`jnp.searchsorted`, `jnp.interp`) to primitives
+    that are expanded only before lowering; 0.10 has none.
+    """
+    if not getattr(jaxpr, "is_high", False):
+        return jaxpr
+    return partial_eval.lower_jaxpr2(jaxpr)
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr of the same arguments and results without equations, those inside it
+    too, that no result and no effect needs. Same on both versions."""
+    opened = open_jaxpr(jaxpr)
+    live, _ = partial_eval.dce_jaxpr(
+        opened, [True] * len(opened.outvars), instantiate=True
+    )
+    return with_eqns(jaxpr, live.eqns, live.outvars)
+
+
+def last_as_consts(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    """A closed jaxpr whose last arguments are captured instead: these, as they are.
+
+    Same on both versions.
+    """
+    opened = open_jaxpr(jaxpr)
+    first = len(opened.invars) - len(consts)
+    return _with_inputs(
+        jaxpr,
+        opened.invars[:first],
+        [*opened.constvars, *opened.invars[first:]],
+        [*jaxpr_consts(jaxpr), *consts],
+    )
+
+
+def _with_inputs(
+    jaxpr: Any, invars: Sequence[Any], constvars: Sequence[Any], consts: Sequence[Any]
+) -> Any:
+    opened = open_jaxpr(jaxpr)
+    changes: dict[str, Any] = {
+        "invars": list(invars),
+        "constvars": list(constvars),
+        "debug_info": opened.debug_info.with_unknown_names(),
+    }
+    if opened is jaxpr:  # 0.12
+        return jaxpr.replace(**changes, consts=list(consts))
+    return close_jaxpr(opened.replace(**changes), consts)

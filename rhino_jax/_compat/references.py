@@ -1,0 +1,81 @@
+"""References, which programs change in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax._src import (
+    core as jax_core,
+)
+from jax._src.state import discharge, types as state_types
+
+from rhino_jax._compat.jaxprs import _with_inputs, jaxpr_consts, open_jaxpr
+
+
+def ref_value(ref: Any) -> Any:
+    """What a reference holds: the array itself, not a copy. Same on both versions."""
+    if isinstance(ref, jax.core.Tracer):
+        return ref[...]
+    return ref._refs._buf
+
+
+def set_ref_value(ref: Any, value: Any) -> None:
+    """Let a reference hold this very array, wherever that lies.
+
+    Assigning to it would copy, and needs both on the same devices. Same on both.
+    """
+    if isinstance(ref, jax.core.Tracer):
+        ref[...] = value
+        return
+    held, inner = ref._refs, jax.typeof(value)
+    held._buf = value
+    if held._aval.inner_aval != inner:  # it says on which mesh, where that is Explicit
+        ref._aval = held._aval = held._aval.update(inner_aval=inner)
+
+
+def without_refs(jaxpr: Any) -> Any:
+    """The same program without references that it makes itself.
+
+    What these hold becomes plain values, carried through loops. Same on both versions.
+    """
+    effects = open_jaxpr(jaxpr).effects
+    if not any(isinstance(e, jax_core.InternalMutableArrayEffect) for e in effects):
+        return jaxpr
+    return discharge.discharge_state(jaxpr)
+
+
+def references_as_arguments(jaxpr: Any) -> tuple[Any, list[Any], list[bool]]:
+    """A closed jaxpr whose captured references are its last arguments.
+
+    Same on both versions.
+
+    Returns:
+      The jaxpr; the references; whether it writes to each.
+    """
+    opened, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
+    is_ref = [isinstance(c, jax.Ref) for c in consts]
+    moved = [v for v, found in zip(opened.constvars, is_ref, strict=True) if found]
+    if not moved:
+        return jaxpr, [], []
+    written = {
+        e.input
+        for e in opened.effects
+        if isinstance(e, state_types.WriteEffect | state_types.AccumEffect)
+    }
+    found = _with_inputs(
+        jaxpr,
+        [*opened.invars, *moved],
+        [v for v, found in zip(opened.constvars, is_ref, strict=True) if not found],
+        [c for c, found in zip(consts, is_ref, strict=True) if not found],
+    )
+    references = [c for c, found in zip(consts, is_ref, strict=True) if found]
+    return found, references, [v in written for v in moved]
+
+
+def discharged(jaxpr: Any) -> Any:
+    """A closed jaxpr on what its arguments that are references hold.
+
+    Gives, after its own results, what each holds in the end. Same on both versions.
+    """
+    return discharge.discharge_state(jaxpr)

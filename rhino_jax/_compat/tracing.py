@@ -1,0 +1,149 @@
+"""Tracing anew: equations bound again as they were, with their names and lines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import (
+    api_util,
+    core as jax_core,
+    linear_util,
+    mesh as mesh_lib,
+    source_info_util,
+)
+from jax._src.interpreters import partial_eval
+from jax.extend import core as jex_core
+
+from rhino_jax._compat.jaxprs import is_jaxpr, open_jaxpr, with_eqns
+
+
+def new_primitive(name: str) -> Any:
+    """A primitive of our own; same on both versions."""
+    return jex_core.Primitive(name)
+
+
+def hide_frames(file: str) -> None:
+    """Let equations point at what called the functions of this file. Same on both."""
+    source_info_util.register_exclusion(file)
+
+
+def user_frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
+    """(file, line, function) of the frames outside JAX, innermost first.
+
+    Same on both versions.
+    """
+    for frame in source_info_util.user_frames(source_info.traceback):
+        yield frame.file_name, frame.start_line, frame.function_name
+
+
+def retrace(
+    fn: Callable[..., Any],
+    jaxpr: Any,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+) -> tuple[Any, list[Any]]:
+    """Trace `fn` on the very types of `jaxpr`'s inputs, references included.
+
+    `jax.make_jaxpr` takes arrays only and would lose the debug names. Same on
+    both versions.
+
+    Args:
+      fn: the function.
+      jaxpr: whose inputs it takes.
+      shapes: of the inputs, where they are other ones.
+    Returns:
+      The jaxpr without its constants, and the constants.
+    """
+    wrapped = linear_util.wrap_init(fn, debug_info=jaxpr.debug_info)
+    avals = [v.aval for v in jaxpr.invars]
+    if shapes is not None:
+        avals = [
+            aval
+            if getattr(aval, "shape", ()) == shape
+            else jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+            for aval, shape in zip(avals, shapes, strict=True)
+        ]
+    new, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
+    return new, list(consts)
+
+
+@contextlib.contextmanager
+def eqn_context(eqn: Any) -> Iterator[None]:
+    """Bind within the name stack, source line and settings of an equation.
+
+    As `jax.core.eval_jaxpr` does. Same on both versions.
+    """
+    info = eqn.source_info
+    names = source_info_util.current_name_stack() + info.name_stack
+    with (
+        source_info_util.user_context(info.traceback, name_stack=names),
+        eqn.ctx.manager,
+    ):
+        yield
+
+
+def in_current_mesh(jaxpr: Any) -> Any:
+    """A jaxpr, and those inside it, as if traced in the mesh context of this moment.
+
+    Equations remember the mesh in whose context they were traced, and are refused on
+    values of `shard_map`, whose mesh has Manual axes. Same on both versions.
+    """
+    mesh = mesh_lib.get_abstract_mesh()
+
+    def renewed(value: Any) -> Any:
+        if is_jaxpr(value):
+            opened = open_jaxpr(value)
+            return with_eqns(value, [*map(moved, opened.eqns)], opened.outvars)
+        if isinstance(value, tuple | list) and any(map(is_jaxpr, value)):
+            return type(value)(map(renewed, value))
+        if isinstance(value, jax.sharding.NamedSharding) and not any(value.spec):
+            return jax.sharding.NamedSharding(mesh, value.spec)
+        return value
+
+    def moved(eqn: Any) -> Any:
+        with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
+            context = type(eqn.ctx)()
+        params = {key: renewed(value) for key, value in eqn.params.items()}
+        return eqn.replace(ctx=context, params=params)
+
+    return renewed(jaxpr)
+
+
+def bind_eqn(eqn: Any, args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """Run an equation's primitive with these parameters; a list of results.
+
+    `get_bind_params` gives a dict from 0.10.2 on, a pair (subfuns, params) before.
+    """
+    bound = eqn.primitive.get_bind_params(dict(params))
+    if isinstance(bound, tuple):
+        subfuns, bound = bound
+        out = eqn.primitive.bind(*subfuns, *args, **bound)
+    else:
+        out = eqn.primitive.bind(*args, **bound)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def name_as(
+    flat: Callable[..., Any], fn: Callable[..., Any], name: str, paths: Sequence[str]
+) -> None:
+    """Let errors that are raised while `flat` is traced name another function.
+
+    They then say what they say of `jax.jit(fn)`: its name, file and line, and the
+    argument on which a value depends. Same on both versions.
+
+    Args:
+      flat: a function of arrays.
+      fn: the user's function.
+      name: its name.
+      paths: tree paths of the arrays.
+    """
+    flat.__name__ = flat.__qualname__ = name
+    info = jax_core.DebugInfo(
+        "jit",
+        api_util.fun_sourceinfo(fn),
+        tuple(paths),
+        jax_core.initial_result_paths,
+    )
+    api_util.save_wrapped_fun_debug_info(flat, info)
