@@ -118,7 +118,10 @@ def plan_text(plan: Plan) -> str:
         passing = f"  over {' '.join(over)}" if over else ""
         lines.append(f"  %{value}  {format_spec(spec, names)}{passing}")
     for (op, operand), spec in sorted(decisions.operands.items()):
-        lines.append(f"  op {op} reads operand {operand} as {format_spec(spec, names)}")
+        over = [format_spec(s, names) for s in decisions.through.get((op, operand), ())]
+        passing = f"  over {' '.join(over)}" if over else ""
+        text = format_spec(spec, names)
+        lines.append(f"  op {op} reads operand {operand} as {text}{passing}")
     for (op, region, out), spec in sorted(decisions.region_outputs.items()):
         text = format_spec(spec, names)
         lines.append(f"  op {op} gives output {out} of region {region} as {text}")

@@ -33,6 +33,7 @@ def test_a_saved_plan_comes_back_equal(tmp_path: Path) -> None:
 def test_waypoints_come_back() -> None:
     stage = sample_stage(
         waypoints={3: (((), (1,)), ((0,), (1,)))},
+        through={(2, 1): (((0,), ()), ((), ()))},
         lowering=LoweringPolicy(gathers_by_axis=True, annotates_waypoints=False),
     )
     text = plan_to_json(sample_plan(stages=(stage,)))
