@@ -78,7 +78,7 @@ class Port:
     result: int
 
 
-class Use(NamedTuple):
+class AnnotationSite(NamedTuple):
     """Where a spec must be written down when the plan is applied, but for the operands
     of ops that choose.
 
@@ -103,7 +103,7 @@ class Edge:
       value: value id (whole bytes, names).
       count: how often it is carried per step.
       time: when it is read.
-      use: what else than an op's operand it is in the program, if anything.
+      site: what else than an op's operand it is in the program, if anything.
       part: which of the computations that are compiled on their own reads it, where an
         op does: branches are, and recomputed regions.
     """
@@ -114,7 +114,7 @@ class Edge:
     value: int
     count: int
     time: int
-    use: Use | None = None
+    site: AnnotationSite | None = None
     part: int = 0
 
 
@@ -261,13 +261,13 @@ class Graph:
         operand: int,
         count: int,
         time: int,
-        use: Use | None = None,
+        site: AnnotationSite | None = None,
         part: int = 0,
     ) -> None:
         """Let `target` read `value`, if the value is planned at all."""
         port = self.held.get(value)
         if port is not None:
-            edge = Edge(port, target, operand, value, count, time, use, part)
+            edge = Edge(port, target, operand, value, count, time, site, part)
             self.edges.append(edge)
 
     def finish(self) -> None:

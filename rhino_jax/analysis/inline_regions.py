@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rhino_jax.analysis.graph import Graph, Node, NodeKind, Use
+from rhino_jax.analysis.graph import AnnotationSite, Graph, Node, NodeKind
 from rhino_jax.analysis.shared_copies import share_copies
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
@@ -39,7 +39,7 @@ class _Builder:
         self.region(program.body, 1)
         for slot, output in enumerate(program.outputs):
             value = program.values[output.value]
-            use = Use("output", (slot,))
+            site = AnnotationSite("output", (slot,))
             port = graph.held.get(value.id)
             graph.output_ports.append(port)
             if port is None:
@@ -47,10 +47,10 @@ class _Builder:
             tied = None if output.state_of is None else inputs[output.state_of]
             if tied is not None:
                 # State that is fed back keeps its sharding.
-                graph.connect(value.id, tied.id, 0, 1, self.time, use)
+                graph.connect(value.id, tied.id, 0, 1, self.time, site)
             else:
                 node = graph.add(NodeKind.OUTPUT, 1, self.time, None, slot, value.id)
-                graph.connect(value.id, node.id, 0, 1, self.time, use)
+                graph.connect(value.id, node.id, 0, 1, self.time, site)
         graph.end = self.time + 1
 
     def region(self, region: Region, count: int) -> None:
@@ -115,8 +115,8 @@ class _Builder:
             node = self.graph.add(NodeKind.JOIN, count, self.time, op, slot, result)
             for r, region in enumerate(op.call.regions):
                 inner_value = self.program.values[region.outputs[slot]]
-                use = Use("region", (op.id, r, slot))
-                self.graph.connect(inner_value.id, node.id, 0, count, self.time, use)
+                site = AnnotationSite("region", (op.id, r, slot))
+                self.graph.connect(inner_value.id, node.id, 0, count, self.time, site)
             self.graph.held[result] = node.ports[0]
 
     def loop(self, op: Op, count: int) -> None:
@@ -161,7 +161,7 @@ class _Builder:
         last = len(call.regions) - 1
         for i, (inner, outer) in enumerate(zip(body.outputs, op.results, strict=True)):
             value = self.program.values[inner]
-            use = Use("region", (op.id, last, i))
+            site = AnnotationSite("region", (op.id, last, i))
             if not value.rank and not self.program.values[outer].rank:
                 continue
             if i < num_carry:
@@ -170,7 +170,7 @@ class _Builder:
             else:
                 border = self.graph.add(NodeKind.STACK, count, self.time, op, i, outer)
                 borders.append(border)
-            self.graph.connect(value.id, border.id, 0, inner_count, self.time, use)
+            self.graph.connect(value.id, border.id, 0, inner_count, self.time, site)
             self.graph.held[outer] = border.ports[-1]
         for node in borders:
             self.graph.loop_start[node.id] = start
@@ -191,8 +191,8 @@ class _Builder:
         if not values[outer].rank and not values[inner].rank:
             return None
         node = self.graph.add(kind, count, self.time, op, position, inner)
-        use = Use("operand", (op.id, position))
-        self.graph.connect(outer, node.id, 0, count, self.time, use)
+        site = AnnotationSite("operand", (op.id, position))
+        self.graph.connect(outer, node.id, 0, count, self.time, site)
         if values[inner].rank:
             self.graph.held[inner] = node.ports[0]
         borders.append(node)

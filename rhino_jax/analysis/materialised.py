@@ -29,7 +29,7 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.matmul_depth import MatmulDepth
-from rhino_jax.analysis.uses import NOWHERE, Readers, Reading, read_ports
+from rhino_jax.analysis.uses import NOWHERE, PortReads, Readers, read_ports
 from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.hardware.target import Device
 from rhino_jax.ir.traits import OpKind
@@ -131,7 +131,7 @@ class _Finder:
     dear: set[int] = field(default_factory=set)
     unsettled: dict[int, int] = field(default_factory=dict)
     long_rows: set[int] = field(init=False)
-    reading: Reading = field(init=False)
+    reading: PortReads = field(init=False)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -144,7 +144,7 @@ class _Finder:
         with_matmuls = self.fusing.with_matmuls
         self.before = self._find_before() if with_matmuls else {}
         self.long_rows = self._find_long_rows() if with_matmuls else set()
-        self.reading = Reading.of(
+        self.reading = PortReads.of(
             self.readers, graph.columns, self.depth, self.before, with_matmuls
         )
 

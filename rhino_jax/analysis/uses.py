@@ -86,7 +86,7 @@ def read_ports(graph: Graph) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class PortReads:
     """How every port is read: lists of [ports].
 
     Attributes:
@@ -114,7 +114,7 @@ class Reading:
         depth: MatmulDepth,
         before: Mapping[int, int],
         with_matmuls: bool,
-    ) -> Reading:
+    ) -> PortReads:
         """
         Args:
           readers: of all ports.

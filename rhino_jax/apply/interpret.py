@@ -227,7 +227,7 @@ class _Walk:
     def entering(self, op: Op, region: Region) -> list[Spec | None]:
         """How values are held when they enter a region.
 
-        A loop's body is compiled on its own, so they are said again inside; so are
+        A loop's body is compiled on its own, so they are annotated again inside; so are
         those of a branch. Calls are inlined and see what their operands say.
         """
         assert op.call is not None
@@ -266,13 +266,13 @@ class _Walk:
     def leaving_branches(self, op: Op) -> list[Spec | None]:
         """One spec for each result: its own, or else what any branch says."""
         assert op.call is not None
-        values, said = self.decisions.values, self.decisions.region_outputs
+        values, annotated = self.decisions.values, self.decisions.region_outputs
         specs: list[Spec | None] = []
         for i, result in enumerate(op.results):
             found = values.get(result)
             for r, region in enumerate(op.call.regions):
                 if found is None:
-                    found = said.get((op.id, r, i), values.get(region.outputs[i]))
+                    found = annotated.get((op.id, r, i), values.get(region.outputs[i]))
             specs.append(found)
         return specs
 

@@ -56,7 +56,7 @@ def run_on_shards(
     def local(*shards: Any) -> list[Any]:
         return bind_eqn(eqn, shards, local_params(eqn.params, grid, pieces))
 
-    def said(moves: Moves, shape: Sequence[int]) -> PartitionSpec:
+    def spec_of(moves: Moves, shape: Sequence[int]) -> PartitionSpec:
         spec = tuple(() if a is None else cuts.get(a, ()) for a in moves)
         return partition_spec(spec, shape, mesh)
 
@@ -64,8 +64,8 @@ def run_on_shards(
     return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=tuple(map(said, grid.operands, [x.shape for x in args])),
-        out_specs=list(map(said, grid.results, shapes)),
+        in_specs=tuple(map(spec_of, grid.operands, [x.shape for x in args])),
+        out_specs=list(map(spec_of, grid.results, shapes)),
         check_vma=False,
     )(*args)
 

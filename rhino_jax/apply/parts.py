@@ -49,7 +49,7 @@ def run_each_part(
             (factor,) = {dim[0] for x in layouts for dim in x if len(dim) > 1}
             by = math.prod(mesh.axis_sizes[a] for a in cuts.get(factor, ()))
             params[name] = groups // by
-    said = [
+    specs_of_parts = [
         partition_spec(spec, v.aval.shape, mesh)
         for spec, v in zip(specs, (*eqn.invars, *eqn.outvars), strict=True)
         if spec is not None
@@ -57,8 +57,8 @@ def run_each_part(
     return jax.shard_map(
         lambda *parts: list(bind_eqn(eqn, parts, params)),
         mesh=mesh,
-        in_specs=tuple(said[: len(args)]),
-        out_specs=said[len(args) :],
+        in_specs=tuple(specs_of_parts[: len(args)]),
+        out_specs=specs_of_parts[len(args) :],
         check_vma=False,
     )(*args)
 

@@ -1,9 +1,9 @@
-"""How much of a plan is said to the compiler.
+"""How much of a program a plan annotates.
 
-Saying everything ("all") is how rhino applies a plan. Saying only what goes into and
-comes out of every matmul ("matmul") is how people write it by hand, at best; what lies
-between is left to the compiler's propagation. Saying where parameters and optimizer
-state lie, and that activations keep the batch cut ("batch"), is how most people do.
+Every value ("all") is how rhino applies a plan. Only what goes into and comes out of
+every matmul ("matmul") is how people annotate by hand, at best; what lies between is
+left to the compiler's propagation. Parameters, optimizer state, and the batch of
+activations ("batch") is what most people annotate.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def only_the_batch(
     Args:
       program: the planned program.
       decisions: specs of all its values.
-      led_by_batch: the values whose leading dim is the batch's; axes are said in the
+      led_by_batch: the values whose leading dim is the batch's; axes are written in the
         mesh's order, as people write them.
     """
     held = decisions.values

@@ -180,11 +180,11 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
         for leaf in leaves:
             lines.append(Line(f"{kind} {leaf.path}", text(leaf.spec), leaf.path))
     decisions = plan.decisions
-    said: dict[int, list[str]] = {}
+    annotated: dict[int, list[str]] = {}
     for value, spec in decisions.values.items():
-        said.setdefault(value, []).append(text(spec))
+        annotated.setdefault(value, []).append(text(spec))
     for value, waypoints in decisions.waypoints.items():
-        said.setdefault(value, []).extend(f"over {text(s)}" for s in waypoints)
+        annotated.setdefault(value, []).extend(f"over {text(s)}" for s in waypoints)
     read: dict[int, list[str]] = {}
     for (op_id, operand), spec in sorted(decisions.operands.items()):
         read.setdefault(op_id, []).append(f"reads {operand} as {text(spec)}")
@@ -194,11 +194,11 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
     for (op_id, region, out), spec in sorted(decisions.region_outputs.items()):
         read.setdefault(op_id, []).append(f"region {region} gives {out} {text(spec)}")
     for op in program.ops:
-        texts = [t for value in op.results for t in said.get(value, [])]
+        texts = [t for value in op.results for t in annotated.get(value, [])]
         texts += read.get(op.id, [])
         lines.append(Line(_name(op), "; ".join(texts), str(op.source)))
     made_by_ops = {value for op in program.ops for value in op.results}
-    for value, texts in sorted(said.items()):
+    for value, texts in sorted(annotated.items()):
         if value not in made_by_ops:
             lines.append(Line(f"value %{value}", "; ".join(texts)))
     lowering = decisions.lowering

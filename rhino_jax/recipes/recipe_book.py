@@ -15,7 +15,7 @@ from rhino_jax.model.build import Model
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.optimize.restriction import Restrictions
-from rhino_jax.recipes.recipes import Kind, Kinds, Place, Recipe, Role
+from rhino_jax.recipes.recipes import Kind, Kinds, NodeView, Recipe, Role
 
 
 @dataclass(slots=True)
@@ -26,14 +26,14 @@ class RecipeBook:
       model: the search model.
       classes, roles: what its dims and inputs are.
       inner: classes that model axes cut, found by walking the matmuls.
-      places: [nodes], what recipes look at: one object for all that look alike.
+      views: [nodes], what recipes look at: one object for all that look alike.
     """
 
     model: Model
     classes: Classes
     roles: Roles
     inner: frozenset[Element]
-    places: list[Place]
+    views: list[NodeView]
     _axes: dict[tuple[int, bool], AxisPlaces] = field(default_factory=dict)
     _kinds: dict[tuple[int, int], Kind] = field(default_factory=dict)
     _num_cut: dict[int, np.ndarray] = field(default_factory=dict)
@@ -50,8 +50,8 @@ class RecipeBook:
         of_class = np.full(len(classes.names), Role.OTHER, dtype=np.uint8)
         of_class[list(role_of)] = list(role_of.values())
         every = of_class[classes.names].tobytes()
-        places = _Places(classes, roles, every)
-        return cls(model, classes, roles, inner, [*map(places.of, model.graph.nodes)])
+        views = _Views(classes, roles, every)
+        return cls(model, classes, roles, inner, [*map(views.of, model.graph.nodes)])
 
     def allows(self, recipe: Recipe) -> bool:
         """Whether the recipe has a meaning here."""
@@ -98,21 +98,21 @@ class RecipeBook:
     def _kind(self, node: Node) -> Kind:
         # Ops that differ in cost only share their strategies.
         strategies = self.model.options[node.id].strategies
-        place = self.places[node.id]
-        key = id(strategies), id(place)
+        view = self.views[node.id]
+        key = id(strategies), id(view)
         kind = self._kinds.get(key)
         if kind is None:
-            axes = self._axes.get((key[0], place.is_op))
+            axes = self._axes.get((key[0], view.is_op))
             if axes is None:
                 num_axes = len(self.model.mesh.axes)
-                axes = AxisPlaces.of(strategies, num_axes, is_op=place.is_op)
-                self._axes[key[0], place.is_op] = axes
-            kind = self._kinds[key] = Kind.of(place, axes, self.model.mesh.long)
+                axes = AxisPlaces.of(strategies, num_axes, is_op=view.is_op)
+                self._axes[key[0], view.is_op] = axes
+            kind = self._kinds[key] = Kind.of(view, axes, self.model.mesh.long)
         return kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Places:
+class _Views:
     """What recipes look at in nodes.
 
     Attributes:
@@ -123,10 +123,10 @@ class _Places:
     classes: Classes
     roles: Roles
     role: bytes
-    _shared: dict[object, Place] = field(default_factory=dict)
-    _of_ops: dict[tuple[bytes, int, bool], Place] = field(default_factory=dict)
+    _shared: dict[object, NodeView] = field(default_factory=dict)
+    _of_ops: dict[tuple[bytes, int, bool], NodeView] = field(default_factory=dict)
 
-    def of(self, node: Node) -> Place:
+    def of(self, node: Node) -> NodeView:
         """Of a node: one object for all that look alike."""
         if node.kind is not NodeKind.OP:
             return self._of_border(node)
@@ -138,18 +138,18 @@ class _Places:
         is_light = node.is_fusible or op.flops == 0 or is_reduction
         # Equal rules are one object.
         key = codes, id(op.rule), is_light
-        place = self._of_ops.get(key)
-        if place is None:
+        view = self._of_ops.get(key)
+        if view is None:
             cut = tuple(map(Role, codes))
             results = tuple(
                 tuple(cut[dim[0]] if dim else Role.OTHER for dim in layout)
                 for layout in op.rule.results
             )
-            place = self._share(Place(cut, results, True, not is_light, False, False))
-            self._of_ops[key] = place
-        return place
+            view = self._share(NodeView(cut, results, True, not is_light, False, False))
+            self._of_ops[key] = view
+        return view
 
-    def _of_border(self, node: Node) -> Place:
+    def _of_border(self, node: Node) -> NodeView:
         dims = self.classes.results(node, 0)
         cut = tuple(Role.OTHER if d is None else Role(self.role[d]) for d in dims)
         is_input = node.kind is NodeKind.INPUT
@@ -157,11 +157,11 @@ class _Places:
         is_state = is_input and node.slot in self.roles.state
         is_param = is_input and not is_state
         return self._share(
-            Place(cut, (cut,), False, False, is_data, is_param, is_state)
+            NodeView(cut, (cut,), False, False, is_data, is_param, is_state)
         )
 
-    def _share(self, place: Place) -> Place:
-        return self._shared.setdefault(place, place)
+    def _share(self, view: NodeView) -> NodeView:
+        return self._shared.setdefault(view, view)
 
 
 def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[Element]:

@@ -89,8 +89,8 @@ class Role(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """All that a recipe looks at in a node: equal places allow equal options.
+class NodeView:
+    """All that a recipe looks at in a node: equal views allow equal options.
 
     Attributes:
       cut: role of every factor (op) or dim (border node).
@@ -114,7 +114,7 @@ class Kind:
     """Nodes with the same strategies that look alike to recipes.
 
     Attributes:
-      place: what recipes look at.
+      view: what recipes look at.
       cut: [strategies, axes], the `Role` of the factor (op) or dim (border node) that
         each mesh axis cuts.
       scattered: for every result the same, of the dim that an axis cuts only when
@@ -122,18 +122,18 @@ class Kind:
       is_one_dim: [strategies], whether all axes cut the same.
     """
 
-    place: Place
+    view: NodeView
     cut: np.ndarray
     scattered: tuple[np.ndarray, ...]
     is_one_dim: np.ndarray
 
     @classmethod
-    def of(cls, place: Place, axes: AxisPlaces, long: tuple[int, ...]) -> Kind:
+    def of(cls, view: NodeView, axes: AxisPlaces, long: tuple[int, ...]) -> Kind:
         # As an index, NOWHERE is the last.
-        cut = np.array([*(place.cut if place.is_op else place.results[0]), Role.NONE])
-        scattered = zip(place.results, axes.scattered, strict=False)
+        cut = np.array([*(view.cut if view.is_op else view.results[0]), Role.NONE])
+        scattered = zip(view.results, axes.scattered, strict=False)
         return cls(
-            place,
+            view,
             cut[axes.cut],
             tuple(np.array([*roles, Role.NONE])[dims] for roles, dims in scattered),
             (axes.cut[:, long] == axes.cut[:, long[:1]]).all(axis=1),
@@ -151,7 +151,7 @@ class Kinds:
       looks: [strategies, 3], whether the node is heavy, holds a dim of the batch, and
         is a parameter.
       is_batched: for every result, [strategies]: whether it holds one.
-      is_data, is_param, is_state: [strategies], as of `Place`.
+      is_data, is_param, is_state: [strategies], as of `NodeView`.
       is_one_dim: as of `Kind`.
     """
 
@@ -168,10 +168,10 @@ class Kinds:
     @classmethod
     def of(cls, kinds: Sequence[Kind]) -> Kinds:
         sizes = np.array([len(k.cut) for k in kinds])
-        places = [k.place for k in kinds]
-        looks = [(p.is_heavy, Role.BATCH in p.cut, p.is_param) for p in places]
+        views = [k.view for k in kinds]
+        looks = [(p.is_heavy, Role.BATCH in p.cut, p.is_param) for p in views]
         # Of every result what is scattered, and the roles of its dims.
-        rows = [list(zip(k.scattered, k.place.results, strict=False)) for k in kinds]
+        rows = [list(zip(k.scattered, k.view.results, strict=False)) for k in kinds]
         most = max(map(len, rows))
         for k, row in zip(kinds, rows, strict=True):
             row += [(np.full(k.cut.shape, Role.NONE), ())] * (most - len(row))
@@ -185,9 +185,9 @@ class Kinds:
                 np.repeat([Role.BATCH in roles for _, roles in column], sizes)
                 for column in each
             ),
-            np.repeat([p.is_data for p in places], sizes),
-            np.repeat([p.is_param for p in places], sizes),
-            np.repeat([p.is_state for p in places], sizes),
+            np.repeat([p.is_data for p in views], sizes),
+            np.repeat([p.is_param for p in views], sizes),
+            np.repeat([p.is_state for p in views], sizes),
             np.concatenate([k.is_one_dim for k in kinds]),
         )
 

@@ -129,7 +129,7 @@ class Adding:
         nodes = {n for s, n in inputs.items() if s in self.members[k].stays - taken}
         for one in d.overlap.problem.node_usages:
             if one.node in nodes:
-                c = int(d.symmetry.classes[one.node])
+                c = int(d.symmetry.orbits[one.node])
                 usage = one.usage[self.picks[k][c]]
                 held = NodeUsage(int(self.node[k][c]), usage, start, stop)
                 problem.node_usages.append(held)

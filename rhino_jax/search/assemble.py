@@ -27,14 +27,14 @@ from rhino_jax.search.extract import (
     predicted_of,
 )
 from rhino_jax.search.infeasible import explain
-from rhino_jax.search.records import Found, Request
-from rhino_jax.search.traffic import Traffic
+from rhino_jax.search.records import Request, SolvedMesh
+from rhino_jax.search.traffic import ChoiceTraffic
 
 
 def assemble(
     target: Target,
     request: Request,
-    found: Found,
+    found: SolvedMesh,
     started: float,
     meshes: tuple[tuple[tuple[int, ...], float], ...],
 ) -> Plan:
@@ -75,11 +75,11 @@ def assemble(
         )
     notes += padding_notes(program, decisions.values, model.mesh)
     recipes: dict[str, Predicted | None] = {}
-    folded = Traffic.folded(model, symmetry)
+    folded = ChoiceTraffic.folded(model, symmetry)
     overlap, traffic, choice = mesh_problem.folded, folded, symmetry.contract(labels)
     # Where repeats choose alike, one of each says it all.
     if (symmetry.expand(choice) != labels).any():
-        overlap, traffic, choice = mesh_problem.overlap, Traffic.of(model), labels
+        overlap, traffic, choice = mesh_problem.overlap, ChoiceTraffic.of(model), labels
     for name, known in mesh_problem.recipes.items():
         recipes[name] = (
             None
@@ -91,10 +91,10 @@ def assemble(
         listed = ", ".join(f"{n} ({c})" for n, c in unknown.items())
         notes.append(f"replicated for want of a rule: {listed}.")
     notes += _notes_by_hand(program, mesh_axes)
-    said = sum(op.name == USERS_CONSTRAINT for op in program.ops)
-    if said:
+    own = sum(op.name == USERS_CONSTRAINT for op in program.ops)
+    if own:
         notes.append(
-            f"sharding constraints that the program says itself: {said}; the plan takes"
+            f"sharding constraints that the program says itself: {own}; the plan takes"
             " their place. Write rhino.pin(x, spec) in its stead where a layout must"
             " stay."
         )
@@ -172,9 +172,9 @@ def _notes_by_hand(
 
 
 def _with_pins(decisions: Decisions, every: Decisions, request: Request) -> Decisions:
-    """What is pinned is said, however little else is."""
-    said = {v: every.values[v] for v in request.value_pins if v in every.values}
-    return replace(decisions, values={**decisions.values, **said})
+    """What is pinned is annotated, however little else is."""
+    annotated = {v: every.values[v] for v in request.value_pins if v in every.values}
+    return replace(decisions, values={**decisions.values, **annotated})
 
 
 def _pins_text(

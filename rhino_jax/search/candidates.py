@@ -1,11 +1,11 @@
-"""Plans that promise about as much as the best: what the compiler is asked about.
+"""Plans whose predicted step is near the best one's: what the compiler is asked about.
 
 The model's errors are mostly in what communication costs, so besides the recipes the
 runners-up are the best choices where communication is dearer and cheaper than the
-model says. One recipe is said as people say it, around matmuls only: where saying
-everything misleads the compiler, that one shows it. And beyond those that are asked
-for, data parallelism, ZeRO-1 and FSDP always come along as most people type them: what
-is kept is then never slower, once compiled, than what an expert would have typed.
+model says. One recipe is annotated as people do it, around matmuls only: where
+annotating every value misleads the compiler, that one shows it. And beyond the number
+that is asked for, data parallelism, ZeRO-1 and FSDP always come along as most people
+type them: what is kept is then never slower, once compiled, than these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rhino_jax.optimize.problem import Labels, PairTable, Problem
 from rhino_jax.optimize.solve import solve
 from rhino_jax.plan.plan import Plan
 from rhino_jax.search.limits import LIMITS
-from rhino_jax.search.records import Found, MeshProblem
+from rhino_jax.search.records import MeshProblem, SolvedMesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Candidate:
     """A plan to compile.
 
     Attributes:
-      name: "best", a recipe, "fsdp@matmul" (a recipe that is said around matmuls
+      name: "best", a recipe, "fsdp@matmul" (a recipe that is annotated around matmuls
         only), "fsdp@batch" (of which only parameters, optimizer state and the batch
         are), "less communication", "more communication", or "best on 2x4" (another
         mesh).
@@ -41,33 +41,33 @@ class Candidate:
 
 
 def candidates_of(
-    found: Sequence[Found], around_matmuls: MeshProblem, effort: Effort, count: int
-) -> list[tuple[str, Found]]:
-    """The most promising choices that differ, at most `count`.
+    found: Sequence[SolvedMesh], around_matmuls: MeshProblem, effort: Effort, count: int
+) -> list[tuple[str, SolvedMesh]]:
+    """The choices with the shortest predicted steps that differ, at most `count`.
 
-    Always first is the best; the best recipe said around matmuls comes along wherever
-    it fits, then the others by their predicted time.
+    First is the best. The best recipe, annotated around matmuls only, comes along
+    wherever it fits, then the others by their predicted step.
 
     Args:
       found: the searched meshes, best first; there is a plan for the first.
-      around_matmuls: the first mesh, priced for programs that are said around
+      around_matmuls: the first mesh, priced for programs that are annotated around
         matmuls only.
       effort: for runners-up.
       count: most choices to return.
     """
     best = found[0]
-    said = [
+    annotated = [
         (f"{name}@matmul", one)
         for name, one in _recipes(replace(best, mesh_problem=around_matmuls))
     ]
-    said.sort(key=_promised_s)
+    annotated.sort(key=_promised_s)
     others = [
         *_reweighted(best, effort),
         *((f"best on {_shape(f)}", f) for f in found[1:]),
         *_recipes(best),
     ]
-    ranked = [("best", best), *said[:1], *sorted(others, key=_promised_s)]
-    kept: list[tuple[str, Found]] = []
+    ranked = [("best", best), *annotated[:1], *sorted(others, key=_promised_s)]
+    kept: list[tuple[str, SolvedMesh]] = []
     for name, one in ranked:
         if one.solution.labels is not None and not any(
             _is_same(one, other) for _, other in kept
@@ -77,8 +77,8 @@ def candidates_of(
 
 
 def plain_of(
-    best: Found, plain: MeshProblem
-) -> tuple[list[tuple[str, Found]], list[str]]:
+    best: SolvedMesh, plain: MeshProblem
+) -> tuple[list[tuple[str, SolvedMesh]], list[str]]:
     """The recipes as most people type them that may be faster once compiled.
 
     Args:
@@ -88,7 +88,7 @@ def plain_of(
       Those that fit and whose predicted step is within `LIMITS.prediction_error` of
       the best plan's, and notes on the others.
     """
-    kept: list[tuple[str, Found]] = []
+    kept: list[tuple[str, SolvedMesh]] = []
     left_out: list[str] = []
     limit = (1 + LIMITS.prediction_error) * best.solution.objective
     named = [
@@ -113,22 +113,22 @@ def plain_of(
     return kept, [note]
 
 
-def _promised_s(candidate: tuple[str, Found]) -> float:
+def _promised_s(candidate: tuple[str, SolvedMesh]) -> float:
     return candidate[1].solution.objective
 
 
-def _is_same(one: Found, other: Found) -> bool:
+def _is_same(one: SolvedMesh, other: SolvedMesh) -> bool:
     a, b = one.solution.labels, other.solution.labels
     if a is None or b is None or one.mesh_problem is not other.mesh_problem:
         return False
     return bool((a == b).all())
 
 
-def _shape(found: Found) -> str:
+def _shape(found: SolvedMesh) -> str:
     return "x".join(str(a.size) for a in found.mesh_problem.model.mesh.axes)
 
 
-def _recipes(found: Found) -> list[tuple[str, Found]]:
+def _recipes(found: SolvedMesh) -> list[tuple[str, SolvedMesh]]:
     """The recipes that fit."""
     return [
         (name, chosen(found, labels))
@@ -137,12 +137,12 @@ def _recipes(found: Found) -> list[tuple[str, Found]]:
     ]
 
 
-def _fits(found: Found, labels: Labels) -> bool:
+def _fits(found: SolvedMesh, labels: Labels) -> bool:
     problem = found.mesh_problem.model.problem
     return problem.peak(labels) <= problem.limit
 
 
-def chosen(found: Found, labels: Labels) -> Found:
+def chosen(found: SolvedMesh, labels: Labels) -> SolvedMesh:
     """Another choice in the same model, under the same bound."""
     overlap = found.mesh_problem.overlap
     peak = overlap.problem.peak(labels)
@@ -152,7 +152,7 @@ def chosen(found: Found, labels: Labels) -> Found:
     return replace(found, solution=solution)
 
 
-def _reweighted(found: Found, effort: Effort) -> list[tuple[str, Found]]:
+def _reweighted(found: SolvedMesh, effort: Effort) -> list[tuple[str, SolvedMesh]]:
     """The best choices where communication costs more, and less."""
     symmetry, folded = found.mesh_problem.symmetry, found.mesh_problem.folded
     assert found.solution.labels is not None

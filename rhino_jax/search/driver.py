@@ -24,7 +24,7 @@ from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.passes import ANALYSE, INLINE, READ_BACK, RECIPES, SOLVE
 from rhino_jax.search.recipe_choices import first_choices, with_recipes
-from rhino_jax.search.records import Found, Progress, Request
+from rhino_jax.search.records import Progress, Request, SolvedMesh
 from rhino_jax.search.solve_on_mesh import as_solution, is_over
 
 
@@ -111,17 +111,17 @@ def make_candidates(
     if found[0].solution.labels is not None and not is_over(request):
         model, effort = found[0].mesh_problem.model, _recipe_effort(request)
         axes = [(a.name, a.size) for a in model.mesh.axes]
-        said = build_mesh_problem(
+        annotated = build_mesh_problem(
             model.analysis, axes, replace(request, density="matmul")
         )
-        plain = replace(said, density="batch")
+        plain = replace(annotated, density="batch")
         plain = with_recipes(plain, effort, every=plain_recipes(model.mesh))
         recipes, left_out = plain_of(found[0], plain)
         notes = [*notes, *left_out]
         if count > 1:
-            said = with_recipes(said, effort)
+            annotated = with_recipes(annotated, effort)
             fast = replace(EFFORTS["fast"], deadline=request.deadline)
-            variants = candidates_of(found, said, fast, count)
+            variants = candidates_of(found, annotated, fast, count)
         variants = [*variants, *recipes]
     return tuple(
         Candidate(
@@ -142,9 +142,9 @@ def make_recipe_plans(
 ) -> dict[str, Plan | None]:
     """The experts' recipes at their best, as plans of their own.
 
-    Whether they fit or not; None where the program does not allow a recipe. At their
-    best as `request` has them said: everywhere, or around matmuls only; where only the
-    batch is, as most people type them.
+    Whether they fit or not; None where the program does not allow a recipe. Each is
+    the cheapest plan within the recipe under the request's density (all values, or
+    those around matmuls); with density "batch" it is as most people type it.
     """
     started = time.monotonic()
     mesh_problem = build_mesh_problem(
@@ -162,7 +162,7 @@ def make_recipe_plans(
         else assemble(
             target,
             request,
-            Found(mesh_problem, as_solution(mesh_problem, labels)),
+            SolvedMesh(mesh_problem, as_solution(mesh_problem, labels)),
             started,
             (),
         )
@@ -176,7 +176,7 @@ def _search(
     target: Target,
     request: Request,
     progress: Progress | None,
-) -> tuple[list[Found], tuple[tuple[tuple[int, ...], float], ...], list[str]]:
+) -> tuple[list[SolvedMesh], tuple[tuple[tuple[int, ...], float], ...], list[str]]:
     """Search all meshes that are worth it.
 
     Returns:
@@ -196,7 +196,7 @@ def _search(
             watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
         )
         return [SOLVE.run(watch, mesh_problem, effort, request, progress)], (), []
-    every: list[Found] = []
+    every: list[SolvedMesh] = []
     compared: list[tuple[tuple[int, ...], float]] = []
     limits = _MoreAxes()
     for axes in different:
@@ -240,7 +240,7 @@ class _MoreAxes:
     left_out: Counter[str] = field(default_factory=Counter)
     untimely: int = 0
 
-    def met(self, num_axes: int, found: Found) -> None:
+    def met(self, num_axes: int, found: SolvedMesh) -> None:
         edges = found.mesh_problem.folded.problem.edges
         self.cells = max(self.cells, sum(e.table.size for e in edges))
         before = self.best.get(num_axes, math.inf)

@@ -16,7 +16,7 @@ from rhino_jax.optimize.problem import Labels
 from rhino_jax.optimize.slack import Wait
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import Holding, Predicted
-from rhino_jax.search.traffic import Traffic, name_of
+from rhino_jax.search.traffic import ChoiceTraffic, name_of
 
 
 def decisions_of(model: Model, labels: Labels) -> Decisions:
@@ -34,7 +34,7 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
     ]
     for edge in graph.edges:
         wanted = chosen[edge.target].operands[edge.operand]
-        use, is_new = edge.use, wanted != values[edge.value]
+        site, is_new = edge.site, wanted != values[edge.value]
         reader = graph.nodes[edge.target]
         if reader.kind is NodeKind.OP:
             if is_new:
@@ -42,14 +42,14 @@ def decisions_of(model: Model, labels: Labels) -> Decisions:
                 operands[reader.op.id, edge.operand] = wanted
                 if copies := _copies_before(graph, chosen, edge):
                     through[reader.op.id, edge.operand] = copies
-        elif use is None:
+        elif site is None:
             continue
-        elif use.kind == "output":
-            outputs[use.key[0]] = wanted
-        elif is_new and use.kind == "operand":
-            operands[use.key[0], use.key[1]] = wanted
-        elif is_new and use.kind == "region":
-            region_outputs[use.key[0], use.key[1], use.key[2]] = wanted
+        elif site.kind == "output":
+            outputs[site.key[0]] = wanted
+        elif is_new and site.kind == "operand":
+            operands[site.key[0], site.key[1]] = wanted
+        elif is_new and site.kind == "region":
+            region_outputs[site.key[0], site.key[1], site.key[2]] = wanted
     return Decisions(
         values,
         operands,
@@ -120,8 +120,8 @@ def overlap_of(model: Model) -> Overlap:
     )
 
 
-def predicted_of(overlap: Overlap, traffic: Traffic, labels: Labels) -> Predicted:
-    """Time, memory and arithmetic of a choice, per device: of all nodes, or of classes
+def predicted_of(overlap: Overlap, traffic: ChoiceTraffic, labels: Labels) -> Predicted:
+    """Time, memory and arithmetic of a choice, per device: of all nodes, or of orbits
     where overlap and traffic are folded."""
     step_time_s = overlap.step_s(labels)
     exposed_s = traffic.seconds(labels) - overlap.hidden_s(labels)

@@ -16,7 +16,7 @@ from rhino_jax.model.build import Model
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.optimize.slack import Wait
 from rhino_jax.plan.plan import Plan
-from rhino_jax.search.records import Found, MeshProblem
+from rhino_jax.search.records import MeshProblem, SolvedMesh
 from rhino_jax.units import format_bytes, format_seconds
 
 
@@ -65,9 +65,9 @@ def folded_text(mesh_problem: MeshProblem) -> str:
     """Which nodes choose alike, and what is left to solve."""
     symmetry, problem = mesh_problem.symmetry, mesh_problem.folded.problem
     members: dict[int, list[int]] = {}
-    for node, orbit in enumerate(symmetry.classes.tolist()):
+    for node, orbit in enumerate(symmetry.orbits.tolist()):
         members.setdefault(orbit, []).append(node)
-    nodes, edges = len(symmetry.classes), len(mesh_problem.model.problem.edges)
+    nodes, edges = len(symmetry.orbits), len(mesh_problem.model.problem.edges)
     lines = [
         f"folded  {nodes} nodes to {len(problem.costs)},"
         f" {edges} edges to {len(problem.edges)}"
@@ -90,7 +90,7 @@ def recipes_text(mesh_problem: MeshProblem) -> str:
     return "\n".join(lines)
 
 
-def solution_text(found: Found) -> str:
+def solution_text(found: SolvedMesh) -> str:
     """The option that every node takes, with what it costs."""
     model, solution = found.mesh_problem.model, found.solution
     lines = [

@@ -61,7 +61,7 @@ def first_choices(mesh_problem: MeshProblem) -> list[Labels]:
 def _allowed(
     mesh_problem: MeshProblem, every: Sequence[Recipe]
 ) -> tuple[list[Recipe], Restrictions | None]:
-    """The recipes that have a meaning, and what they leave the classes to choose."""
+    """The recipes that have a meaning, and what they leave the orbits to choose."""
     recipes = [r for r in every if mesh_problem.book.allows(r)]
     return recipes, mesh_problem.book.restrict(
         recipes, _nodes(mesh_problem)
@@ -69,10 +69,10 @@ def _allowed(
 
 
 def _to_the_letter(mesh_problem: MeshProblem, left: Restrictions) -> Labels:
-    """What recipes' names say: every class is cut by as many mesh axes as it may."""
+    """What recipes' names say: every orbit is cut by as many mesh axes as it may."""
     return mesh_problem.book.most_cut(_nodes(mesh_problem), left)
 
 
 def _nodes(mesh_problem: MeshProblem) -> list[Node]:
-    """The first of every class."""
+    """The first of every orbit."""
     return [mesh_problem.model.graph.nodes[n] for n in mesh_problem.symmetry.first]

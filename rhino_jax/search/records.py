@@ -38,8 +38,8 @@ class Request:
       deadline: `time.monotonic()` at which the search gives what it has; of a request
         that may call for several searches.
       seed: of CP-SAT.
-      density: how much of plans is said, "all", "matmul" or "batch", and priced so;
-        see `rhino_jax.plan.density`.
+      density: how much of programs plans annotate, "all", "matmul" or "batch", and
+        are priced by; see `rhino_jax.plan.density`.
       watch: called after every pass, or None.
     """
 
@@ -64,7 +64,7 @@ class MeshProblem:
       overlap: what of the model's costs can hide.
       book: what recipes allow.
       symmetry: which nodes choose alike.
-      folded: `overlap` of the classes.
+      folded: `overlap` of the orbits.
       recipes: name → choice of all nodes, or None where it is not allowed; empty
         until they are asked for.
       is_cut: the time was over before these were at their best.
@@ -82,7 +82,7 @@ class MeshProblem:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class SolvedMesh:
     """A searched model.
 
     Attributes:

@@ -39,4 +39,4 @@ def solve_mesh_problem(
         smallest = smallest_peak(whole.problem)
         if whole.problem.peak(smallest) <= whole.problem.limit:
             return solve_overlapped(whole, [smallest, *starts], effort, report)
-    return replace(unfolded, nodes=(len(symmetry.classes), found.nodes[1]))
+    return replace(unfolded, nodes=(len(symmetry.orbits), found.nodes[1]))

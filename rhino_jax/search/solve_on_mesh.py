@@ -9,7 +9,7 @@ from dataclasses import replace
 from rhino_jax.optimize.incumbents import Effort
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.optimize.solve import Solution
-from rhino_jax.search.records import Found, MeshProblem, Progress, Request
+from rhino_jax.search.records import MeshProblem, Progress, Request, SolvedMesh
 from rhino_jax.search.solve_folded import solve_mesh_problem
 
 
@@ -19,20 +19,20 @@ def solve_on_mesh(
     request: Request,
     progress: Progress | None,
     starts: Sequence[Labels] = (),
-) -> Found:
+) -> SolvedMesh:
     """Search, from the recipes and other known choices."""
     problem = mesh_problem.model.problem
     known = [*starts, *(x for x in mesh_problem.recipes.values() if x is not None)]
     if is_over(request):
         fitting = [s for s in known if problem.peak(s) <= problem.limit]
         if fitting:
-            return Found(
+            return SolvedMesh(
                 mesh_problem, _best_start(mesh_problem, fitting), is_fallback=True
             )
     effort = replace(effort, deadline=request.deadline, seed=request.seed)
     report = progress or (lambda best, bound: None)
     solution = solve_mesh_problem(mesh_problem, known, effort, report)
-    return Found(mesh_problem, solution, is_cut=is_over(request))
+    return SolvedMesh(mesh_problem, solution, is_cut=is_over(request))
 
 
 def is_over(request: Request) -> bool:

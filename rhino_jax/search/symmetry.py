@@ -4,11 +4,11 @@ Layers that are unrolled in the program, forward, backward and update, are many 
 of a few nodes. Every node begins with a colour, which says what it can choose and what
 that costs; in each round its new colour is made of its own, its edges' tables and its
 neighbours' colours. After a few rounds nodes of one colour have equal surroundings as
-far as that many steps, and become one class with one choice. First and last layers
+far as that many steps, and become one orbit with one choice. First and last layers
 differ only near their borders, and every second layer folds with every second.
 
 The folded problem's objective and memory are those of the plan in which every node
-does as its class: nothing is approximated but that repeats choose alike.
+does as its orbit: nothing is approximated but that repeats choose alike.
 
 Source: Weisfeiler and Leman (1968); Grohe, Kersting, Mladenov, Selman, "Dimension
 reduction via colour refinement", ESA 2014.
@@ -41,40 +41,40 @@ class Symmetry:
     """Which nodes choose alike.
 
     Attributes:
-      classes: node → class.
-      first: class → its first node.
+      orbits: node → orbit.
+      first: orbit → its first node.
     """
 
-    classes: np.ndarray
+    orbits: np.ndarray
     first: np.ndarray
 
     @property
     def is_identity(self) -> bool:
         """Whether every node chooses on its own."""
-        return len(self.first) == len(self.classes)
+        return len(self.first) == len(self.orbits)
 
     def expand(self, labels: Labels) -> Labels:
-        """The choice in which every node does as its class."""
-        return labels[self.classes]
+        """The choice in which every node does as its orbit."""
+        return labels[self.orbits]
 
     def contract(self, labels: Labels) -> Labels:
-        """The choice in which every class does as its first node."""
+        """The choice in which every orbit does as its first node."""
         return labels[self.first]
 
     def overlap(self, whole: Overlap) -> Overlap:
         """The folded problem, with what can hide of it.
 
         Args:
-          whole: of all nodes; those of a class have equal costs and slack.
+          whole: of all nodes; those of an orbit have equal costs and slack.
         """
         problem, memo = whole.problem, Memo()
-        counts = np.bincount(self.classes).tolist()
-        ends = self.classes.tolist()
+        counts = np.bincount(self.orbits).tolist()
+        ends = self.orbits.tolist()
         edges = problem.edges
         alike = groups(
             number_rows(
-                self.classes[[e.source for e in edges]],
-                self.classes[[e.target for e in edges]],
+                self.orbits[[e.source for e in edges]],
+                self.orbits[[e.target for e in edges]],
                 number_objects([e.table for e in edges]),
                 np.array(whole.slack.edges, dtype=np.int64),
             )
@@ -113,7 +113,7 @@ class Symmetry:
         )
 
     def _fold_memory(self, problem: Problem, folded: Problem) -> None:
-        ends = self.classes.tolist()
+        ends = self.orbits.tolist()
         for use in problem.node_usages:
             mine = NodeUsage(ends[use.node], use.usage, use.start, use.stop)
             folded.node_usages.append(mine)
@@ -124,7 +124,7 @@ class Symmetry:
                 both = EdgeUsage(a, b, pair.usage, pair.start, pair.stop)
                 folded.edge_usages.append(both)
                 continue
-            # A class that reads its own kind holds what it would choose for both.
+            # An orbit that reads its own kind holds what it would choose for both.
             if id(pair.usage) not in own:
                 own[id(pair.usage)] = np.diagonal(pair.usage).copy()
             mine = NodeUsage(a, own[id(pair.usage)], pair.start, pair.stop)
@@ -140,7 +140,7 @@ def marks_of(book: RecipeBook) -> np.ndarray:
         number_objects(model.options),
         number(values[node.value].dtype for node in nodes),
         np.array([node.count for node in nodes], dtype=np.int64),
-        number_objects(book.places),
+        number_objects(book.views),
     )
 
 
@@ -151,7 +151,7 @@ def find_symmetry(
 
     Args:
       overlap: the whole problem; equal tables are one array.
-      marks: [nodes], equal numbers where nodes may be of one class: see `marks_of`.
+      marks: [nodes], equal numbers where nodes may be of one orbit: see `marks_of`.
       most: see `LIMITS.most_orbits`.
     """
     if len(marks) <= most:
@@ -174,12 +174,12 @@ def find_symmetry(
         np.add.at(around, source, _mix(memo ^ colours[target]))
         np.add.at(around, target, _mix(reads ^ colours[source]))
         colours = _mix(_mix(colours) ^ around)
-    _, first, classes = np.unique(kept, return_index=True, return_inverse=True)
-    # Classes in the program's order, so that neighbours stay close together.
+    _, first, orbits = np.unique(kept, return_index=True, return_inverse=True)
+    # Orbits in the program's order, so that neighbours stay close together.
     order = np.argsort(first)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    return Symmetry(place[classes.ravel()], first[order])
+    return Symmetry(place[orbits.ravel()], first[order])
 
 
 def _mix(values: np.ndarray) -> np.ndarray:

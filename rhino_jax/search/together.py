@@ -111,8 +111,8 @@ class Joint:
     Attributes:
       mesh_problem: each by itself.
       told: of every member, inputs whose specs are wanted.
-      node: of every member, [classes], the joint node.
-      picks: of every member and class, [options of the joint node], its own option.
+      node: of every member, [orbits], the joint node.
+      picks: of every member and orbit, [options of the joint node], its own option.
       overlap: the problem, and what of it can hide.
     """
 
@@ -181,13 +181,13 @@ class Joint:
 def _join_nodes(
     mesh_problem: Sequence[MeshProblem], shared: Sequence[Sequence[Slot]]
 ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
-    """Joint nodes of all classes, and which of its own options each class takes."""
+    """Joint nodes of all orbits, and which of its own options each orbit takes."""
     first = [0, *itertools.accumulate(len(d.symmetry.first) for d in mesh_problem)]
     root = np.arange(first[-1])
     inputs = [input_nodes(d) for d in mesh_problem]
     for place in shared:
         ends = [
-            first[m] + int(mesh_problem[m].symmetry.classes[inputs[m][slot]])
+            first[m] + int(mesh_problem[m].symmetry.orbits[inputs[m][slot]])
             for m, slot in place
             if slot in inputs[m]
         ]
@@ -217,7 +217,7 @@ def _join_nodes(
     return node, picks
 
 
-def _specs(mesh_problem: MeshProblem, of_class: int) -> list[Spec]:
-    """Of a class of inputs, the spec of each option."""
-    options = mesh_problem.model.options[int(mesh_problem.symmetry.first[of_class])]
+def _specs(mesh_problem: MeshProblem, orbit: int) -> list[Spec]:
+    """Of an orbit of inputs, the spec of each option."""
+    options = mesh_problem.model.options[int(mesh_problem.symmetry.first[orbit])]
     return [s.results[0] for s in options.strategies]

@@ -26,14 +26,14 @@ from rhino_jax.search.reasons import Reasons
 from rhino_jax.search.symmetry import Symmetry
 
 
-class Priced(NamedTuple):
+class PricedStep(NamedTuple):
     """A collective, and its seconds in one run of what sends it."""
 
     step: Step
     seconds: float
 
 
-class Place(NamedTuple):
+class SendSite(NamedTuple):
     """Where something may be sent.
 
     Attributes:
@@ -58,21 +58,21 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Traffic:
+class ChoiceTraffic:
     """The collectives of a model's choices. Those of equal nodes, and of equal changes
     of layout, are found once.
 
     Attributes:
       model: the search model.
-      places: all nodes and edges, or one of each that are folded.
+      sites: all nodes and edges, or one of each that are folded.
     """
 
     model: Model
-    places: list[Place]
+    sites: list[SendSite]
     _reasons: Reasons = field(init=False)
     _flops: tuple[Lookups, np.ndarray] | None = None
-    _own: dict[tuple[int, int], tuple[Priced, ...]] = field(default_factory=dict)
-    _moves: dict[tuple[Spec, Spec, int, bool], tuple[Priced, ...]] = field(
+    _own: dict[tuple[int, int], tuple[PricedStep, ...]] = field(default_factory=dict)
+    _moves: dict[tuple[Spec, Spec, int, bool], tuple[PricedStep, ...]] = field(
         default_factory=dict
     )
     _combined: tuple[list[bool], frozenset[int]] = field(init=False)
@@ -85,28 +85,28 @@ class Traffic:
         self._combined = of_nodes, frozenset(id(e) for e, is_so in edges if is_so)
 
     @classmethod
-    def of(cls, model: Model) -> Traffic:
+    def of(cls, model: Model) -> ChoiceTraffic:
         """Of choices of all nodes."""
-        places = [Place([n], n.id, n.id) for n in model.graph.nodes]
-        places += [Place([e], e.source.node, e.target) for e in model.graph.edges]
-        return cls(model, places)
+        sites = [SendSite([n], n.id, n.id) for n in model.graph.nodes]
+        sites += [SendSite([e], e.source.node, e.target) for e in model.graph.edges]
+        return cls(model, sites)
 
     @classmethod
-    def folded(cls, model: Model, symmetry: Symmetry) -> Traffic:
-        """Of choices of classes: what repeats is looked at once."""
-        graph, classes, columns = model.graph, symmetry.classes, model.graph.columns
-        places = [
-            Place([graph.nodes[n] for n in members.tolist()], c, c)
-            for c, members in enumerate(groups(classes))
+    def folded(cls, model: Model, symmetry: Symmetry) -> ChoiceTraffic:
+        """Of choices of orbits: what repeats is looked at once."""
+        graph, orbits, columns = model.graph, symmetry.orbits, model.graph.columns
+        sites = [
+            SendSite([graph.nodes[n] for n in members.tolist()], c, c)
+            for c, members in enumerate(groups(orbits))
         ]
-        # Edges between the same classes that share a table send the same.
-        source = classes[columns.maker[columns.source]]
-        target = classes[columns.target]
+        # Edges between the same orbits that share a table send the same.
+        source = orbits[columns.maker[columns.source]]
+        target = orbits[columns.target]
         tables = number_objects([e.table for e in model.problem.edges])
         for members in groups(number_rows(source, target, tables)):
             edges, k = [graph.edges[k] for k in members.tolist()], members[0]
-            places.append(Place(edges, int(source[k]), int(target[k])))
-        return cls(model, places)
+            sites.append(SendSite(edges, int(source[k]), int(target[k])))
+        return cls(model, sites)
 
     def seconds(self, labels: Labels) -> float:
         """Of all collectives of a choice, hidden or not."""
@@ -119,7 +119,7 @@ class Traffic:
     def flops(self, labels: Labels) -> float:
         """Floating-point operations of a choice on one device."""
         if self._flops is None:
-            nodes = [(p, at) for p in self.places if isinstance(at := p.at, Node)]
+            nodes = [(p, at) for p in self.sites if isinstance(at := p.at, Node)]
             sources = [p.source for p, _ in nodes]
             flops = [self.model.options[at.id].flops for _, at in nodes]
             counts = np.array([p.runs for p, _ in nodes])
@@ -138,10 +138,12 @@ class Traffic:
         ]
         return tuple(sorted(found, key=lambda c: (-c.seconds, c.kind, c.op, c.reason)))
 
-    def _sending(self, labels: Labels) -> Iterator[tuple[Place, tuple[Priced, ...]]]:
-        """The places that send something, and what."""
+    def _sending(
+        self, labels: Labels
+    ) -> Iterator[tuple[SendSite, tuple[PricedStep, ...]]]:
+        """The sites that send something, and what."""
         model, chosen = self.model, labels.tolist()
-        for place in self.places:
+        for place in self.sites:
             at, source, target = place.at, chosen[place.source], chosen[place.target]
             if isinstance(at, Node):
                 steps = self._after(at, source)
@@ -151,7 +153,7 @@ class Traffic:
             if steps:
                 yield place, steps
 
-    def _after(self, node: Node, label: int) -> tuple[Priced, ...]:
+    def _after(self, node: Node, label: int) -> tuple[PricedStep, ...]:
         """What a node sends after its compute."""
         options, model = self.model.options[node.id], self.model
         # Equal nodes share one object of options.
@@ -163,7 +165,7 @@ class Traffic:
             found = self._own[key] = self._price(steps, self._combined[0][node.id])
         return found
 
-    def _move(self, edge: Edge, have: Spec, want: Spec) -> tuple[Priced, ...]:
+    def _move(self, edge: Edge, have: Spec, want: Spec) -> tuple[PricedStep, ...]:
         model, mesh = self.model, self.model.mesh
         value = model.graph.program.values[edge.value]
         padding = 1.0
@@ -178,7 +180,9 @@ class Traffic:
             found = self._moves[key] = self._price(steps, is_combined)
         return found
 
-    def _price(self, steps: tuple[Step, ...], is_combined: bool) -> tuple[Priced, ...]:
+    def _price(
+        self, steps: tuple[Step, ...], is_combined: bool
+    ) -> tuple[PricedStep, ...]:
         """Collectives that are combined pay their latency together."""
         mesh, saved = self.model.mesh, (1 - OBSERVED.combined_latency) * is_combined
         found = []
@@ -186,11 +190,11 @@ class Traffic:
             axes = mesh.over(step.axes)
             seconds = collective_s(step.kind, step.local_bytes, axes)
             latency_s = collective_s(step.kind, 0.0, axes)
-            found.append(Priced(step, step.runs * (seconds - saved * latency_s)))
+            found.append(PricedStep(step, step.runs * (seconds - saved * latency_s)))
         return tuple(found)
 
     def _record(
-        self, at: Node | Edge, priced: Priced, source: int, target: int
+        self, at: Node | Edge, priced: PricedStep, source: int, target: int
     ) -> Collective:
         """
         Args:

@@ -1,7 +1,7 @@
 """Repeats that choose differently, where memory binds.
 
 Nodes that choose alike hold memory all or none: a budget that half of the layers would
-have to save for, all save for. Choices of the classes that are cheapest at the best
+have to save for, all save for. Choices of the orbits that are cheapest at the best
 prices of memory, of which some fit and some do not, are merged node by node.
 """
 
@@ -25,13 +25,13 @@ from rhino_jax.search.symmetry import Symmetry
 def unfold(
     whole: Overlap, symmetry: Symmetry, found: Solution, effort: Effort
 ) -> Solution:
-    """The solution of all nodes: what the classes' stands for, or a better one. Its
+    """The solution of all nodes: that of the orbits expanded, or a better one. Its
     bound is that of plans in which repeats do alike, unless it is below that.
 
     Args:
       whole: of all nodes.
-      symmetry: their classes.
-      found: of the classes, which may have nothing that fits.
+      symmetry: their orbits.
+      found: of the orbits, which may have nothing that fits.
       effort: limits.
     """
     known = None if found.labels is None else symmetry.expand(found.labels)

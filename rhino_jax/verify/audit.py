@@ -29,7 +29,7 @@ from rhino_jax.verify.hand_sharded import (
 )
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
-from rhino_jax.verify.places import Place, place_on
+from rhino_jax.verify.places import CompilePlace, place_on
 from rhino_jax.verify.unpinned import sharded_ops, without_constraints
 from rhino_jax.verify.verification import Verification, verification_of
 
@@ -178,7 +178,7 @@ def _culprits(program: HandSharded, parameters: Parameters, what: str) -> Culpri
 
 
 def _with_rhino(
-    program: HandSharded, parameters: Parameters, planner: Planner, place: Place
+    program: HandSharded, parameters: Parameters, planner: Planner, place: CompilePlace
 ) -> tuple[Plan | None, Verification | None, list[str]]:
     """rhino's plan of the same function on the same mesh, compiled; and notes."""
     free = replace(parameters, fn=without_constraints(parameters.fn))

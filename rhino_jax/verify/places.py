@@ -22,7 +22,7 @@ from rhino_jax.verify.targets import compile_target
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CompilePlace:
     """Where a program is compiled.
 
     Attributes:
@@ -38,7 +38,7 @@ class Place:
         return compile_lowered(lowered, mesh=self.mesh)
 
 
-def place_of(plan: Plan, compile_for: Any, what: str) -> Place:
+def place_of(plan: Plan, compile_for: Any, what: str) -> CompilePlace:
     """Where `plan` is compiled.
 
     Args:
@@ -67,11 +67,11 @@ def place_of(plan: Plan, compile_for: Any, what: str) -> Place:
     target = load_target(compile_for)
     axes = dict(plan.mesh_axes)
     if "cpu" in target.device.kinds:
-        return Place(emulated_mesh(axes), target)
+        return CompilePlace(emulated_mesh(axes), target)
     if isinstance(compile_for, Target):
         compile_for = compile_for.name
     mesh = compile_target(compile_for, axes)
-    return Place(mesh, _target_of(mesh, str(compile_for)))
+    return CompilePlace(mesh, _target_of(mesh, str(compile_for)))
 
 
 def _is_of(mesh: Mesh, hardware: str) -> bool:
@@ -99,14 +99,14 @@ def _hardware_of(plan: Plan, what: str) -> str:
     return plan.hardware
 
 
-def place_on(mesh: Mesh, hardware: str | None) -> Place:
+def place_on(mesh: Mesh, hardware: str | None) -> CompilePlace:
     """A mesh of devices, and the hardware that gives its work its time.
 
     Args:
       mesh: real or compile-only devices.
       hardware: preferred, where its devices are the mesh's.
     """
-    return Place(mesh, _target_of(mesh, hardware))
+    return CompilePlace(mesh, _target_of(mesh, hardware))
 
 
 def _target_of(mesh: Mesh, hardware: str | None) -> Target:

@@ -30,7 +30,7 @@ from rhino_jax.verify.hlo.records import (
     OutOfMemory,
 )
 from rhino_jax.verify.matching import Difference
-from rhino_jax.verify.places import Place, place_of
+from rhino_jax.verify.places import CompilePlace, place_of
 from rhino_jax.verify.problems import problems_of
 
 
@@ -162,7 +162,7 @@ def planned_parameters(
 
 
 def verification_of(
-    plan: Plan, lowered: Lowered, compilation: Compilation, place: Place
+    plan: Plan, lowered: Lowered, compilation: Compilation, place: CompilePlace
 ) -> Verification:
     """A plan beside a compilation of it.
 

@@ -15,7 +15,7 @@ from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.search import fold
 from rhino_jax.search.extract import overlap_of
 from rhino_jax.search.symmetry import find_symmetry, marks_of
-from rhino_jax.search.traffic import Traffic
+from rhino_jax.search.traffic import ChoiceTraffic
 from tests.search.brute_force import model_of
 from tests.search.zoo import WITHOUT_TILES, planned
 
@@ -43,7 +43,7 @@ def whole_and_symmetry(name, most, **overrides):
 def test_a_folded_choice_costs_and_holds_what_its_expansion_does(name: str) -> None:
     whole, symmetry = whole_and_symmetry(name, most=1, **UNROLLED[name])
     folded = symmetry.overlap(whole)
-    assert len(symmetry.first) < 0.8 * len(symmetry.classes)
+    assert len(symmetry.first) < 0.8 * len(symmetry.orbits)
     rng = np.random.default_rng(0)
     for _ in range(5):
         labels = np.array([rng.integers(len(c)) for c in folded.problem.costs])
@@ -64,8 +64,8 @@ def test_a_folded_choice_sends_what_its_expansion_does(name: str) -> None:
     model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
     overlap = overlap_of(model)
     symmetry = find_symmetry(overlap, marks_of(RecipeBook.of(model)), 1)
-    every, one = Traffic.of(model), Traffic.folded(model, symmetry)
-    assert len(one.places) < 0.8 * len(every.places)
+    every, one = ChoiceTraffic.of(model), ChoiceTraffic.folded(model, symmetry)
+    assert len(one.sites) < 0.8 * len(every.sites)
     rng = np.random.default_rng(0)
     for _ in range(5):
         labels = np.array(
@@ -117,7 +117,7 @@ def test_classes_do_not_grow_with_depth(name: str, few: int, many: int) -> None:
         whole_and_symmetry(name, most=1, num_layers=depth, layers="unroll")[1]
         for depth in (few, many)
     ]
-    assert len(sizes[1].classes) > 1.8 * len(sizes[0].classes)
+    assert len(sizes[1].orbits) > 1.8 * len(sizes[0].orbits)
     assert len(sizes[1].first) == len(sizes[0].first)
 
 
@@ -147,7 +147,7 @@ def test_nodes_of_a_class_see_equal_surroundings() -> None:
             around.setdefault(here, Counter())[id(edge.table), here < there] += 1
     kinds: dict[int, set] = {}
     for node, tables in around.items():
-        kinds.setdefault(int(symmetry.classes[node]), set()).add(
+        kinds.setdefault(int(symmetry.orbits[node]), set()).add(
             frozenset(tables.items())
         )
     assert all(len(k) == 1 for k in kinds.values())

@@ -30,7 +30,7 @@ _LAZY = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class MemoryTraffic:
     """Reads the bytes of instructions of one module.
 
     Attributes:

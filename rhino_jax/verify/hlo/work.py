@@ -24,7 +24,7 @@ from rhino_jax.verify.hlo.arrays import arrays_of, dtype_name
 from rhino_jax.verify.hlo.flops import Arithmetic, arithmetic_of, custom_call_target
 from rhino_jax.verify.hlo.loops import trip_count
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
-from rhino_jax.verify.hlo.traffic import Traffic
+from rhino_jax.verify.hlo.traffic import MemoryTraffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def work_reader(module: Module, seconds_of: Callable[[Work], float]) -> WorkRead
       module: the program.
       seconds_of: time of one run, by which the branch of a conditional is chosen.
     """
-    return WorkReader(module, seconds_of, Traffic(module))
+    return WorkReader(module, seconds_of, MemoryTraffic(module))
 
 
 def read_work(module: Module, seconds_of: Callable[[Work], float]) -> ProgramWork:
@@ -130,7 +130,7 @@ class WorkReader:
 
     module: Module
     seconds_of: Callable[[Work], float]
-    traffic: Traffic
+    traffic: MemoryTraffic
     read_already: dict[str, tuple[Work, ...]] = field(default_factory=dict)
     moving: dict[str, bool] = field(default_factory=dict)
     unknown_loops: dict[str, str] = field(default_factory=dict)
