@@ -1,11 +1,12 @@
 """Which ops run as one kernel, and so what is read from memory, and launched, once.
 
-Elementwise ops of the same level that read or make each other's values are one fusion
+Elementwise ops of the same depth that read or make each other's values are one fusion
 after the compiler's producer, sibling and multi-output fusion; a reduction of what
 they make or read belongs to it. An optimizer's update of one leaf reads its gradient,
 moments and parameter once and writes three, whatever the number of its ops.
 
-What a matmul lies between is of other levels (see `depth`), and cannot be one fusion.
+Ops on both sides of a matmul differ in depth (see `matmul_depth`), and cannot be one
+fusion.
 """
 
 from __future__ import annotations

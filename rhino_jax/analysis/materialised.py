@@ -2,19 +2,19 @@
 
 A fusible op's result goes through registers where one fusion can hold it and its
 readers; it touches memory where an op that cannot fuse reads it, or where it leaves
-a loop or the program. Read by several ops of another level (see `depth`), it is
-computed again by each reader's fusion where that is cheap and reads no more than it
-would have stored (a convert, a mask, a normalisation); else it is kept.
+a loop or the program. Read by several ops of another depth (see `matmul_depth`), it
+is computed again by each reader's fusion where that is cheap and reads no more bytes
+than the value has itself (a convert, a mask, a normalisation); else it is kept.
 
 Some compilers fuse elementwise ops into matmuls (`Device.fuses_matmuls`). Operands are
-then computed on the fly; what several matmuls read is kept unless making it reads no
-more than it is, and what is dear and read by a matmul's fusion and by others is kept
-too. What is computed from a matmul's result is stored in its place, up to the value at
-which readers part; a conversion is left to each of them.
+then computed on the fly. A value that several matmuls read is kept, unless computing it
+reads no more bytes than it has; one that is expensive, and read by a matmul's fusion
+and by other ops, is kept too. What is computed from a matmul's result is stored instead
+of the result, up to the value that several ops read; each of these converts it itself.
 
-Such a fusion holds whole rows of a softmax. Where they are too long for that, the
-matmul's own result is stored, and everything behind it, up to the next matmul, is
-computed again by each reader, dear or not.
+Such a fusion holds whole rows of a softmax. Where they are longer than it can hold
+(`Observed.longest_row`), the matmul's own result is stored, and everything between it
+and the next matmul is computed again by each reader, expensive or not.
 
 A constant's broadcast that a loop reads is made inside of it
 (xla/service/while_loop_constant_sinking.cc).

@@ -1,6 +1,7 @@
-"""Levels: how many matmuls, and other ops that cannot fuse, lie on the way to a node.
+"""Matmul depth: how many matmuls, and other ops that cannot fuse, lie before a node.
 
-What one of them lies between cannot be one fusion, and has something to hide behind.
+Two nodes of different depth have one of these between them. They cannot be one fusion,
+and a collective that one waits for can run beside it.
 """
 
 from __future__ import annotations

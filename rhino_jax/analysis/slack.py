@@ -9,8 +9,8 @@ What is ready when the step starts (a weight, and what is cast of it), and what 
 when it ends (the gradient that only the optimizer reads), is `FREE`: compilers start
 the one early, let the other run on, and combine either with its like.
 
-Levels are matmuls on the way (see `depth`). Inside of a loop's body, time ends
-with the body, and nothing is free.
+Time is counted in matmuls (see `matmul_depth`). Inside of a loop's body it ends with
+the body, and nothing is free.
 """
 
 from __future__ import annotations

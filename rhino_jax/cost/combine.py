@@ -1,9 +1,10 @@
 """Combining partial sums: which collectives, and the specs to pass through.
 
 A value whose partial sums end up cut is reduce-scattered. XLA does so over one dim
-(GPU, CPU) or one mesh axis (TPU) at a time, if told every stop; told only the end, it
-makes an all-reduce of the whole value and cuts that, for twice the bytes (seen with
-jax 0.10.2 and libtpu 0.0.51: matmuls on 2x8 H100, v5e:4x4, v5p:4x4x4, v6e:16x16).
+(GPU, CPU) or one mesh axis (TPU) at a time, if every waypoint is annotated; with only
+the last annotated, it makes an all-reduce of the whole value and cuts that, for twice
+the bytes (seen with jax 0.10.2 and libtpu 0.0.51: matmuls on 2x8 H100, v5e:4x4,
+v5p:4x4x4, v6e:16x16).
 """
 
 from __future__ import annotations

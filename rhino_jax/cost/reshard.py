@@ -2,7 +2,7 @@
 
 The steps follow what XLA's SPMD partitioner does for a value that is pinned to
 one spec and read in another: first cut what is not yet cut (free), then swap
-axes between dims (all-to-all), then gather what is too much; where only the
+axes between dims (all-to-all), then gather over the axes that are left; where only the
 order of axes differs, permute.
 """
 

@@ -2,9 +2,9 @@
 
 The number of an op's strategies grows with the power of the number of mesh axes, and
 that of pairs of them with its square. On a mesh of many axes, neighbours are taken
-together as one axis, so that two are left; plans for such meshes say for every node
-where each axis of the whole mesh goes. These are the seeds: kept is what moves at most
-one axis of a seed elsewhere.
+together as one axis, so that two are left; a plan for such a mesh says for every node
+where each axis of the whole mesh goes, and is a seed. Of a node's options those are
+kept that differ from a seed's in the place of at most one mesh axis.
 """
 
 from __future__ import annotations

@@ -60,13 +60,13 @@ def candidates_of(
         (f"{name}@matmul", one)
         for name, one in _recipes(replace(best, mesh_problem=around_matmuls))
     ]
-    annotated.sort(key=_promised_s)
+    annotated.sort(key=_predicted_s)
     others = [
         *_reweighted(best, effort),
         *((f"best on {_shape(f)}", f) for f in found[1:]),
         *_recipes(best),
     ]
-    ranked = [("best", best), *annotated[:1], *sorted(others, key=_promised_s)]
+    ranked = [("best", best), *annotated[:1], *sorted(others, key=_predicted_s)]
     kept: list[tuple[str, SolvedMesh]] = []
     for name, one in ranked:
         if one.solution.labels is not None and not any(
@@ -94,12 +94,12 @@ def plain_of(
     named = [
         (f"{n}@batch", one) for n, one in _recipes(replace(best, mesh_problem=plain))
     ]
-    for name, one in sorted(named, key=_promised_s):
-        promised = one.solution.objective
+    for name, one in sorted(named, key=_predicted_s):
+        predicted = one.solution.objective
         if any(_is_same(one, other) for _, other in kept):
             continue
-        if promised > limit:
-            slower = promised / best.solution.objective
+        if predicted > limit:
+            slower = predicted / best.solution.objective
             left_out.append(f"{name} ({slower:.3g} times the plan)")
         else:
             kept.append((name, one))
@@ -113,7 +113,7 @@ def plain_of(
     return kept, [note]
 
 
-def _promised_s(candidate: tuple[str, SolvedMesh]) -> float:
+def _predicted_s(candidate: tuple[str, SolvedMesh]) -> float:
     return candidate[1].solution.objective
 
 

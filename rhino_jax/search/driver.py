@@ -79,7 +79,8 @@ def choose_plan(
     """Plan a program on the best of several meshes.
 
     Each is searched fast, the best of them then as asked for. Those of three and more
-    axes are left out where they promise little or take long, which the notes say.
+    axes are left out where the axis before gained little or the search would take long
+    (`Limits.axis_gain`, `Limits.most_cells`), which the notes say.
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
@@ -98,7 +99,7 @@ def make_candidates(
     *,
     progress: Progress | None = None,
 ) -> tuple[Candidate, ...]:
-    """The plan of `choose_plan` and others that promise as much, to be compiled.
+    """The plan of `choose_plan`, and others of nearly its predicted step to compile.
 
     Args:
       count: most plans to give, fewer where fewer differ; besides plain recipes, as

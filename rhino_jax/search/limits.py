@@ -22,7 +22,7 @@ class Limits:
         a line of comparison: the step that the plan's table gives for it is up to an
         eighth longer than that of the recipe searched to the end (ResNet-50).
     recipes_share: share of the time left that may go into recipes, where time is
-        limited: they start the search, which finds more than they do.
+        limited. The search starts from them, and finds plans that they exclude.
     prediction_error: how far the ratio of two plans' predicted steps may be from that
         of what the compiler makes of them: plans whose predicted step is further than
         this above the best one's are not compiled to compare them.

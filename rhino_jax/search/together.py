@@ -5,7 +5,7 @@ choice all of them read. Costs count by the programs' weights. One program runs 
 the other: each has its own time in memory, during which what the others need later is
 held as well.
 
-What hides behind compute is added up over all programs, which promises too much where
+What hides behind compute is added up over all programs, which overestimates it where
 one has collectives to hide and another the compute; plans that are made of the result
 are priced each by itself.
 """
