@@ -17,8 +17,9 @@ from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.errors import RhinoError, nearest
 from rhino_jax.face.plan import Plan
+from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
-from rhino_jax.frontend.trace import Traced, split_call, trace_call
+from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plans import Plans
 from rhino_jax.processes.agree import attending

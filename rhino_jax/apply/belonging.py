@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from rhino_jax.errors import RhinoError
+from rhino_jax.frontend.call import array_type
 from rhino_jax.frontend.leaves import Leaves
-from rhino_jax.frontend.trace import array_type
 from rhino_jax.ir.spec import format_spec
 from rhino_jax.plan.kept import Array, agree, arguments_of, find_places, keys_of
 from rhino_jax.plan.plan import Leaf, Plan

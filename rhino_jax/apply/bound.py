@@ -14,9 +14,10 @@ from rhino_jax.apply.donation import Donations
 from rhino_jax.apply.executable import executable_of
 from rhino_jax.apply.feedback import Feedback
 from rhino_jax.apply.meshes import not_runnable
+from rhino_jax.frontend.call import array_type
 from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
-from rhino_jax.frontend.trace import Traced, array_type
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.plan import AnyPlan
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rhino_jax.frontend.trace import Call, Traced, array_type, type_text
+from rhino_jax.frontend.call import Call, array_type, type_text
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.plan import Plan
 
 

@@ -27,15 +27,9 @@ from rhino_jax.errors import (
     RhinoWarning,
     TraceError,
 )
+from rhino_jax.frontend.call import Call, Signature, split_call
 from rhino_jax.frontend.parameters import Parameters
-from rhino_jax.frontend.trace import (
-    Call,
-    Signature,
-    Traced,
-    check_same_program,
-    split_call,
-    trace_call,
-)
+from rhino_jax.frontend.trace import Traced, check_same_program, trace_call
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.processes.agree import agreed, attending, processes_of_mesh

@@ -12,8 +12,9 @@ from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.bench.methods import Method
 from rhino_jax.bench.suite import Row, model_of
 from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
-from rhino_jax.frontend.trace import Traced, split_call, trace_call
+from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target

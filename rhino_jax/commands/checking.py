@@ -22,8 +22,9 @@ from rhino_jax.commands.planning import (
 )
 from rhino_jax.commands.words import EXIT_CODES, read_pins
 from rhino_jax.errors import HardwareError, MeshError, RhinoError
+from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
-from rhino_jax.frontend.trace import split_call, trace_call
+from rhino_jax.frontend.trace import trace_call
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.pins import resolve_pins
 from rhino_jax.report.audit import audit_to_html

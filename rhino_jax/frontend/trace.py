@@ -14,16 +14,16 @@ import jax
 
 from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.errors import TraceError
+from rhino_jax.frontend.call import Call, Signature, abstract, split_call
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.leaves import (
     Leaves,
     Static,
-    check_hashable,
     split_arguments,
     split_result,
 )
 from rhino_jax.frontend.objects.calling import call_on_objects
-from rhino_jax.frontend.objects.lift import Lifted, lift, shown
+from rhino_jax.frontend.objects.lift import shown
 from rhino_jax.frontend.objects.written import Written
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.tracing.captured import refuse_objects
@@ -32,49 +32,6 @@ from rhino_jax.frontend.tracing.in_context import trace_flat
 from rhino_jax.frontend.tracing.leaks import Watch
 from rhino_jax.frontend.tracing.ties import tie, with_captured
 from rhino_jax.ir.program import Program
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of one call, taken apart.
-
-    Attributes:
-      leaves: leaves of (args, kwargs), static arguments replaced by None.
-      statics: (position or name, value) of the static arguments.
-      args, kwargs: what `leaves` are the leaves of; objects that change in place are
-        taken apart.
-      lifted: these objects, if there are any.
-    """
-
-    leaves: Leaves
-    statics: tuple[tuple[str | int, Static], ...]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    lifted: Lifted | None = None
-
-    def signature(self) -> Signature:
-        return Signature(
-            self.leaves.tree,
-            self.statics,
-            self.leaves.statics,
-            self.leaves.positions,
-            tuple(array_type(x) for x in self.leaves.arrays),
-        )
-
-
-ArrayType = tuple[tuple[int, ...], Any, bool]
-"""Shape, element type, and whether the type is weak (a Python scalar's)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What a function is traced for once: everything but the arrays' contents."""
-
-    tree: Any
-    statics: tuple[tuple[str | int, Static], ...]
-    static_leaves: tuple[tuple[int, Static], ...]
-    positions: tuple[int, ...]
-    arrays: tuple[ArrayType, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,46 +84,6 @@ class Traced:
     def has_captured_tracers(self) -> bool:
         """Whether it closes over values of an outer trace, and dies with it."""
         return any(isinstance(c, jax.core.Tracer) for c in self.consts)
-
-
-def array_type(x: Any) -> ArrayType:
-    """Shape, element type and weakness of anything that JAX takes as an array."""
-    aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
-    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
-
-
-def type_text(x: Any) -> str:
-    """As `float32[8,16]`, or `weak float32[]` for a Python scalar."""
-    shape, dtype, is_weak = array_type(x)
-    return f"{'weak ' if is_weak else ''}{dtype}[{','.join(map(str, shape))}]"
-
-
-def abstract(x: Any) -> jax.ShapeDtypeStruct:
-    """Shape and type of an array, with no sharding."""
-    shape, dtype, is_weak = array_type(x)
-    return jax.ShapeDtypeStruct(shape, dtype, weak_type=is_weak)
-
-
-def split_call(
-    parameters: Parameters,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    what: str = "`auto_shard`",
-) -> Call:
-    """Take a call apart.
-
-    Raises:
-      TraceError: a static value cannot be hashed.
-    """
-    left, named, statics = parameters.take_statics(args, kwargs)
-    lifted = lift(left, named, parameters.is_of_nnx, named=True)
-    if lifted is not None:
-        left, named = lifted.args, lifted.kwargs
-    leaves = split_arguments(left, named, parameters.names(len(left)))
-    paths = [(str(k), s) for k, s in statics]
-    paths += [(leaves.paths[p], s) for p, s in leaves.statics]
-    check_hashable(what, paths)
-    return Call(leaves, statics, left, named, lifted)
 
 
 def trace(

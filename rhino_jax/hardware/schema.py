@@ -53,12 +53,11 @@ topology = "switch"                 # optional: "ring", "line", "switch" or "bar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from rhino_jax.errors import HardwareError, nearest
 from rhino_jax.hardware.target import Device, Link, Target, Tier
+from rhino_jax.hardware.toml_table import MISSING, TomlTable
 
 
 _TOP = (
@@ -79,123 +78,6 @@ _TIER = (
 _TORUS_ONLY = ("rank", "dims", "wrap_multiple", "wrap_needs_all", "side_step",
                "longest_side")  # fmt: skip
 _FLAT = ("switch", "barrier")
-_MISSING = object()
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table of the file, with the path of keys that leads to it."""
-
-    file: str
-    path: str
-    entries: Mapping[str, Any]
-
-    def key(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
-
-    def fail(
-        self, name: str, expected: str, got: object, fix: str = ""
-    ) -> HardwareError:
-        key = self.key(name)
-        shown = "nothing" if got is _MISSING else repr(got)
-        what = "is missing" if got is _MISSING else "is not what it must be"
-        return HardwareError(
-            f"hardware file: `{key}` {what}.",
-            where=f"{self.file}, key `{key}`",
-            numbers=f"expected {expected}, got {shown}",
-            fix=fix or f"set `{key}` to {expected}.",
-        )
-
-    def refuse_unknown(self, known: Iterable[str]) -> None:
-        known = tuple(known)
-        for name, value in self.entries.items():
-            if name not in known:
-                raise HardwareError(
-                    f"hardware file: `{self.key(name)}` is not a known key.",
-                    where=f"{self.file}, key `{self.key(name)}`",
-                    numbers=f"expected one of {', '.join(known)}, got"
-                    f" {name} = {value!r}",
-                    fix=f"remove or rename it.{nearest(name, known)}",
-                )
-
-    def share(self, name: str, default: float | None) -> float:
-        expected = "a share in [0, 1]"
-        return self.number(name, expected, may_be_zero=True, most=1.0, default=default)
-
-    def number(
-        self,
-        name: str,
-        expected: str,
-        *,
-        may_be_zero: bool = False,
-        most: float = math.inf,
-        default: float | None = None,
-    ) -> float:
-        value = self.entries.get(name, _MISSING if default is None else default)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        # Written so that NaN fails.
-        if (
-            not is_number
-            or not (0 <= value <= most)
-            or (value == 0 and not may_be_zero)
-        ):
-            raise self.fail(name, expected, value)
-        return float(value)
-
-    def whole(
-        self, name: str, *, least: int = 1, default: int | None = None
-    ) -> int | None:
-        """A whole number; `5e9` is one too."""
-        value = self.entries.get(name, default)
-        if value is None:
-            return None
-        is_whole = isinstance(value, int) or (
-            isinstance(value, float) and value.is_integer()
-        )
-        if isinstance(value, bool) or not is_whole or value < least:
-            raise self.fail(name, f"a whole number of at least {least}", value)
-        return int(value)
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self.entries.get(name, _MISSING if default is None else default)
-        if not isinstance(value, str) or not value:
-            raise self.fail(name, "a text", value)
-        return value
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts, empty where it is not given."""
-        value = self.entries.get(name, [])
-        if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
-            raise self.fail(name, "a list of texts", value)
-        return tuple(value)
-
-    def sizes(self, name: str) -> tuple[int, ...]:
-        """A list of whole numbers of at least 1, empty where it is not given."""
-        value = self.entries.get(name, [])
-        if not isinstance(value, list) or not all(
-            isinstance(x, int) and not isinstance(x, bool) and x >= 1 for x in value
-        ):
-            raise self.fail(name, "a list of whole numbers, as [4, 4]", value)
-        return tuple(value)
-
-    def one_of(self, name: str, words: tuple[str, ...], default: str) -> str:
-        value = self.entries.get(name, default)
-        if value not in words:
-            raise self.fail(name, " or ".join(f'"{w}"' for w in words), value)
-        return str(value)
-
-    def flag(self, name: str) -> bool:
-        """True or false; absent is false."""
-        value = self.entries.get(name, False)
-        if not isinstance(value, bool):
-            raise self.fail(name, "true or false", value)
-        return value
-
-    def table(self, name: str) -> _Table:
-        value = self.entries.get(name, _MISSING)
-        if not isinstance(value, Mapping):
-            raise self.fail(name, "a table", value, f"write [{self.key(name)}].")
-        return _Table(self.file, self.key(name), value)
 
 
 def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
@@ -208,7 +90,7 @@ def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
     Raises:
       HardwareError: a key is missing, unknown, or holds the wrong thing.
     """
-    top = _Table(file, "", entries)
+    top = TomlTable(file, "", entries)
     top.refuse_unknown(_TOP)
     device = _parse_device(top)
     has_links = "links" in entries
@@ -220,12 +102,12 @@ def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
     )
 
 
-def _parse_device(top: _Table) -> Device:
+def _parse_device(top: TomlTable) -> Device:
     memory = top.table("memory")
     memory.refuse_unknown(("hbm_bytes", "hbm_bytes_per_s", "tile"))
     hbm_bytes = memory.whole("hbm_bytes")
     if hbm_bytes is None:
-        raise memory.fail("hbm_bytes", "a whole number of bytes", _MISSING)
+        raise memory.fail("hbm_bytes", "a whole number of bytes", MISSING)
     peaks = top.table("peak_flops_per_s")
     peaks.refuse_unknown(_DTYPES)
     if not peaks.entries:
@@ -267,14 +149,14 @@ def _parse_device(top: _Table) -> Device:
     )
 
 
-def _parse_tile(memory: _Table) -> tuple[int, ...]:
+def _parse_tile(memory: TomlTable) -> tuple[int, ...]:
     tile = memory.sizes("tile")
     if tile and len(tile) != 2:
         raise memory.fail("tile", "rows and lanes, as [8, 128]", list(tile))
     return tile
 
 
-def _parse_links(links: _Table) -> tuple[tuple[str, Link], ...]:
+def _parse_links(links: TomlTable) -> tuple[tuple[str, Link], ...]:
     found = []
     for axis in links.entries:
         link = links.table(axis)
@@ -287,8 +169,8 @@ def _parse_links(links: _Table) -> tuple[tuple[str, Link], ...]:
     return tuple(found)
 
 
-def _parse_tiers(top: _Table) -> tuple[Tier, ...]:
-    value = top.entries.get("tiers", _MISSING)
+def _parse_tiers(top: TomlTable) -> tuple[Tier, ...]:
+    value = top.entries.get("tiers", MISSING)
     if not isinstance(value, list) or not value:
         raise top.fail("tiers", "at least one table [[tiers]]", value)
     tiers: list[Tier] = []
@@ -296,12 +178,12 @@ def _parse_tiers(top: _Table) -> tuple[Tier, ...]:
         if not isinstance(entries, Mapping):
             raise top.fail(f"tiers[{i}]", "a table", entries, "write [[tiers]].")
         within = tiers[-1].size if tiers else 1
-        table = _Table(top.file, f"tiers[{i}]", entries)
+        table = TomlTable(top.file, f"tiers[{i}]", entries)
         tiers.append(_parse_tier(table, within, is_last=i == len(value) - 1))
     return tuple(tiers)
 
 
-def _parse_tier(table: _Table, within: int | None, *, is_last: bool) -> Tier:
+def _parse_tier(table: TomlTable, within: int | None, *, is_last: bool) -> Tier:
     """One tier around groups of `within` devices."""
     table.refuse_unknown(_TIER)
     topology = table.one_of("topology", (*_FLAT, "torus"), "switch")
@@ -315,7 +197,7 @@ def _parse_tier(table: _Table, within: int | None, *, is_last: bool) -> Tier:
     rank = table.whole("rank", default=len(dims) or None)
     if topology == "torus":
         if rank is None:
-            raise table.fail("dims", "a torus's dims, as [4, 4]", _MISSING)
+            raise table.fail("dims", "a torus's dims, as [4, 4]", MISSING)
         if dims and rank != len(dims):
             raise table.fail("rank", f"{len(dims)}, the number of `dims`", rank)
         if dims and within:
@@ -325,7 +207,7 @@ def _parse_tier(table: _Table, within: int | None, *, is_last: bool) -> Tier:
             size = devices
     if size is None and not is_last:
         raise table.fail("size", "a number of devices (only the last tier may be"
-                         " unlimited)", _MISSING)  # fmt: skip
+                         " unlimited)", MISSING)  # fmt: skip
     if size and within and (size < within or size % within):
         raise table.fail("size", f"a multiple of {within}, the size of the tier"
                          " within", size)  # fmt: skip

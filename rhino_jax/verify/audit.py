@@ -16,8 +16,9 @@ from rhino_jax.apply.meshes import axes_of_mesh
 from rhino_jax.apply.sharded import Method, Planner, ShardedFunction
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
+from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import Parameters, read_parameters
-from rhino_jax.frontend.trace import split_call, trace_call
+from rhino_jax.frontend.trace import trace_call
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Predicted
 from rhino_jax.verify.costs import SourceCost, costs_of

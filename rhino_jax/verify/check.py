@@ -23,10 +23,11 @@ from rhino_jax.apply.bound import Bound
 from rhino_jax.apply.sharded import unbound
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import MeshError, TraceError
+from rhino_jax.frontend.call import Call, split_call
 from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
-from rhino_jax.frontend.trace import Call, Traced, flat_function, split_call
+from rhino_jax.frontend.trace import Traced, flat_function
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.trees import with_mesh
 from rhino_jax.verify.comparison import ComparedLeaf, compare

@@ -16,7 +16,10 @@ from typing import Any
 
 from rhino_jax._compat import is_literal, open_jaxpr, scan_counts
 from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind
-from rhino_jax.frontend.split_dims import indexed  # noqa: F401  registers its ops
+from rhino_jax.frontend.split_dims import (  # noqa: F401  they register ops
+    indexed,
+    moved,
+)
 from rhino_jax.frontend.split_dims.forms import (
     SMALL,
     Form,

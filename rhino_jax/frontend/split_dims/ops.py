@@ -92,14 +92,15 @@ def spell(
     return replace(found, params={**found.params, **unsaid})
 
 
-def _shape(atom: Any) -> tuple[int, ...]:
+def array_shape(atom: Any) -> tuple[int, ...]:
+    """Shape of what an equation reads or makes."""
     return tuple(atom.aval.shape)
 
 
 @spells("reshape")
 def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
     """Parts are the factors that both shapes have in common."""
-    (form,), shape = forms, _shape(eqn.outvars[0])
+    (form,), shape = forms, array_shape(eqn.outvars[0])
     if eqn.params.get("dimensions") is not None or 0 in shape:
         return None
     rule = reshape_rule(shape_of(form.groups), shape)
@@ -132,11 +133,11 @@ def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled |
 def elementwise(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """All operands alike; scalars stay, and dims of size one are expanded."""
     wide = [form for form in forms if form.groups]
-    free = frozenset(range(len(_shape(eqn.outvars[0])))) if wide else frozenset()
+    free = frozenset(range(len(array_shape(eqn.outvars[0])))) if wide else frozenset()
     for form in wide:
         free &= form.free | {d for d, p in enumerate(form.groups) if p == _ONE}
     joined: list[Parts] = []
-    for d, size in enumerate(_shape(eqn.outvars[0])):
+    for d, size in enumerate(array_shape(eqn.outvars[0])):
         seen = [(f, d) for f in wide if f.groups[d] != _ONE]
         if target is not None and d in free:
             joined.append(target[d])
@@ -156,7 +157,7 @@ def elementwise(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spell
 @spells("bitcast_convert_type")
 def bitcast(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
     """Elementwise, where the width stays."""
-    is_same = _shape(eqn.invars[0]) == _shape(eqn.outvars[0])
+    is_same = array_shape(eqn.invars[0]) == array_shape(eqn.outvars[0])
     return elementwise(eqn, forms, target) if is_same else None
 
 
@@ -176,7 +177,7 @@ def broadcast_in_dim(
     if len(forms) != 1:
         return None  # a shape that is not known
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
-    (form,), operand = forms, _shape(eqn.invars[0])
+    (form,), operand = forms, array_shape(eqn.invars[0])
     is_small = math.prod(operand) <= SMALL * math.prod(shape)
     taken = {d: i for i, d in enumerate(dims) if operand[i] == shape[d]}
     free = frozenset(
@@ -212,7 +213,7 @@ def random_bits(
     eqn: Any, forms: Sequence[Form], target: Groups | None
 ) -> Spelled | None:
     """Of one key, all dims are free: bits are numbered in the order of elements."""
-    if _shape(eqn.invars[0]):
+    if array_shape(eqn.invars[0]):
         return None
     made = groups_of(eqn.outvars[0]) if target is None else target
     params = {**eqn.params, "shape": shape_of(made)}
@@ -259,13 +260,14 @@ def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | N
     joined = [join([(form, d) for form in forms]) for d in range(rank)]
     read = tuple(
         tuple(
-            Parts((_shape(atom)[d],)) if d in dims else joined[d] for d in range(rank)
+            Parts((array_shape(atom)[d],)) if d in dims else joined[d]
+            for d in range(rank)
         )
         for atom in eqn.invars
     )
     results: list[Groups] = []
     for var in eqn.outvars:
-        shape = _shape(var)
+        shape = array_shape(var)
         if len(shape) == rank:
             results.append(
                 tuple(
@@ -277,108 +279,3 @@ def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | N
     at = places(read[0], dims)
     params = {**eqn.params, name: at if isinstance(said, tuple) else at[0]}
     return Spelled(read, tuple(results), params)
-
-
-@spells("transpose")
-def transpose(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """Parts of a dim stay together."""
-    (form,), order = forms, eqn.params["permutation"]
-    made = tuple(form.groups[d] for d in order)
-    params = {**eqn.params, "permutation": places(form.groups, order)}
-    return Spelled((form.groups,), (made,), params)
-
-
-@spells("squeeze", "expand_dims")
-def squeeze(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """Dims of size one come or go; they have one part."""
-    (form,), shape = forms, _shape(eqn.outvars[0])
-    rank = max(len(form.groups), len(shape))
-    dims = {d % rank for d in eqn.params["dimensions"]}
-    is_squeeze = len(shape) < len(form.groups)
-    rest = iter(form.groups)
-    made = (
-        tuple(g for d, g in enumerate(form.groups) if d not in dims)
-        if is_squeeze
-        else tuple(Parts((1,)) if d in dims else next(rest) for d in range(rank))
-    )
-    whole = form.groups if is_squeeze else made
-    params = {**eqn.params, "dimensions": places(whole, sorted(dims))}
-    return Spelled((form.groups,), (made,), params)
-
-
-@spells("slice")
-def slice_(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """Dims that are cut are as they are."""
-    (form,), params = forms, eqn.params
-    shape, sizes = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
-    strides = params["strides"] or (1,) * len(shape)
-    is_full = [size == left for size, left in zip(shape, sizes, strict=True)]
-    bounds: list[tuple[int, int, int]] = []
-    for d, (group, full) in enumerate(zip(form.groups, is_full, strict=True)):
-        bounds += (
-            [(0, part, 1) for part in group.sizes]
-            if full
-            else [(params["start_indices"][d], params["limit_indices"][d], strides[d])]
-        )
-    starts, limits, steps = zip(*bounds, strict=True) if bounds else ((), (), ())
-    return Spelled(
-        (_partly(form.groups, shape, is_full),),
-        (_partly(form.groups, sizes, is_full),),
-        {
-            **params,
-            "start_indices": starts,
-            "limit_indices": limits,
-            "strides": None if params["strides"] is None else steps,
-        },
-    )
-
-
-@spells("pad")
-def pad(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """Dims that are padded are as they are."""
-    form, config = forms[0], eqn.params["padding_config"]
-    shape, sizes = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
-    kept = [tuple(padding) == (0, 0, 0) for padding in config]
-    read = _partly(form.groups, shape, kept)
-    paddings = tuple(p for p, g in zip(config, read, strict=True) for _ in g.sizes)
-    return Spelled(
-        (read, ()),
-        (_partly(form.groups, sizes, kept),),
-        {**eqn.params, "padding_config": paddings},
-    )
-
-
-def _partly(groups: Groups, shape: Sequence[int], kept: Sequence[bool]) -> Groups:
-    return tuple(
-        group if keep else Parts((size,))
-        for group, size, keep in zip(groups, shape, kept, strict=True)
-    )
-
-
-@spells("dot_general")
-def dot_general(
-    eqn: Any, forms: Sequence[Form], target: Groups | None
-) -> Spelled | None:
-    """Free dims have any parts; contracted and batch dims those of both sides."""
-    sides = [list(groups_of(atom)) for atom in eqn.invars]
-    contract, batch = eqn.params["dimension_numbers"]
-    used: list[Parts] = []
-    for pairs, is_contracted in ((contract, True), (batch, False)):
-        for i, j in zip(*pairs, strict=True):
-            both = join([(forms[0], i), (forms[1], j)], splits_small=False)
-            sides[0][i] = sides[1][j] = both
-            if is_contracted and both.is_apart:
-                used.append(both)
-    made: list[Parts] = [sides[0][i] for i in batch[0]]
-    for side, form in enumerate(forms):
-        for d, group in enumerate(form.groups):
-            if d not in contract[side] and d not in batch[side]:
-                sides[side][d] = group
-                made.append(group)
-    read = tuple(map(tuple, sides))
-    numbers = tuple(
-        tuple(places(groups, dims) for groups, dims in zip(read, pairs, strict=True))
-        for pairs in (contract, batch)
-    )
-    params = {**eqn.params, "dimension_numbers": numbers}
-    return Spelled(read, (tuple(made),), params, tuple(used))

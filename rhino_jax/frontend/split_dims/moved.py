@@ -1,0 +1,122 @@
+"""Ops that move, drop or contract dims, on values whose merged dims are kept apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rhino_jax.frontend.split_dims.forms import (
+    Form,
+    Groups,
+    Parts,
+    Spelled,
+    groups_of,
+    join,
+    places,
+)
+from rhino_jax.frontend.split_dims.ops import array_shape, spells
+
+
+@spells("transpose")
+def transpose(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """Parts of a dim stay together."""
+    (form,), order = forms, eqn.params["permutation"]
+    made = tuple(form.groups[d] for d in order)
+    params = {**eqn.params, "permutation": places(form.groups, order)}
+    return Spelled((form.groups,), (made,), params)
+
+
+@spells("squeeze", "expand_dims")
+def squeeze(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """Dims of size one come or go; they have one part."""
+    (form,), shape = forms, array_shape(eqn.outvars[0])
+    rank = max(len(form.groups), len(shape))
+    dims = {d % rank for d in eqn.params["dimensions"]}
+    is_squeeze = len(shape) < len(form.groups)
+    rest = iter(form.groups)
+    made = (
+        tuple(g for d, g in enumerate(form.groups) if d not in dims)
+        if is_squeeze
+        else tuple(Parts((1,)) if d in dims else next(rest) for d in range(rank))
+    )
+    whole = form.groups if is_squeeze else made
+    params = {**eqn.params, "dimensions": places(whole, sorted(dims))}
+    return Spelled((form.groups,), (made,), params)
+
+
+@spells("slice")
+def slice_(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """Dims that are cut are as they are."""
+    (form,), params = forms, eqn.params
+    shape, sizes = array_shape(eqn.invars[0]), array_shape(eqn.outvars[0])
+    strides = params["strides"] or (1,) * len(shape)
+    is_full = [size == left for size, left in zip(shape, sizes, strict=True)]
+    bounds: list[tuple[int, int, int]] = []
+    for d, (group, full) in enumerate(zip(form.groups, is_full, strict=True)):
+        bounds += (
+            [(0, part, 1) for part in group.sizes]
+            if full
+            else [(params["start_indices"][d], params["limit_indices"][d], strides[d])]
+        )
+    starts, limits, steps = zip(*bounds, strict=True) if bounds else ((), (), ())
+    return Spelled(
+        (_partly(form.groups, shape, is_full),),
+        (_partly(form.groups, sizes, is_full),),
+        {
+            **params,
+            "start_indices": starts,
+            "limit_indices": limits,
+            "strides": None if params["strides"] is None else steps,
+        },
+    )
+
+
+@spells("pad")
+def pad(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """Dims that are padded are as they are."""
+    form, config = forms[0], eqn.params["padding_config"]
+    shape, sizes = array_shape(eqn.invars[0]), array_shape(eqn.outvars[0])
+    kept = [tuple(padding) == (0, 0, 0) for padding in config]
+    read = _partly(form.groups, shape, kept)
+    paddings = tuple(p for p, g in zip(config, read, strict=True) for _ in g.sizes)
+    return Spelled(
+        (read, ()),
+        (_partly(form.groups, sizes, kept),),
+        {**eqn.params, "padding_config": paddings},
+    )
+
+
+def _partly(groups: Groups, shape: Sequence[int], kept: Sequence[bool]) -> Groups:
+    return tuple(
+        group if keep else Parts((size,))
+        for group, size, keep in zip(groups, shape, kept, strict=True)
+    )
+
+
+@spells("dot_general")
+def dot_general(
+    eqn: Any, forms: Sequence[Form], target: Groups | None
+) -> Spelled | None:
+    """Free dims have any parts; contracted and batch dims those of both sides."""
+    sides = [list(groups_of(atom)) for atom in eqn.invars]
+    contract, batch = eqn.params["dimension_numbers"]
+    used: list[Parts] = []
+    for pairs, is_contracted in ((contract, True), (batch, False)):
+        for i, j in zip(*pairs, strict=True):
+            both = join([(forms[0], i), (forms[1], j)], splits_small=False)
+            sides[0][i] = sides[1][j] = both
+            if is_contracted and both.is_apart:
+                used.append(both)
+    made: list[Parts] = [sides[0][i] for i in batch[0]]
+    for side, form in enumerate(forms):
+        for d, group in enumerate(form.groups):
+            if d not in contract[side] and d not in batch[side]:
+                sides[side][d] = group
+                made.append(group)
+    read = tuple(map(tuple, sides))
+    numbers = tuple(
+        tuple(places(groups, dims) for groups, dims in zip(read, pairs, strict=True))
+        for pairs in (contract, batch)
+    )
+    params = {**eqn.params, "dimension_numbers": numbers}
+    return Spelled(read, (tuple(made),), params, tuple(used))
