@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from rhino_jax.errors import HardwareError, MeshError
+from rhino_jax.errors import HardwareError
 from rhino_jax.hardware import files
 from rhino_jax.hardware.files import (
     configs_dir,
-    detect_target,
     hardware_names,
     load_target,
 )
@@ -124,84 +122,6 @@ def test_a_torus_in_a_file(tmp_path: Path) -> None:
     tier = load_target(_write(tmp_path, text)).tiers[1]
     assert (tier.dims, tier.rank, tier.size) == ((2, 3), 2, 24)
     assert tier.wraps((2, 3)) == (False, False)
-
-
-@pytest.mark.parametrize(
-    ("name", "devices", "sizes"),
-    [
-        ("v5e:4x4", 16, (16, None)),
-        ("v5e:2x16x16", 512, (256, None)),
-        ("v5e:64", 64, (256, None)),
-        ("v5p:4x4x4", 64, (64, None)),
-        ("tpu7x:2x2x2", 16, (2, 16, None)),
-        ("tpu7x:8", 16, (2, 18432, None)),
-        ("h100:8x8", 64, (8, 64)),
-        ("h100:2x4", 8, (4, 8)),
-        ("b200:1x72", 72, (72, 72)),
-        ("h100:24", 24, (8, None)),
-        ("cpu:8", 8, (None,)),
-    ],
-)
-def test_topologies(name: str, devices: int, sizes: tuple[int | None, ...]) -> None:
-    target = load_target(name)
-    assert target.name == name
-    assert target.num_devices == devices
-    assert tuple(t.size for t in target.tiers) == sizes
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["v5e:32x16", "v5p:4x4", "v5e:0x4", "h100:2x2x2", "cpu:2x2", "v5e:1x2x4x4"],
-)
-def test_topologies_that_do_not_fit(name: str) -> None:
-    with pytest.raises(HardwareError, match="does not fit") as info:
-        load_target(name)
-    assert "expected" in info.value.numbers and "v5e:4x4" in info.value.fix
-
-
-@pytest.mark.parametrize(
-    ("name", "what", "numbers"),
-    [
-        ("v5e:4x5x6", "no 4 slices of 5x6 chips", "got 5x6"),
-        ("v5e:3x3", "no 3x3 chips", "1 or a multiple of 2, at most 16; got 3x3"),
-        ("v6e:32x8", "no 32x8 chips", "got 32x8"),
-        ("v5e:5", "no slice of 5 chips", "got 5"),
-        ("v5p:5x5x5", "no 5x5x5 chips", "1 or a multiple of 2; got 5x5x5"),
-        ("v4:4x4x5", "no 4x4x5 chips", "got 4x4x5"),
-        ("tpu7x:2x3x4", "no 2x3x4 chips", "got 2x3x4"),
-    ],
-)
-def test_topologies_that_are_not_built(name: str, what: str, numbers: str) -> None:
-    with pytest.raises(HardwareError, match=what) as info:
-        load_target(name)
-    assert numbers in info.value.numbers
-    assert "their number first" in info.value.fix
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "v5e:1x1", "v5e:2x2", "v5e:2x4", "v5e:4x2", "v5e:4x8", "v5e:8x16",
-        "v6e:16x16", "v5e:3x16x16", "v4:2x2x1", "v4:2x4x4", "v4:4x4x8",
-        "v4:12x16x16", "v5p:16x16x24", "v5p:2x2x2", "tpu7x:4x4x8", "v5e:12",
-        "v5e:512", "v5p:192", "h100:3x5", "b200:2x72",
-    ],
-)  # fmt: skip
-def test_topologies_that_are_built(name: str) -> None:
-    assert load_target(name).num_devices
-
-
-@pytest.mark.parametrize("name", ["h100:1x16", "a100:8x9", "b200:1x73"])
-def test_more_gpus_than_one_switch_joins(name: str) -> None:
-    with pytest.raises(HardwareError, match="does not fit") as info:
-        load_target(name)
-    assert "on one nvlink" in info.value.numbers
-
-
-@pytest.mark.parametrize("name", ["v5e:", "v5e:axb", "v5e:4x", ":4x4", "v5e:-1"])
-def test_topologies_that_are_none(name: str) -> None:
-    with pytest.raises(HardwareError, match="not known"):
-        load_target(name)
 
 
 def test_a_single_torus_cannot_be_several_slices(tmp_path: Path) -> None:
@@ -348,79 +268,6 @@ def test_malformed_links(tmp_path: Path, link: str, key: str) -> None:
     with pytest.raises(HardwareError) as info:
         load_target(_write(tmp_path, text))
     assert f"`{key}`" in info.value.where
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("TPU v4", "v4"),
-        ("TPU v5 lite", "v5e"),
-        ("TPU v5", "v5p"),
-        ("TPU v5p", "v5p"),
-        ("TPU v6 lite", "v6e"),
-        ("TPU7x", "tpu7x"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA B200", "b200"),
-        ("cpu", "cpu"),
-    ],
-)
-def test_devices_are_recognised(kind: str, name: str) -> None:
-    assert detect_target([SimpleNamespace(device_kind=kind)]) == load_target(name)
-
-
-def test_the_devices_of_this_process_are_recognised() -> None:
-    jax = pytest.importorskip("jax")
-    assert detect_target(jax.devices("cpu")).name == "cpu"
-
-
-def _tpus(kind: str, *spans: int, cores: int = 1, slices: int = 1) -> list[object]:
-    x, y, z = (range(s) for s in spans)
-    return [
-        SimpleNamespace(
-            device_kind=kind, coords=[i, j, k], core_on_chip=core, slice_index=s
-        )
-        for s in range(slices)
-        for k in z
-        for j in y
-        for i in x
-        for core in range(cores)
-    ]
-
-
-def test_the_torus_is_read_from_coordinates() -> None:
-    target = detect_target(_tpus("TPU v5 lite", 8, 2, 1))
-    assert target.tiers[0].dims == (8, 2)
-    assert (target.name, target.num_devices) == ("v5e:8x2", 16)
-    target = detect_target(_tpus("TPU v5 lite", 4, 4, 1, slices=2))
-    assert target.tiers[0].dims == (4, 4) and target.num_devices == 32
-    target = detect_target(_tpus("TPU7x", 2, 2, 4, cores=2))
-    assert target.tiers[1].dims == (2, 2, 4) and target.num_devices == 32
-
-
-def test_coordinates_with_holes_fix_no_torus() -> None:
-    target = detect_target(_tpus("TPU v5 lite", 4, 4, 1)[:-1])
-    assert target == load_target("v5e")
-
-
-def test_devices_that_no_file_describes() -> None:
-    device = SimpleNamespace(device_kind="NVIDIA H100 PCIe")
-    with pytest.raises(HardwareError, match="'NVIDIA H100 PCIe'.*Did you mean") as info:
-        detect_target([device])
-    assert "'TPU v4' (v4)" in info.value.numbers and "hardware=" in info.value.fix
-
-
-def test_devices_of_two_kinds() -> None:
-    devices = [SimpleNamespace(device_kind=k) for k in ("cpu", "TPU v4")]
-    with pytest.raises(HardwareError, match="several kinds"):
-        detect_target(devices)
-
-
-def test_no_devices() -> None:
-    with pytest.raises(MeshError, match="no devices"):
-        detect_target([])
 
 
 def test_configs_are_found_in_an_installed_package(
