@@ -18,7 +18,7 @@ from rhino_jax.commands.checking import add_audit, add_verify
 from rhino_jax.commands.flags import with_flags
 from rhino_jax.commands.planning import add_plan
 from rhino_jax.commands.saved import add_saved
-from rhino_jax.commands.words import EXIT_CODES, positive, positive_int
+from rhino_jax.commands.words import EXIT_CODES, positive, positive_int, shares
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.optimize.errors import UnsatisfiedError
 
@@ -116,6 +116,14 @@ def _add_solve(commands: Any) -> None:
     solve.add_argument("--output", metavar="FILE", help="write the choices as JSON")
     solve.add_argument("--workers", type=positive_int, help="of CP-SAT")
     solve.add_argument("--seed", type=int, default=0)
+    solve.add_argument(
+        "--limit-share",
+        metavar="0.95[,0.92,…]",
+        type=shares,
+        default=[1.0],
+        help="of the file's memory limit, that choices must do with; several make a"
+        " table of gaps, each with the time limit",
+    )
     solve.add_argument("--no-progress", action="store_true")
     solve.set_defaults(run=_run_solve)
 
@@ -130,4 +138,5 @@ def _run_solve(args: argparse.Namespace) -> None:
         workers=args.workers,
         seed=args.seed,
         shows_progress=not args.no_progress,
+        limit_shares=args.limit_share,
     )

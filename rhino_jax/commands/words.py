@@ -37,6 +37,11 @@ def positive(text: str) -> float:
     return value
 
 
+def shares(text: str) -> list[float]:
+    """`0.95` or `1,0.95` as numbers above 0."""
+    return [positive(part) for part in text.split(",")]
+
+
 def positive_int(text: str) -> int:
     value = int(text)
     if value < 1:

@@ -6,11 +6,14 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rhino_jax.contest.engine import Answer, solve_instance
 from rhino_jax.contest.errors import InstanceError
 from rhino_jax.contest.instance import Instance, read_instance
+from rhino_jax.optimize.errors import UnsatisfiedError
 
 
 GRACE_S = 1.0
@@ -25,7 +28,8 @@ def run_solve(
     workers: int | None = None,
     seed: int = 0,
     shows_progress: bool = True,
-) -> Answer:
+    limit_shares: Sequence[float] = (1.0,),
+) -> None:
     """Solve a file, print what was found, and write the choices.
 
     Args:
@@ -35,35 +39,65 @@ def run_solve(
       workers: of CP-SAT; None: one per core.
       seed: of everything random.
       shows_progress: say every better objective on the error stream.
+      limit_shares: shares of the file's memory limit that choices must do with. Of
+        several each has the time limit, and is a line of a table.
     Raises:
       InstanceError: the file is malformed, or the output cannot be written.
       UnsatisfiedError: nothing satisfies it, or nothing that does was found in time.
     """
-    started = time.monotonic()
-    instance = read_instance(file)
+    begun = time.monotonic()
+    whole = read_instance(file)
+    is_table = len(limit_shares) > 1
+    if is_table:
+        print(f"{'share':8}{'limit':>14}{'objective':>18}{'bound':>18}{'gap':>9}  best")
+    for share in limit_shares:
+        instance = replace(whole, limit=int(share * whole.limit))
+        line = f"{share:<8g}{instance.limit:>14}"
+        found_s: list[float] = [0.0]
 
-    def report(seconds: float, objective: int, bound: float) -> None:
-        if shows_progress:
-            print(f"{seconds:8.1f} s  objective {objective}", file=sys.stderr)
+        def report(
+            seconds: float, objective: float, _: float, found_s: list[float] = found_s
+        ) -> None:
+            found_s.append(seconds)
+            if shows_progress:
+                print(f"{seconds:8.1f} s  objective {objective:.0f}", file=sys.stderr)
 
-    answer = solve_instance(
-        instance,
-        deadline=started + max(time_limit_s - GRACE_S, time_limit_s / 2),
-        workers=workers or os.cpu_count() or 1,
-        seed=seed,
-        report=report,
-    )
-    print(summary(instance, answer, time.monotonic() - started))
-    if output is not None:
-        _write(output, answer.choices)
-    return answer
+        try:
+            answer = solve_instance(
+                instance,
+                deadline=begun + max(time_limit_s - GRACE_S, time_limit_s / 2),
+                workers=workers or os.cpu_count() or 1,
+                seed=seed,
+                report=report,
+            )
+        except UnsatisfiedError as error:
+            if not is_table:
+                raise
+            print(f"{line}  {error.what}", flush=True)
+        else:
+            if is_table:
+                print(f"{line}{_columns(answer)}  {found_s[-1]:.1f} s", flush=True)
+            else:
+                print(summary(instance, answer, time.monotonic() - begun))
+            if output is not None:
+                _write(output, answer.choices)
+        begun = time.monotonic()
+
+
+def _columns(answer: Answer) -> str:
+    objective = answer.checked.objective
+    return f"{objective:>18}{answer.bound:>18}{_gap(answer):>9.2%}"
+
+
+def _gap(answer: Answer) -> float:
+    objective = answer.checked.objective
+    return 1 - answer.bound / objective if objective > 0 else 0.0
 
 
 def summary(instance: Instance, answer: Answer, seconds: float) -> str:
     """What was found, as the checker recomputed it."""
     found = answer.checked
-    gap = 1 - answer.bound / found.objective if found.objective > 0 else 0.0
-    proof = "optimal" if answer.is_optimal else f"gap {gap:.2%}"
+    proof = "optimal" if answer.is_optimal else f"gap {_gap(answer):.2%}"
     whole, left = answer.num_nodes
     return "\n".join([
         f"objective {found.objective}",

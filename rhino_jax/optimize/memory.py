@@ -28,6 +28,7 @@ class Memory:
     `first[node] + option`, and times by their place among those that can overflow.
 
     Attributes:
+      limit: of memory.
       room: limit at every time, less what is held whatever is chosen.
       spans: of every entry its amounts, and when they are held.
       beside: the same amounts by option.
@@ -35,6 +36,7 @@ class Memory:
       of_node: node → the entries that its option says, alone or with another.
     """
 
+    limit: float
     room: np.ndarray
     spans: Spans
     beside: Beside
@@ -130,7 +132,8 @@ def build_memory(core: Core, times: Collection[int] | None = None) -> Memory:
         )
     tight = np.flatnonzero(np.cumsum(most)[:-1] > room)
     sizes = [len(c) for c in core.costs.values()]
-    return _at_times(above, tight, room[tight], np.array(sizes, dtype=np.int64))
+    counts = np.array(sizes, dtype=np.int64)
+    return _at_times(above, tight, core.limit, room[tight], counts)
 
 
 def _last_before_a_stop(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
@@ -146,6 +149,7 @@ def _last_before_a_stop(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
 def _at_times(
     above: dict[_Span, np.ndarray],
     times: np.ndarray,
+    limit: float,
     room: np.ndarray,
     sizes: np.ndarray,
 ) -> Memory:
@@ -165,4 +169,4 @@ def _at_times(
             of_node[node].append(e)
     held = Spans.of([(i, j, merged[i, j, a, b], a, b) for i, j, a, b in merged])
     largest = np.array([amounts.max() for amounts in merged.values()], dtype=float)
-    return Memory(room, held, Beside.of(held.lookups, sizes), largest, of_node)
+    return Memory(limit, room, held, Beside.of(held.lookups, sizes), largest, of_node)

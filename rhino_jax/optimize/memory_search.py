@@ -75,9 +75,14 @@ def search_memory(
       weight: of what can hide, there.
       effort: limits.
     """
-    mixture = Mixture(overlap)
+    problem = overlap.problem
+    mixture = Mixture(problem.limit)
+
+    def add(labels: Labels) -> None:
+        mixture.add(overlap.ends_s(labels), problem.profile(labels) / problem.limit)
+
     for member in incumbents.members:
-        mixture.add(member)
+        add(member)
     brief = replace(
         effort,
         deterministic_s=0.0,
@@ -106,11 +111,11 @@ def search_memory(
             overlap, query, incumbents.members[-2:], longer if is_long else brief, found
         )
         long, left = (long - 1, left) if is_long else (long, left - 1)
-        proved = found.bound - query.paid(overlap.problem.limit)
+        proved = found.bound - query.paid(problem.limit)
         stale = 0 if has_news or proved - bound > least else stale + 1
         if proved > bound:
             centre, bound = query, proved
-        mixture.add(found.labels)
+        add(found.labels)
         incumbents.offer(found.labels)
     # What is mixed first, then what is cheapest.
     priced = overlap.weighted(target.weight).priced(target.memory)

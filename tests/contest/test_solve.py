@@ -6,15 +6,17 @@ import time
 import numpy as np
 import pytest
 
-from rhino_jax.contest import engine
 from rhino_jax.contest.check import check
 from rhino_jax.contest.engine import solve_instance
 from rhino_jax.contest.instance import parse_instance
-from rhino_jax.optimize import cpsat_memory
+from rhino_jax.optimize import cpsat_memory, limited, solve_limited
+from rhino_jax.optimize.bounds.time_prices import price_times
 from rhino_jax.optimize.cpsat import Limits
 from rhino_jax.optimize.errors import UnsatisfiedError
+from rhino_jax.optimize.limited import Limited
 from rhino_jax.optimize.memory import build_memory
 from rhino_jax.optimize.moves.fusion import fuse_moves
+from rhino_jax.optimize.moves.kernels import search_kernels
 from rhino_jax.optimize.moves.moves import Moves
 from rhino_jax.optimize.moves.repair import repair
 from rhino_jax.optimize.presolve.simplify import simplify
@@ -40,14 +42,15 @@ def is_solved_to_the_best(instance):
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("forbidden", [0.0, 0.2])
 def test_small_instances_are_solved_to_the_best(seed, forbidden, monkeypatch):
-    monkeypatch.setitem(engine.PRICING_SHARE, True, 0.001)
+    monkeypatch.setitem(solve_limited.INTERVALS_SHARE, True, 0.001)
     is_solved_to_the_best(random_instance(seed, forbidden=forbidden, tightness=0.3))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_without_cpsat_on_the_whole_the_same_is_found(seed, monkeypatch):
     """Prices first, then neighbourhoods, as large networks are solved."""
-    monkeypatch.setattr(engine, "MOST_CELLS", -1)
+    monkeypatch.setattr(limited, "MOST_CELLS", -1)
+    monkeypatch.setattr(limited, "MOST_PRICED_NODES", -1)
     instance = random_instance(seed, forbidden=0.0, tightness=0.4)
     best = best_by_trying(instance)
     assert best is not None
@@ -57,8 +60,33 @@ def test_without_cpsat_on_the_whole_the_same_is_found(seed, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("tightness", [0.0, 0.1, 0.3])
+def test_prices_per_time_bound_what_fits(seed, tightness):
+    """At every price no choice that fits is below the bound, and kernels, which have
+    what prices find promising, fit."""
+    instance = random_instance(seed, forbidden=0.0, tightness=tightness)
+    best = best_by_trying(instance)
+    if best is None:
+        return
+    core = simplify(instance.problem())
+    deadline = time.monotonic() + 20
+    search = Limited(core, deadline, 1, seed, lambda seconds, value, bound: None)
+    if not search.is_priced:
+        return
+    priced = price_times(search, deadline)
+    assert search.bound <= best
+    assert (priced.regrets >= 0).all()
+    search_kernels(search, priced, deadline)
+    assert search.value >= best
+    if search.best is None:
+        assert tightness < 0.3
+    else:
+        assert search.memory.excess(search.best) <= 0
+
+
+@pytest.mark.parametrize("seed", range(12))
 def test_memory_rows_that_come_when_needed_change_nothing(seed, monkeypatch):
-    monkeypatch.setitem(engine.PRICING_SHARE, True, 0.001)
+    monkeypatch.setitem(solve_limited.INTERVALS_SHARE, True, 0.001)
     monkeypatch.setattr(cpsat_memory, "MOST_AMOUNTS", 0)
     monkeypatch.setattr(cpsat_memory, "ROWS_AT_ONCE", 1)
     is_solved_to_the_best(random_instance(seed, forbidden=0.0, tightness=0.2))

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from rhino_jax.cli import main
-from rhino_jax.contest import engine
 from rhino_jax.contest.check import Checked, check
 from rhino_jax.contest.command import summary
 from rhino_jax.contest.engine import Answer
 from rhino_jax.contest.errors import InstanceError
 from rhino_jax.contest.instance import parse_instance, read_instance
+from rhino_jax.optimize.limited import Limited
 from tests.contest.instances import best_by_trying, random_values, write
 
 
@@ -105,11 +105,7 @@ def test_what_nothing_satisfies_is_exit_code_1(change, says, tmp_path, capsys):
 def test_too_little_time_is_exit_code_1(tmp_path, capsys, monkeypatch):
     """Where nothing that satisfies the instance is met before the time is over."""
 
-    def nothing_fits(self, until):
-        pass
-
-    monkeypatch.setattr(engine._Run, "price", nothing_fits)
-    monkeypatch.setattr(engine, "MOST_CELLS", 0)
+    monkeypatch.setattr(Limited, "offer", lambda self, labels: False)
     assert main(["solve", write(tmp_path, VALUES), "--time-limit-s", "1"]) == 1
     assert "found in time" in capsys.readouterr().err
 
@@ -160,3 +156,17 @@ def test_the_checker_counts_on_its_own():
     for choices in ([0, 0], [0, 2, 0], [0, -1, 0]):
         with pytest.raises(InstanceError):
             check(instance, choices)
+
+
+def test_a_share_of_the_limit_is_what_must_do(tmp_path, capsys):
+    file = write(tmp_path, VALUES)
+    limit = parse_instance(VALUES).limit
+    assert main(["solve", file, "--limit-share", "0.9", "--time-limit-s", "5"]) == 0
+    said = capsys.readouterr().out
+    assert f" of {int(0.9 * limit)}, at time" in said
+    words = ["solve", file, "--limit-share", "1,0.9,0.01", "--time-limit-s", "5"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["share", "limit", "objective", "bound", "gap", "best"]
+    assert [line.split()[0] for line in lines[1:]] == ["1", "0.9", "0.01"]
+    assert "no choice" in lines[-1]

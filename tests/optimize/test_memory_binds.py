@@ -72,9 +72,11 @@ def test_random_problems_are_bounded_and_near_brute_force(
 def test_the_best_prices_of_all_choices_are_the_dual_and_bound_what_fits() -> None:
     for seed in range(10):
         overlap = random_overlap(seed, 1.5e6)
-        problem, mixture = overlap.problem, Mixture(overlap)
+        problem = overlap.problem
+        mixture = Mixture(problem.limit)
         for choice in all_choices(problem):
-            mixture.add(choice)
+            held = problem.profile(choice) / problem.limit
+            mixture.add(overlap.ends_s(choice), held)
         solved = mixture.solve()
         fitting = [c for c in all_choices(problem) if problem.peak(c) <= problem.limit]
         if solved is None:

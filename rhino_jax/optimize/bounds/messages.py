@@ -113,6 +113,10 @@ class Messages:
         if shapes == others:
             self._all[:] = factor * other._all
 
+    def totals(self, costs: np.ndarray) -> np.ndarray:
+        """Of every option, its cost with all messages to it."""
+        return costs + np.concatenate([to.sum(axis=0) for to in self._to])
+
     def round(self, costs: np.ndarray, choice: np.ndarray | None = None) -> float:
         """Visit all nodes in both orders; to be called with one array of costs.
 

@@ -22,9 +22,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from ortools.linear_solver import pywraplp
 
-from rhino_jax.optimize.overlap import Overlap
-from rhino_jax.optimize.problem import Labels
-
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -54,19 +51,24 @@ class Mixture:
     """The linear program, over the choices that were added.
 
     Args:
-      overlap: whose choices they are.
+      limit: of memory, the same at every time.
     """
 
-    def __init__(self, overlap: Overlap) -> None:
-        self._overlap, self._limit = overlap, overlap.problem.limit
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
         self._ends: list[tuple[float, float]] = []
         self._held: list[np.ndarray] = []
         self._times: list[int] = []
 
-    def add(self, labels: Labels) -> None:
-        """Take a choice in."""
-        self._ends.append(self._overlap.ends_s(labels))
-        self._held.append(self._overlap.problem.profile(labels) / self._limit)
+    def add(self, ends: tuple[float, float], held: np.ndarray) -> None:
+        """Take a choice in.
+
+        Args:
+          ends: what its cost is the larger of.
+          held: memory at every time, in limits.
+        """
+        self._ends.append(ends)
+        self._held.append(held)
 
     def solve(self) -> tuple[float, Prices, np.ndarray] | None:
         """The largest q that the choices allow, and where, and the choices' shares;

@@ -23,6 +23,10 @@ FIRST_CELLS, MOST_CELLS = 3_000, 40_000
 """Edge variables of a neighbourhood: at first, and at most. It grows where CP-SAT
 settles it in time, and shrinks where it does not."""
 
+NEARLY_FULL, TRADERS = 0.01, 12
+"""Share of the limit by which a time may be below it to count as full; and how many
+nodes that hold memory then a neighbourhood begins with."""
+
 SETTLE_S = 3.0
 """Seconds that CP-SAT has for one neighbourhood."""
 
@@ -53,8 +57,7 @@ def search_neighbourhoods(
         own = totals[first[:-1] + labels]
         regret = own - np.minimum.reduceat(totals, first[:-1])
         weight = (regret + own.mean() * 1e-2 + 1e-9) / (1 + visits) ** 2
-        start = int(rng.choice(len(labels), p=weight / weight.sum()))
-        nodes = _around(moves, start, cells, rng)
+        nodes = _around(moves, _starts(moves, labels, weight, rng), cells, rng)
         visits[nodes] += 1
         seed = int(rng.integers(2**31))
         mine = replace(limits, seconds=min(SETTLE_S, left), seed=seed)
@@ -69,12 +72,32 @@ def search_neighbourhoods(
     return labels
 
 
-def _around(
-    moves: Moves, start: int, cells: int, rng: np.random.Generator
+def _starts(
+    moves: Moves, labels: np.ndarray, weight: np.ndarray, rng: np.random.Generator
 ) -> list[int]:
-    """Nodes near to `start`, until their edges have so many cells."""
-    inside = {start}
-    todo = deque([start])
+    """A node; or, where memory is nearly full, some that hold memory at such a time:
+    what one frees another may take."""
+    memory = moves.memory
+    full = np.flatnonzero(
+        memory.room - memory.profile(labels) <= NEARLY_FULL * memory.limit
+    )
+    if not len(full) or rng.random() < 0.5:
+        return [int(rng.choice(len(labels), p=weight / weight.sum()))]
+    spans, at = memory.spans, rng.choice(full)
+    live = (spans.start <= at) & (at < spans.stop)
+    ends = spans.lookups.source[live], spans.lookups.target[live]
+    nodes = np.unique(np.concatenate(ends))
+    chance = weight[nodes] / weight[nodes].sum()
+    count = min(TRADERS, len(nodes))
+    return rng.choice(nodes, count, replace=False, p=chance).tolist()
+
+
+def _around(
+    moves: Moves, starts: list[int], cells: int, rng: np.random.Generator
+) -> list[int]:
+    """Nodes near to some, until their edges have so many cells."""
+    inside = set(starts)
+    todo = deque(starts)
     while todo and cells > 0:
         near = moves.neighbours[todo.popleft()]
         for k in rng.permutation(len(near)):

@@ -1,0 +1,1 @@
+"""What no choice is below: messages, and prices of memory."""

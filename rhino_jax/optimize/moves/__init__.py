@@ -1,0 +1,1 @@
+"""What makes choices, and makes them better."""

@@ -1,0 +1,1 @@
+"""What takes away nodes and options, exactly, and the way back."""
