@@ -49,6 +49,7 @@ class Node:
       is_fusible: an op whose result goes through registers where its neighbours do.
       is_fused: such an op, or one that computes fusible operands on the fly.
       is_matmul: a contraction, which the matrix unit runs.
+      hosts_fusion: as of `Traits`.
     """
 
     id: int
@@ -62,6 +63,7 @@ class Node:
     is_fusible: bool
     is_fused: bool
     is_matmul: bool
+    hosts_fusion: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +126,7 @@ class Columns:
 
     Attributes:
       is_op, is_copy: [nodes], whether they are of that kind.
-      is_fusible, is_fused, is_matmul, time: [nodes], as of `Node`.
+      is_fusible, is_fused, hosts_fusion, time: [nodes], as of `Node`.
       place: [nodes], in the run order.
       maker, result: [ports], which result of which node.
       source, target, operand, value, count, read: [edges], the port that it comes from,
@@ -135,7 +137,7 @@ class Columns:
     is_copy: np.ndarray
     is_fusible: np.ndarray
     is_fused: np.ndarray
-    is_matmul: np.ndarray
+    hosts_fusion: np.ndarray
     time: np.ndarray
     place: np.ndarray
     maker: np.ndarray
@@ -164,7 +166,7 @@ class Columns:
             is_copy,
             np.array([n.is_fusible for n in nodes], dtype=bool),
             np.array([n.is_fused for n in nodes], dtype=bool),
-            np.array([n.is_matmul for n in nodes], dtype=bool),
+            np.array([n.hosts_fusion for n in nodes], dtype=bool),
             time,
             place,
             np.array([p.node for p in ports], dtype=np.int64),
@@ -225,7 +227,7 @@ class Graph:
         slot: int,
         value: int,
     ) -> Node:
-        is_fusible = is_fused = is_matmul = False
+        is_fusible = is_fused = is_matmul = hosts_fusion = False
         # A carry has two: what the body reads, and what the loop leaves.
         num_ports = 2 if kind is NodeKind.CARRY else 1
         if kind is NodeKind.OP and op is not None:
@@ -233,6 +235,7 @@ class Graph:
             is_fusible = op.is_fusible
             is_fused = is_fusible or op.traits.fuses_operands
             is_matmul = op.traits.is_contraction
+            hosts_fusion = op.traits.hosts_fusion
         here, first = len(self.nodes), len(self.ports)
         ports: tuple[Port, ...] = (Port(first, here, 0),)
         if num_ports > 1:
@@ -250,6 +253,7 @@ class Graph:
             is_fusible,
             is_fused,
             is_matmul,
+            hosts_fusion,
         )
         self.nodes.append(node)
         return node

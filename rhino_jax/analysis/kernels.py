@@ -103,7 +103,7 @@ def _read(graph: Graph, fusions: np.ndarray, materialised: Materialised) -> Kern
     maker, reader = columns.maker[port], columns.target
     # What a matmul computes again for itself is read from where that is stored.
     is_again = (
-        columns.is_matmul[reader]
+        columns.hosts_fusion[reader]
         & columns.is_fusible[maker]
         & (materialised.matmul_of[maker] != reader)
     )

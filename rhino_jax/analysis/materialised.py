@@ -193,12 +193,12 @@ class _Finder:
         found = set(todo)
         while todo:
             node = nodes[todo.pop()]
-            if node.is_matmul:
+            if node.hosts_fusion:
                 continue
             before = [nodes[self.graph.ports[p].node] for p in self.feeds[node.id]]
             behind = [nodes[n] for n in self._readers_of(node)]
-            for other in [*before, *(n for n in behind if not n.is_matmul)]:
-                is_of_it = other.is_fusible or other.is_matmul
+            for other in [*before, *(n for n in behind if not n.hosts_fusion)]:
+                is_of_it = other.is_fusible or other.hosts_fusion
                 is_new = is_of_it and other.id not in found
                 if is_new and self._row(other) > OBSERVED.longest_row:
                     found.add(other.id)
@@ -235,7 +235,7 @@ class _Finder:
         """The matmul whose fusion goes on with this node."""
         if not self.fusing.with_matmuls:
             return None
-        if node.is_matmul:
+        if node.hosts_fusion:
             return node.id
         if not self.unsettled or not node.is_fusible:
             return None
@@ -252,7 +252,7 @@ class _Finder:
             return True
         if not reading.count[port]:
             return True
-        if node.is_matmul and node.id in self.long_rows:
+        if node.hosts_fusion and node.id in self.long_rows:
             return True
         return not _converts(node) and len(self._parting(port)) > 1
 
@@ -293,12 +293,12 @@ class _Finder:
         """For every fusible node that only one matmul reads, through whatever
         number of fusible nodes: that matmul."""
         found: dict[int, int] = {}
-        is_matmul = self.graph.columns.is_matmul.tolist()
+        hosts_fusion = self.graph.columns.hosts_fusion.tolist()
         for node in reversed(self.graph.run_order):
             if not node.is_fusible:
                 continue
             readers = self._readers_of(node)
-            homes = {n if is_matmul[n] else found.get(n) for n in readers}
+            homes = {n if hosts_fusion[n] else found.get(n) for n in readers}
             home = homes.pop() if len(homes) == 1 else None
             if home is not None:
                 found[node.id] = home

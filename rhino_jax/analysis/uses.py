@@ -123,13 +123,13 @@ class PortReads:
           with_matmuls: whether matmuls compute their operands.
         """
         fuses = columns.is_op & columns.is_fused
-        computes = fuses | columns.is_matmul if with_matmuls else fuses
+        computes = fuses | columns.hosts_fusion if with_matmuls else fuses
         runs_before = np.zeros(len(fuses), dtype=bool)
         runs_before[list(before)] = True
         num_before, num_else = readers.count(runs_before), readers.count(~runs_before)
         return cls(
             (num_before + num_else).tolist(),
-            readers.count(columns.is_matmul).tolist(),
+            readers.count(columns.hosts_fusion).tolist(),
             readers.largest(np.array(depth.at)).tolist(),
             (readers.count(~computes) > 0).tolist(),
             (readers.count(~fuses) > 0).tolist(),

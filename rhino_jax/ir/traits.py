@@ -65,6 +65,10 @@ class Traits:
       fuses_operands: it computes elementwise operands on the fly, though its own
         result goes through memory, as XLA's fusion does for reductions, updates and
         copies (xla/service/instruction_fusion.cc).
+      hosts_fusion: compilers that fuse elementwise ops into contractions
+        (`Device.fuses_matmuls`) fuse them into this one. Not into products of ragged
+        groups: of a GELU between two, XLA:TPU stores operand and result (v5e:2x2,
+        libtpu 0.0.52).
       masks_padding: besides ops that fuse, XLA's partitioner runs it on shards of
         unequal sizes, what pads them masked.
       is_gathered: XLA gathers its operands where each device could do its part alone;
@@ -78,6 +82,7 @@ class Traits:
     kind: OpKind = OpKind.OTHER
     is_expensive: bool = False
     fuses_operands: bool = False
+    hosts_fusion: bool = False
     masks_padding: bool = False
     is_gathered: bool = False
     is_reversal: bool = False

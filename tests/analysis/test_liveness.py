@@ -97,6 +97,20 @@ def test_what_follows_a_matmul_is_stored_in_its_place() -> None:
     assert [n for n in found if n in names] == ["max", "mul"]
 
 
+@pytest.mark.parametrize("fusing", [PLAIN, TPU])
+def test_nothing_is_fused_into_products_of_ragged_groups(fusing: Fusing) -> None:
+    """As XLA:TPU compiles it: v5e:2x2, libtpu 0.0.52."""
+
+    def experts(x: Any, w: Any, sizes: Any) -> Any:
+        hidden = jnp.tanh(jax.lax.ragged_dot(x, w, sizes))
+        return jax.lax.ragged_dot(hidden, w, sizes)
+
+    weights, sizes = jnp.stack([X, X]), jnp.array([24, 40], jnp.int32)
+    found = materialised(experts, X, weights, sizes, fusing=fusing)
+    names = [name.partition("_general")[0] for name in found]
+    assert names == ["ragged_dot", "tanh", "ragged_dot"]
+
+
 def test_where_readers_part_a_conversion_is_left_to_each() -> None:
     def parting(x: Any, w: Any) -> Any:
         y = (x @ w).astype(jnp.float32)

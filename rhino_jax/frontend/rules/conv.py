@@ -67,7 +67,7 @@ def _taps(window: _Window) -> int:
     return int(np.count_nonzero((at >= 0) & (at <= last) & (at % met == 0)))
 
 
-@register("conv_general_dilated", traits=Traits(OpKind.CONVOLUTION))
+@register("conv_general_dilated", traits=Traits(OpKind.CONVOLUTION, hosts_fusion=True))
 def conv_general_dilated(ctx: OpContext) -> OpRule:
     """Two FLOPs per multiply-add; none where padding or a zero between the elements
     of a dilated input is multiplied, as `HloCostAnalysis` of XLA counts.

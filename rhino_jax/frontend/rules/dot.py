@@ -11,7 +11,10 @@ from rhino_jax.ir.factor import Factor, FactorKind, Rule, parse_rule
 from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("dot_general", traits=Traits(OpKind.CONTRACTION, masks_padding=True))
+@register(
+    "dot_general",
+    traits=Traits(OpKind.CONTRACTION, hosts_fusion=True, masks_padding=True),
+)
 def dot_general(ctx: OpContext) -> OpRule:
     """Batch `b`, left `m`, right `n`, contracted `k`; two FLOPs per multiply-add."""
     (contract, batch) = ctx.params["dimension_numbers"]
