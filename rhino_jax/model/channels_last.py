@@ -11,9 +11,10 @@ Weights and their gradients are left out: those lie otherwise in a program than 
 cuDNN, and are transposed whether they are sent or not.
 
 Source: openxla/xla, xla/service/gpu/transforms/layout_assignment.cc (`MoveDimToMajor`
-of all-gather, all-to-all and reduce-scatter; NHWC convolutions); seen in HLO of jax
-0.12.0.1, 8 H100: one transposing fusion on one side of each of the 32 all-to-alls of a
-Wide-ResNet. Dims are taken to lie as the program has them.
+of all-gather, all-to-all and reduce-scatter; NHWC convolutions). Seen in HLO of jax
+0.12.0.1, 8 H100: of the first 14 all-to-alls of a Wide-ResNet each has a transposing
+fusion on the side where channels are cut, two of them a second one (another cut,
+another reader). Dims are taken to lie as the program has them.
 """
 
 from __future__ import annotations
