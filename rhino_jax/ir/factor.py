@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -165,67 +165,88 @@ def parse_rule(
       ValueError: the text does not fit the shapes; says which dim and why.
     """
     operands, results = _split_sides(text)
-    for side, layouts, shapes in (
-        ("operands", operands, in_shapes),
-        ("results", results, out_shapes),
-    ):
-        if len(layouts) != len(shapes):
-            raise ValueError(
-                f"rule {text!r} has {len(layouts)} {side}, the op has {len(shapes)}"
-            )
-        for layout, shape in zip(layouts, shapes, strict=True):
-            if len(layout) != len(shape):
-                raise ValueError(
-                    f"rule {text!r} gives {len(layout)} dims to a value of shape"
-                    f" {tuple(shape)}"
-                )
-    kinds: dict[str, FactorKind] = {}
-    order: list[str] = []
+    _check_ranks(text, "operands", operands, in_shapes)
+    _check_ranks(text, "results", results, out_shapes)
+    kinds: dict[str, FactorKind] = {}  # in order of first appearance
 
     def clean(token: str) -> str:
         name = token.rstrip("!~@")
         kind = _KINDS.get(token[-1], FactorKind.PARALLEL)
-        if name not in kinds:
-            order.append(name)
-            kinds[name] = kind
-        elif kind is not FactorKind.PARALLEL:
+        if name not in kinds or kind is not FactorKind.PARALLEL:
             kinds[name] = kind
         return name
 
     ins = [[[clean(t) for t in dim] for dim in layout] for layout in operands]
     outs = [[[clean(t) for t in dim] for dim in layout] for layout in results]
-    found = dict(sizes or {})
     # Results first: the size of a HALO factor is the result's.
-    for layouts, shapes in ((outs, out_shapes), (ins, in_shapes)):
-        for layout, shape in zip(layouts, shapes, strict=True):
-            for dim, size in zip(layout, shape, strict=True):
-                if len(dim) == 1:
-                    found.setdefault(dim[0], int(size))
-    for layouts, shapes in ((outs, out_shapes), (ins, in_shapes)):
-        for layout, shape in zip(layouts, shapes, strict=True):
-            for dim, size in zip(layout, shape, strict=True):
-                _solve_product(text, dim, int(size), found, kinds)
+    dims = [*_dims(outs, out_shapes), *_dims(ins, in_shapes)]
+    found = dict(sizes or {})
+    for dim, size in dims:
+        if len(dim) == 1:
+            found.setdefault(dim[0], size)
+    for dim, size in dims:
+        _solve_product(text, dim, size, found, kinds)
     in_result = {name for layout in outs for dim in layout for name in dim}
-    factors = []
-    for name in order:
-        kind, reducer = kinds[name], (reducers or {}).get(name)
-        if name not in in_result and kind in (FactorKind.PARALLEL, FactorKind.INDEX):
-            reducer = reducer or "sum"
-            if kind is FactorKind.PARALLEL:
-                kind = FactorKind.REDUCE
-        halo = (halos or {}).get(name, (0, 0))
-        factors.append(Factor(name, found[name], kind, reducer, halo))
-    position = {name: i for i, name in enumerate(order)}
+    factors = tuple(
+        _factor(
+            name, found[name], kinds[name], name in in_result,
+            (reducers or {}).get(name), (halos or {}).get(name, (0, 0)),
+        )
+        for name in kinds
+    )  # fmt: skip
+    position = {name: i for i, name in enumerate(kinds)}
     return Rule(
-        tuple(factors),
+        factors,
         tuple(tuple(tuple(position[n] for n in d) for d in lay) for lay in ins),
         tuple(tuple(tuple(position[n] for n in d) for d in lay) for lay in outs),
     )
 
 
+def _factor(
+    name: str,
+    size: int,
+    kind: FactorKind,
+    is_in_result: bool,
+    reducer: str | None,
+    halo: tuple[int, int],
+) -> Factor:
+    if not is_in_result and kind in (FactorKind.PARALLEL, FactorKind.INDEX):
+        reducer = reducer or "sum"
+        if kind is FactorKind.PARALLEL:
+            kind = FactorKind.REDUCE
+    return Factor(name, size, kind, reducer, halo)
+
+
+def _check_ranks(
+    text: str,
+    side: str,
+    layouts: Sequence[Sequence[Sequence[str]]],
+    shapes: Sequence[Sequence[int]],
+) -> None:
+    if len(layouts) != len(shapes):
+        raise ValueError(
+            f"rule {text!r} has {len(layouts)} {side}, the op has {len(shapes)}"
+        )
+    for layout, shape in zip(layouts, shapes, strict=True):
+        if len(layout) != len(shape):
+            raise ValueError(
+                f"rule {text!r} gives {len(layout)} dims to a value of shape"
+                f" {tuple(shape)}"
+            )
+
+
+def _dims(
+    layouts: Sequence[Sequence[Sequence[str]]], shapes: Sequence[Sequence[int]]
+) -> Iterator[tuple[Sequence[str], int]]:
+    """The names and the size of every dim."""
+    for layout, shape in zip(layouts, shapes, strict=True):
+        for dim, size in zip(layout, shape, strict=True):
+            yield dim, int(size)
+
+
 def _solve_product(
     text: str,
-    dim: list[str],
+    dim: Sequence[str],
     size: int,
     found: dict[str, int],
     kinds: Mapping[str, FactorKind],
