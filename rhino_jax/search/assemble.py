@@ -7,18 +7,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rhino_jax.analysis.padding import padding_notes
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.coverage import coverage_shares
-from rhino_jax.ir.program import USERS_CONSTRAINT, Program, item_bytes
+from rhino_jax.ir.program import Program, item_bytes
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
 from rhino_jax.model.build import Model
 from rhino_jax.optimize.incumbents import OPTIMAL_GAP
+from rhino_jax.optimize.problem import Labels
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.density import only_around_matmuls, only_the_batch
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, Plan
-from rhino_jax.plan.records import CUT_BY_CLOCK, Coverage, Predicted, SearchReport
+from rhino_jax.plan.records import Collective, Coverage, Predicted, SearchReport
 from rhino_jax.plan.stages import StagePlan
 from rhino_jax.search.extract import (
     decisions_of,
@@ -27,7 +27,8 @@ from rhino_jax.search.extract import (
     predicted_of,
 )
 from rhino_jax.search.infeasible import explain
-from rhino_jax.search.records import Request, SolvedMesh
+from rhino_jax.search.notes import notes_of
+from rhino_jax.search.records import MeshProblem, Request, SolvedMesh
 from rhino_jax.search.traffic import ChoiceTraffic
 
 
@@ -38,68 +39,24 @@ def assemble(
     started: float,
     meshes: tuple[tuple[tuple[int, ...], float], ...],
 ) -> Plan:
+    """The plan of what was found on one mesh.
+
+    Args:
+      started: `time.monotonic()` when the search began.
+      meshes: shapes and objectives of the meshes that were compared.
+    Raises:
+      InfeasiblePlanError: nothing fits.
+    """
     mesh_problem, solution = found.mesh_problem, found.solution
-    model, symmetry = mesh_problem.model, mesh_problem.symmetry
+    model = mesh_problem.model
     program = model.graph.program
     if solution.labels is None:
         raise explain(model, solution, request, program)
-    mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     labels = solution.labels
-    decisions = decisions_of(model, labels)
-    if mesh_problem.density == "matmul":
-        decisions = only_around_matmuls(program, decisions)
-    elif mesh_problem.density == "batch":
-        decisions = only_the_batch(program, decisions, led_by_batch(model))
-    decisions = _with_pins(decisions, decisions_of(model, labels), request)
-    names = model.mesh.names
-    notes: list[str] = []
-    if found.is_fallback:
-        notes.append(
-            f"{CUT_BY_CLOCK} was over before the search began: this is the best recipe."
-        )
-    elif found.is_cut or mesh_problem.is_cut:
-        notes.append(
-            f"{CUT_BY_CLOCK} ended the search: with more time, on another machine or"
-            " beside other work, another plan may be found."
-        )
-    idle = (target.num_devices or 0) - model.mesh.num_devices
-    if idle > 0:
-        notes.append(
-            f"the mesh has {model.mesh.num_devices} devices, {target.name}"
-            f" {target.num_devices}: {idle} stay idle."
-        )
-    if model.is_narrowed:
-        notes.append(
-            "on a mesh of so many axes only what is near to plans with fewer axes was"
-            " searched; the gap counts nothing else."
-        )
-    notes += padding_notes(program, decisions.values, model.mesh)
-    recipes: dict[str, Predicted | None] = {}
-    folded = ChoiceTraffic.folded(model, symmetry)
-    overlap, traffic, choice = mesh_problem.folded, folded, symmetry.contract(labels)
-    # Where repeats choose alike, one of each says it all.
-    if (symmetry.expand(choice) != labels).any():
-        overlap, traffic, choice = mesh_problem.overlap, ChoiceTraffic.of(model), labels
-    for name, known in mesh_problem.recipes.items():
-        recipes[name] = (
-            None
-            if known is None
-            else predicted_of(mesh_problem.folded, folded, symmetry.contract(known))
-        )
+    decisions = _decisions(mesh_problem, labels, request)
+    predicted, recipes, collectives, peak_time = _costs(mesh_problem, labels)
+    mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     ops, flops, size, unknown = coverage_shares(program)
-    if unknown:
-        listed = ", ".join(f"{n} ({c})" for n, c in unknown.items())
-        notes.append(f"replicated for want of a rule: {listed}.")
-    notes += _notes_by_hand(program, mesh_axes)
-    own = sum(op.name == USERS_CONSTRAINT for op in program.ops)
-    if own:
-        notes.append(
-            f"sharding constraints that the program says itself: {own}; the plan takes"
-            " their place. Write rhino.pin(x, spec) in its stead where a layout must"
-            " stay."
-        )
-    status = "optimal" if solution.gap <= OPTIMAL_GAP else "feasible"
-    predicted = predicted_of(overlap, traffic, choice)
     return Plan(
         program_name=program.name,
         fingerprint=fingerprint(program, mesh_axes),
@@ -116,59 +73,87 @@ def assemble(
             _leaf(program, e.value, e.path, spec, model)
             for e, spec in zip(program.outputs, decisions.outputs, strict=True)
         ),
-        stages=(
-            StagePlan(
-                mesh_axes=mesh_axes,
-                devices=tuple(range(model.mesh.num_devices)),
-                decisions=decisions,
-                predicted=predicted,
-            ),
-        ),
+        stages=(_only_stage(mesh_axes, decisions, predicted),),
         predicted=predicted,
-        collectives=traffic.collectives(choice),
-        search=SearchReport(
-            status="recipe" if found.is_fallback else status,
-            objective_s=solution.objective,
-            bound_s=solution.bound,
-            gap=solution.gap,
-            seconds=time.monotonic() - started,
-            variables=solution.variables,
-            level=request.level,
-            nodes=solution.nodes,
-        ),
+        collectives=collectives,
+        search=_report(found, request, started),
         coverage=Coverage(
             ops, flops, size, tuple(sorted(unknown.items(), key=lambda u: -u[1]))
         ),
         recipes=recipes,
         memory_budget_bytes=int(request.memory_budget_bytes),
-        at_peak=live_at(model, labels, overlap.problem.peak_time(choice)),
-        pins=_pins_text(program, request, names),
+        at_peak=live_at(model, labels, peak_time),
+        pins=_pins_text(program, request, model.mesh.names),
         meshes=meshes,
         transforms=program.transforms,
-        notes=tuple(notes),
+        notes=notes_of(target, found, decisions, unknown),
     )
 
 
-def _notes_by_hand(
-    program: Program, mesh_axes: tuple[tuple[str, int], ...]
-) -> list[str]:
-    """What is not known of code that its user cut by hand."""
-    notes = []
-    for op in program.ops:
-        if op.manual is None:
-            continue
-        axes = ", ".join(f"{n}={s}" for n, s in op.manual.mesh_axes)
-        if op.manual.mesh_axes != mesh_axes:
-            notes.append(
-                f"shard_map at {op.source} is over another mesh ({axes}) than the plan:"
-                " every device holds its operands whole."
-            )
-        elif not op.manual.is_all_priced:
-            notes.append(
-                f"not all that shard_map at {op.source} sends itself is priced: its"
-                " shapes, or its loops, do not say how much that is."
-            )
-    return list(dict.fromkeys(notes))
+def _decisions(
+    mesh_problem: MeshProblem, labels: Labels, request: Request
+) -> Decisions:
+    """The specs of the values that are annotated: all, or as few as was asked for, and
+    those that are pinned."""
+    model = mesh_problem.model
+    every = decisions = decisions_of(model, labels)
+    if mesh_problem.density == "matmul":
+        decisions = only_around_matmuls(model.graph.program, every)
+    elif mesh_problem.density == "batch":
+        decisions = only_the_batch(model.graph.program, every, led_by_batch(model))
+    return _with_pins(decisions, every, request)
+
+
+def _costs(
+    mesh_problem: MeshProblem, labels: Labels
+) -> tuple[Predicted, dict[str, Predicted | None], tuple[Collective, ...], int]:
+    """What a choice costs, what the recipes do, what it sends, and when it holds most
+    memory."""
+    model, symmetry = mesh_problem.model, mesh_problem.symmetry
+    folded = ChoiceTraffic.folded(model, symmetry)
+    overlap, traffic, choice = mesh_problem.folded, folded, symmetry.contract(labels)
+    # Where repeats choose alike, one of each says it all.
+    if (symmetry.expand(choice) != labels).any():
+        overlap, traffic, choice = mesh_problem.overlap, ChoiceTraffic.of(model), labels
+    recipes = {
+        name: None
+        if known is None
+        else predicted_of(mesh_problem.folded, folded, symmetry.contract(known))
+        for name, known in mesh_problem.recipes.items()
+    }
+    return (
+        predicted_of(overlap, traffic, choice),
+        recipes,
+        traffic.collectives(choice),
+        overlap.problem.peak_time(choice),
+    )
+
+
+def _only_stage(
+    mesh_axes: tuple[tuple[str, int], ...], decisions: Decisions, predicted: Predicted
+) -> StagePlan:
+    """All of the program, on all devices."""
+    return StagePlan(
+        mesh_axes=mesh_axes,
+        devices=tuple(range(math.prod(size for _, size in mesh_axes))),
+        decisions=decisions,
+        predicted=predicted,
+    )
+
+
+def _report(found: SolvedMesh, request: Request, started: float) -> SearchReport:
+    solution = found.solution
+    status = "optimal" if solution.gap <= OPTIMAL_GAP else "feasible"
+    return SearchReport(
+        status="recipe" if found.is_fallback else status,
+        objective_s=solution.objective,
+        bound_s=solution.bound,
+        gap=solution.gap,
+        seconds=time.monotonic() - started,
+        variables=solution.variables,
+        level=request.level,
+        nodes=solution.nodes,
+    )
 
 
 def _with_pins(decisions: Decisions, every: Decisions, request: Request) -> Decisions:
