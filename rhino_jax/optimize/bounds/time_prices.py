@@ -24,13 +24,14 @@ from rhino_jax.optimize.limited import Limited
 SWEEPS, FOREST_MOVES = 2, 4
 """Sweeps over all messages for each price, there and back, and moves."""
 
-STEP, FULL_STEPS = 0.5, 4
-"""How far towards the prices that look best, as the planner's; every so many times all
-the way."""
+STEP, SHORTEST, FULL_STEPS = 0.5, 7, 4
+"""How far towards the prices that look best, as the planner's; half as far after each
+that gave no better bound, up to so many times; every so many prices all the way."""
 
-CLOSE, STALLED = 1e-3, 20
+CLOSE, STALLED = 1e-3, 60
 """Share of the dual's value that may stay open; prices after which there is no more to
-gain where the bound has risen by less than a hundredth of what is open."""
+gain where bound and dual together have moved by less than a hundredth of what is
+open."""
 
 DEAR = 50.0
 """What a mixture pays, as a multiple of the first choice, for what holds no memory at
@@ -61,25 +62,30 @@ def price_times(search: Limited, until: float) -> TimePriced:
     """
     run = _Run(search)
     bounds: list[float] = []
+    uppers: list[float] = []
     centre = target = Prices(1.0)
-    query, best = centre, -np.inf
+    query, best, fails = centre, -np.inf, 0
     while True:
         bound = run.ask(query)
+        fails += 1
         if bound > best:
-            best, centre = bound, query
+            best, centre, fails = bound, query, 0
         bounds.append(best)
         search.prove(best - abs(best) * 1e-9)
         found = run.mixture.solve()
         assert found is not None, "memory that is paid for fits"
         upper, target, shares = found
+        uppers.append(upper)
         if not search.is_open or upper - best <= CLOSE * abs(upper):
             break
-        is_stalled = (
-            len(bounds) > STALLED and best - bounds[-STALLED] < (upper - best) / 100
-        )
+        is_stalled = False
+        if len(bounds) > STALLED:
+            news = best - bounds[-STALLED] + uppers[-STALLED] - upper
+            is_stalled = news < (upper - best) / 100
         if is_stalled or time.monotonic() > until:
             break
-        query = centre.towards(target, STEP if len(bounds) % FULL_STEPS else 1.0)
+        share = STEP ** (1 + fails % SHORTEST) if len(bounds) % FULL_STEPS else 1.0
+        query = centre.towards(target, share)
     order = np.argsort(-shares[1:], kind="stable")
     choices = [run.met[k] for k in order]
     for factor in MULTIPLES:
