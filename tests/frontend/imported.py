@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from rhino_jax._compat import low_jaxpr, open_jaxpr
 from rhino_jax.frontend.importer import import_jaxpr
-from rhino_jax.ir.program import Program
+from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.verifier import verify
 
 
@@ -27,3 +28,10 @@ def program_of(fn: Callable[..., Any], *args: Any) -> tuple[Program, Any]:
     )
     verify(program)
     return program, jaxpr
+
+
+def op_of(fn: Callable[..., Any], *args: Any, name: str | None = None) -> Op:
+    """The last op, or the last of a name; shapes stand for arrays of ones."""
+    arrays = [np.ones(a, np.float32) if isinstance(a, tuple) else a for a in args]
+    program, _ = program_of(fn, *arrays)
+    return [op for op in program.ops if name in (None, op.name)][-1]

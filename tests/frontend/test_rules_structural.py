@@ -9,20 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imported import program_of
+from imported import op_of
 from jax import lax
 
 from rhino_jax.frontend.registry import OpContext, lookup
 from rhino_jax.frontend.rules.reshape import reshape_rule
 from rhino_jax.ir.factor import FactorKind
-from rhino_jax.ir.program import Op
-
-
-def op_of(fn: Callable[..., Any], *args: Any, name: str | None = None) -> Op:
-    """The last op, or the last of a name; shapes stand for arrays of ones."""
-    arrays = [np.ones(a, np.float32) if isinstance(a, tuple) else a for a in args]
-    program, _ = program_of(fn, *arrays)
-    return [op for op in program.ops if name in (None, op.name)][-1]
 
 
 def key(*shape: int, impl: str = "threefry2x32") -> jax.Array:

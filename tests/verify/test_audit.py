@@ -10,53 +10,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.face.audit import Audit
 from rhino_jax.models import registry
 from rhino_jax.verify.hlo.records import OutOfMemory
+from tests.verify.audited import (
+    BATCH,
+    DIM,
+    F32,
+    HIDDEN,
+    MESH,
+    audit,
+    mlp_args,
+    mlp_step,
+    moved,
+    pin,
+    shape,
+)
 from tests.verify.extras import skipped_without_extra
-
-
-MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-DIM, HIDDEN, BATCH = 512, 2048, 64
-F32 = 4
-
-
-def shape(*dims: int, spec: P | None = None, mesh: Mesh = MESH) -> Any:
-    sharding = None if spec is None else NamedSharding(mesh, spec)
-    return jax.ShapeDtypeStruct(dims, "float32", sharding=sharding)
-
-
-def pin(x: jax.Array, *spec: Any) -> jax.Array:
-    return jax.lax.with_sharding_constraint(x, NamedSharding(MESH, P(*spec)))
-
-
-def mlp_step(params: Any, batch: Any) -> Any:
-    def loss(p: Any) -> jax.Array:
-        h = jax.nn.relu(batch["x"] @ p["w1"])
-        return jnp.mean((h @ p["w2"] - batch["y"]) ** 2)
-
-    value, grads = jax.value_and_grad(loss)(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
-
-
-def mlp_args(w1: P, w2: P, batch: P) -> tuple[Any, Any]:
-    params = {"w1": shape(DIM, HIDDEN, spec=w1), "w2": shape(HIDDEN, DIM, spec=w2)}
-    data = {"x": shape(BATCH, DIM, spec=batch), "y": shape(BATCH, DIM, spec=batch)}
-    return params, data
-
-
-def audit(fn: Any, *args: Any, **options: Any) -> Audit:
-    return rhino.audit(fn, *args, progress=False, **options)
-
-
-def moved(found: Audit) -> dict[tuple[str, tuple[str, ...]], int]:
-    sums: dict[tuple[str, tuple[str, ...]], int] = {}
-    for c in found.collectives:
-        sums[c.kind, c.axes] = sums.get((c.kind, c.axes), 0) + c.bytes
-    return sums
 
 
 def test_data_parallel_moves_both_gradients_once() -> None:
@@ -90,7 +62,7 @@ def test_megatron_sums_what_its_second_matmul_leaves_partial() -> None:
     )
     assert not any(kind == "all-gather" for kind, _ in by_kind)
     line = "jnp.mean((h @ p"
-    source = f"test_audit.py:{line_of(mlp_step, line)} (loss)"
+    source = f"audited.py:{line_of(mlp_step, line)} (loss)"
     (cost,) = [c for c in found.costs if ("all-reduce", ("model",)) in dict(c.moves)]
     assert cost.source == source
     assert any("partial sums" in why for why in cost.why)
@@ -221,85 +193,6 @@ def test_shard_map_is_kept_and_said_so() -> None:
     assert any("shard_map" in note for note in found.notes)
     assert found.rhino is not None and found.rhino.ok
     assert not found.rhino.differences  # what it sends itself is planned, too
-
-
-def test_bare_specs_and_other_devices_need_mesh() -> None:
-    def pinned(x: jax.Array) -> jax.Array:
-        return jnp.sum(jax.lax.with_sharding_constraint(x * 2, P("data")))
-
-    x = shape(16, 32, spec=P("data"))
-    found = audit(pinned, x, mesh=MESH)
-    assert moved(found) == {("all-reduce", ("data",)): 4}
-    with jax.set_mesh(MESH):
-        assert moved(audit(pinned, x)) == moved(found)
-    abstract = AbstractMesh((2, 4), ("data", "model"))
-    x = jax.ShapeDtypeStruct(
-        (16, 32), "float32", sharding=NamedSharding(abstract, P("data"))
-    )
-    assert moved(audit(pinned, x, mesh=MESH)) == moved(found)
-
-
-def test_explicit_axes_are_audited_and_planned_where_that_can_be() -> None:
-    kinds = (AxisType.Explicit,) * 2
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=kinds)
-    w, x = (
-        shape(64, 64, spec=P("model"), mesh=mesh),
-        shape(32, 64, spec=P("data", "model"), mesh=mesh),
-    )
-
-    def summed(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.einsum("bd,df->bf", x, w, out_sharding=P("data")) ** 2)
-
-    with jax.set_mesh(mesh):
-        found = audit(summed, w, x)
-    assert ("all-reduce", ("model",)) in moved(found)
-    assert found.plan is None and any("Auto axes" in note for note in found.notes)
-    gathered = audit(
-        lambda w, x: jnp.sum((x @ w) ** 2), shape(64, 64, spec=P(), mesh=mesh), x
-    )
-    assert gathered.plan is not None and gathered.gain is not None
-
-
-def test_python_scalars_and_keyword_arguments() -> None:
-    def scaled(x: jax.Array, rate: float, *, w: Any, twice: bool) -> jax.Array:
-        return jnp.sum(x @ w) * rate * (2 if twice else 1)
-
-    found = audit(
-        scaled,
-        shape(32, 64, spec=P("data")),
-        0.1,
-        w=shape(64, 64, spec=P()),
-        twice=True,
-        static_argnames="twice",
-    )
-    assert ("all-reduce", ("data",)) in moved(found)
-
-
-def test_without_a_mesh_the_error_says_what_to_pass() -> None:
-    with pytest.raises(rhino.MeshError, match="no mesh to audit `mlp_step` on") as e:
-        audit(mlp_step, *jax.tree.map(lambda x: shape(*x.shape), mlp_args(*[P()] * 3)))
-    assert "NamedSharding" in e.value.fix
-    abstract = AbstractMesh((2, 4), ("data", "model"))
-    with pytest.raises(rhino.MeshError, match="no devices") as e:
-        audit(lambda x: x, shape(8, spec=P("data"), mesh=abstract))  # type: ignore[arg-type]
-    assert "compile_target" in e.value.fix
-
-
-def test_two_meshes_are_refused() -> None:
-    other = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
-    with pytest.raises(rhino.MeshError, match="more than one mesh"):
-        audit(
-            lambda x, y: x + y,
-            shape(8, spec=P("data")),
-            shape(8, spec=P("x"), mesh=other),
-        )
-
-
-def test_rhinos_own_functions_are_sent_to_verify() -> None:
-    sharded = rhino.auto_shard(mlp_step, mesh=MESH, progress=False)
-    with pytest.raises(rhino.RhinoError, match="sharded by rhino") as e:
-        audit(sharded, *mlp_args(P(), P(), P("data")))
-    assert "verify" in e.value.fix
 
 
 def test_a_program_that_fits_nowhere_is_a_result() -> None:
