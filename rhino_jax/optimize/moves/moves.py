@@ -49,11 +49,11 @@ class Moves:
     forbidden: float
     _cells: np.ndarray
     _pairs: Lookups
-    _beside: Beside
     _tables: Tables
     _near: list[list[int]]
     _made: list[Forest] = field(default_factory=list)
     _again: Iterator[Forest] | None = None
+    _beside: Beside | None = None
 
     @classmethod
     def of(cls, core: Core, memory: Memory) -> Moves:
@@ -94,7 +94,6 @@ class Moves:
             forbidden,
             cells,
             pairs,
-            Beside.of(pairs, np.diff(memory.first)),
             Tables.of(memory.first, source, target, begins[:-1], cells),
             [[j for j, _ in around] for around in neighbours],
         )
@@ -132,6 +131,8 @@ class Moves:
           labels: the choice.
           free: nodes whose choices do not count, or None.
         """
+        if self._beside is None:  # forests alone do without
+            self._beside = Beside.of(self._pairs, np.diff(self.memory.first))
         return costs + self._beside.pairs(labels, free=free)
 
     def forest_move(
