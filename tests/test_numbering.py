@@ -14,6 +14,7 @@ from rhino_jax.bench.planning import trace_workload
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
+from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.model.build import build_model
 from rhino_jax.models import registry
 from rhino_jax.numbering import for_each, groups, number, number_rows
@@ -71,7 +72,7 @@ def test_a_kernel_is_no_matmul_though_its_rule_is() -> None:
     x = jax.ShapeDtypeStruct((4104, 4104), jnp.float32)
     program = trace(lambda x, y: (x @ y, y @ x), (x, x), {}).program
     first, second = program.ops
-    kernel = replace(second, name="my_kernel")
+    kernel = replace(second, name="my_kernel", traits=Traits(OpKind.KERNEL))
     target = load_target("v5e:4x2")
     study = ProgramAnalysis.of(replace(program, ops=(first, kernel)), target)
     model = build_model(study, lay_out(target, (("x", 8),)), {}, target.hbm_bytes)

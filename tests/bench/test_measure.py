@@ -10,6 +10,7 @@ import rhino_jax as rhino
 from rhino_jax.bench import measure as m
 from rhino_jax.bench.measured_file import hardware_file
 from rhino_jax.cli import main
+from rhino_jax.commands import benching
 from rhino_jax.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, collective_s
 from rhino_jax.hardware.mesh import Axis
 
@@ -52,7 +53,7 @@ def test_the_file_that_is_written_loads_and_plans(monkeypatch, tmp_path, capsys)
         NOTHING, kind='say "hi"', topology="switch", alpha_s=1e-6, bytes_per_s=1e9,
         error=0.1,
     )  # fmt: skip
-    monkeypatch.setattr(m, "measure", lambda devices: found)
+    monkeypatch.setattr(benching, "measure", lambda devices: found)
     path = tmp_path / "my.toml"
     assert main(["measure", "--write", str(path)]) == 0
     target = rhino.load_target(path)
