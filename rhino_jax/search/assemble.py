@@ -19,6 +19,7 @@ from rhino_jax.plan.density import only_around_matmuls, only_the_batch
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Collective, Coverage, Predicted, SearchReport
+from rhino_jax.plan.split_views import without_split_views
 from rhino_jax.plan.stages import StagePlan
 from rhino_jax.search.extract import (
     decisions_of,
@@ -101,6 +102,9 @@ def _decisions(
         decisions = only_around_matmuls(model.graph.program, every)
     elif mesh_problem.density == "batch":
         decisions = only_the_batch(model.graph.program, every, led_by_batch(model))
+    else:
+        _, lanes = model.builder.target.device.tile or (0, 0)
+        decisions = without_split_views(model.graph.program, every, lanes)
     return _with_pins(decisions, every, request)
 
 
