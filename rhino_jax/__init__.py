@@ -67,8 +67,6 @@ the matmul's result, from which XLA's partitioner makes the local matmul of 1638
 from __future__ import annotations
 
 from rhino_jax.api import auto_shard as auto_shard, load_plan as load_plan, plan as plan
-from rhino_jax.api_audit import audit as audit
-from rhino_jax.api_together import plan_together as plan_together
 from rhino_jax.apply.sharded import ShardedFunction as ShardedFunction
 from rhino_jax.errors import (
     HardwareError as HardwareError,
@@ -97,5 +95,7 @@ from rhino_jax.hardware.files import load_target as load_target
 from rhino_jax.hardware.target import Target as Target
 from rhino_jax.ir.traits import OpKind as OpKind, Traits as Traits
 from rhino_jax.plan.plans import Plans as Plans
+from rhino_jax.planning.audit import audit as audit
+from rhino_jax.planning.together import plan_together as plan_together
 from rhino_jax.verify.targets import compile_target as compile_target
 from rhino_jax.version import __version__ as __version__

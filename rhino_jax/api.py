@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from rhino_jax.api_like import hardware_of_like
-from rhino_jax.api_wishes import Wishes
 from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.errors import RhinoError
 from rhino_jax.face.plan import Plan
-from rhino_jax.frontend.parameters import read_parameters
+from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.tracing.wrappers import check_no_shardings
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.store import load_plan as load
+from rhino_jax.planning.like import hardware_of_like
+from rhino_jax.planning.wishes import Wishes
+
+
+CALLING = ("donate_argnums", "donate_argnames", "static_argnums", "static_argnames")
+"""What is said of a function's arguments, as in `jax.jit`; all else is of its plan."""
 
 
 def auto_shard(
@@ -93,10 +97,10 @@ def auto_shard(
       >>> @auto_shard(donate_argnums=(0, 1))
       ... def train_step(params, opt_state, batch): ...
     """
-    what = "`auto_shard`"
+    said = {k: v for k, v in locals().items() if k != "fn"}
     if fn is None:
-        keywords = {k: v for k, v in locals().items() if k not in ("fn", "what")}
-        return lambda fn: auto_shard(fn, **keywords)
+        return lambda fn: auto_shard(fn, **said)
+    what = "`auto_shard`"
     # A Mesh is callable: it may be a decorator of its own.
     if not callable(fn) or isinstance(fn, Mesh | AbstractMesh):
         raise RhinoError(
@@ -105,42 +109,32 @@ def auto_shard(
             numbers=f"got {type(fn).__name__}",
             fix="decorate a function; give the mesh as auto_shard(mesh=mesh).",
         )
-    wishes = Wishes(
-        hardware=hardware,
-        memory_budget_bytes=memory_budget_bytes,
-        pins=pins,
-        level=level,
-        time_limit_s=time_limit_s,
-        seed=seed,
-        refine=refine,
-        progress=progress,
-        what=what,
-        like=like,
-        dump=dump,
-    )
+    mesh, calling = said.pop("mesh"), {k: said.pop(k) for k in CALLING}
+    wishes = Wishes(what=what, **said)
     if isinstance(fn, ShardedFunction) and isinstance(fn.wishes, Wishes):
         is_elsewhere = mesh is not None or hardware is not None
         mesh = mesh if is_elsewhere else fn.mesh
         wishes = wishes.beside(fn.wishes, is_elsewhere)
-    given = (donate_argnums, donate_argnames, static_argnums, static_argnames)
-    if isinstance(fn, ShardedFunction) and given == (None,) * 4:
-        parameters = fn.parameters
-    else:
-        check_no_shardings(fn, what)
-        parameters = read_parameters(
-            fn.parameters.fn if isinstance(fn, ShardedFunction) else fn,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            what=what,
-        )
+    parameters = _parameters(fn, calling, what)
     sharded = ShardedFunction(parameters, wishes.plan, read_mesh(mesh, what), what)
     sharded.wishes = wishes
     sharded.hardware = wishes.hardware
     if sharded.hardware is None:
         sharded.hardware = hardware_of_like(wishes.like)
     return sharded
+
+
+def _parameters(
+    fn: Callable[..., Any], calling: Mapping[str, Any], what: str
+) -> Parameters:
+    """How `fn` is called; of one that `auto_shard` made, as was said there where
+    nothing is said here."""
+    nothing_said = all(given is None for given in calling.values())
+    if isinstance(fn, ShardedFunction) and nothing_said:
+        return fn.parameters
+    check_no_shardings(fn, what)
+    written = fn.parameters.fn if isinstance(fn, ShardedFunction) else fn
+    return read_parameters(written, what=what, **calling)
 
 
 def plan(
@@ -173,25 +167,8 @@ def plan(
     Raises:
       MeshError, PinError, HardwareError, InfeasiblePlanError, TraceError.
     """
-    sharded = auto_shard(
-        fn,
-        mesh=mesh,
-        hardware=hardware,
-        memory_budget_bytes=memory_budget_bytes,
-        pins=pins,
-        level=level,
-        time_limit_s=time_limit_s,
-        seed=seed,
-        refine=refine,
-        like=like,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-        progress=progress,
-        dump=dump,
-    )
-    return sharded.plan(*args, **kwargs)
+    said = {k: v for k, v in locals().items() if k not in ("fn", "args", "kwargs")}
+    return auto_shard(fn, **said).plan(*args, **kwargs)
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:

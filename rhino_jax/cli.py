@@ -97,7 +97,7 @@ def _add_demo(commands: Any) -> None:
 
 
 def _run_demo(args: argparse.Namespace) -> None:
-    from rhino_jax.demo import run
+    from rhino_jax.commands.demo import run
 
     run(steps=args.steps)
 

@@ -15,16 +15,14 @@ import rhino_jax
 
 ROOT = Path(rhino_jax.__file__).parent
 
-PLAIN = "errors units version memo numbering disjoint keywords streams shapes _compat"
+PLAIN = "errors units version memo numbering disjoint keywords streams _compat"
 """Modules that know nothing of ours but one another."""
 
 ORDER = (
     *PLAIN.split(),
     "ir", "optimize", "contest", "hardware", "cost", "frontend", "analysis", "model",
     "recipes", "plan", "search", "processes", "apply", "verify", "report", "face",
-    "uncovered", "api_like", "api_wishes", "api_programs", "api_layout", "api_joint",
-    "api_together", "api_audit", "api", "rhino_jax", "models", "demo", "loading",
-    "bench", "commands", "cli", "__main__",
+    "planning", "api", "rhino_jax", "models", "bench", "commands", "cli", "__main__",
 )  # fmt: skip
 """Packages, and modules of the top level, each after all that it imports."""
 
@@ -46,18 +44,18 @@ ALONG = "0.03 s, needed together with the search alone"
 OPTAX = "needs Optax, 0.1 s: no use to `--help` and to commands on saved plans"
 
 INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
-    ("api_wishes", "search"): AT_START,
-    ("api_wishes", "verify.refine"): AT_START,
-    ("api_programs", "search"): AT_START,
-    ("api_layout", "search"): AT_START,
-    ("api_layout", "analysis"): ALONG,
-    ("api_layout", "optimize"): AT_START,
+    ("planning.wishes", "search"): AT_START,
+    ("planning.wishes", "verify.refine"): AT_START,
+    ("planning.programs", "search"): AT_START,
+    ("planning.layout", "search"): AT_START,
+    ("planning.layout", "analysis"): ALONG,
+    ("planning.layout", "optimize"): AT_START,
     ("cli", "contest"): AT_START,
-    ("cli", "demo"): OPTAX,
+    ("cli", "commands.demo"): OPTAX,
     ("commands.benching", "bench"): OPTAX,
-    ("commands.benching", "demo"): OPTAX,
-    ("commands.checking", "loading"): OPTAX,
-    ("commands.planning", "loading"): OPTAX,
+    ("commands.benching", "commands.demo"): OPTAX,
+    ("commands.checking", "commands.loading"): OPTAX,
+    ("commands.planning", "commands.loading"): OPTAX,
 }
 """(importer, what it imports inside of functions) → why not at its top."""
 

@@ -15,7 +15,7 @@ ROOT = Path(rhino_jax.__file__).parent
 
 PACKAGES = (
     "analysis", "apply", "cost", "frontend", "hardware", "ir", "model", "plan",
-    "recipes", "report", "search", "verify",
+    "planning", "recipes", "report", "search", "verify",
 )  # fmt: skip
 
 EXTENDED = ("cost", "frontend/rules", "hardware", "recipes", "report")

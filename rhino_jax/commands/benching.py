@@ -109,7 +109,7 @@ def _run_fit(args: argparse.Namespace) -> None:
 
 
 def _run_measure(args: argparse.Namespace) -> None:
-    from rhino_jax.demo import emulate
+    from rhino_jax.commands.demo import emulate
 
     if args.emulate is not None:
         emulate(args.emulate, "measure")

@@ -76,7 +76,7 @@ def add_audit(commands: Any) -> None:
 
 
 def _run_verify(args: argparse.Namespace) -> int:
-    from rhino_jax.loading import load_call
+    from rhino_jax.commands.loading import load_call
 
     call = load_call(args.target, args.shapes, "verify")
     if args.plan is None:
@@ -136,7 +136,7 @@ def _refuse_planning(args: argparse.Namespace) -> None:
 
 
 def _run_audit(args: argparse.Namespace) -> None:
-    from rhino_jax.loading import load_call
+    from rhino_jax.commands.loading import load_call
 
     call = load_call(args.target, args.shapes, "audit")
     asked = keywords(args, "audit")

@@ -25,7 +25,7 @@ from rhino_jax.report.html import page, to_html
 
 
 if TYPE_CHECKING:
-    from rhino_jax.loading import LoadedCall
+    from rhino_jax.commands.loading import LoadedCall
 
 
 SHAPES_HELP = """\
@@ -129,7 +129,7 @@ def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
 
 def plan_call(args: argparse.Namespace, call: LoadedCall, command: str) -> rhino.Plan:
     """Plan what the command line names."""
-    from rhino_jax.loading import tracing_error
+    from rhino_jax.commands.loading import tracing_error
 
     sharded = rhino.auto_shard(call.fn, **keywords(args, command), **call.options)
     try:
@@ -145,7 +145,7 @@ def plan_call(args: argparse.Namespace, call: LoadedCall, command: str) -> rhino
 
 
 def _run_plan(args: argparse.Namespace) -> None:
-    from rhino_jax.loading import load_call
+    from rhino_jax.commands.loading import load_call
 
     plan = plan_call(args, load_call(args.target, args.shapes), "plan")
     if args.save:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rhino_jax.api_programs import WHAT, Programs
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.shared import SharedLayout, Slot
 from rhino_jax.plan.trees import axes_text
+from rhino_jax.planning.programs import WHAT, Programs
 from rhino_jax.processes.agree import decided_by_first
 from rhino_jax.units import format_bytes
 
 
 if TYPE_CHECKING:
-    from rhino_jax.api_wishes import MeshAxes
+    from rhino_jax.planning.wishes import MeshAxes
     from rhino_jax.search.adding import Member
     from rhino_jax.search.together import Layout
 

@@ -12,14 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
-from rhino_jax.api_like import (
-    Kept,
-    Like,
-    check_like,
-    hardware_of_like,
-    like_is_in_the_way,
-    plan_of_like,
-)
 from rhino_jax.apply.meshes import axes_of_mesh, devices_here, make_mesh
 from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.errors import InfeasiblePlanError, PinError
@@ -45,9 +37,17 @@ from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.trees import on_mesh
+from rhino_jax.planning.like import (
+    Kept,
+    Like,
+    check_like,
+    hardware_of_like,
+    like_is_in_the_way,
+    plan_of_like,
+)
+from rhino_jax.planning.uncovered import notes_of_rules, warn_of_uncovered
 from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
 from rhino_jax.report.progress import Progress
-from rhino_jax.uncovered import notes_of_rules, warn_of_uncovered
 
 
 if TYPE_CHECKING:

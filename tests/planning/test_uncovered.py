@@ -12,8 +12,8 @@ import pytest
 from jax.extend.core import Primitive  # noqa: TID251  as users make theirs
 
 import rhino_jax as rhino
-from rhino_jax import uncovered
 from rhino_jax.frontend import registry
+from rhino_jax.planning import uncovered
 
 
 strange = Primitive("strange_op")

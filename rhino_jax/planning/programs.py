@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rhino_jax.api_wishes import MeshAxes, Wishes
 from rhino_jax.apply.meshes import axes_of_mesh
 from rhino_jax.errors import PinError
 from rhino_jax.frontend.trace import Traced
@@ -17,6 +16,7 @@ from rhino_jax.plan.pin_trees import check_devices, expand_pins
 from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.shared import Slot, staying_inputs
 from rhino_jax.plan.trees import axes_text
+from rhino_jax.planning.wishes import MeshAxes, Wishes
 
 
 if TYPE_CHECKING:

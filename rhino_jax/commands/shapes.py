@@ -74,13 +74,13 @@ def read_shapes(path: str | Path) -> Shapes:
         raise ShapesError(
             f"no such file of shapes: {path}.{nearest(path.name, names)}",
             where="--shapes",
-            fix="give the path of a TOML file; its format: rhino_jax/shapes.py.",
+            fix="give a TOML file; its format: rhino_jax/commands/shapes.py.",
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ShapesError(
             f"the file of shapes cannot be read: {error}.",
             where=str(path),
-            fix="correct the file; its format: rhino_jax/shapes.py.",
+            fix="correct the file; its format: rhino_jax/commands/shapes.py.",
         ) from None
     return parse_shapes(data, str(path))
 
@@ -134,7 +134,7 @@ def _misfit(key: str, value: Any, expected: str, where: str) -> ShapesError:
         f"the file of shapes: `{key}` is not {expected}.",
         where=f"{where}, key `{key}`",
         numbers=f"got {value!r}",
-        fix=f"write {expected}; the format: rhino_jax/shapes.py.",
+        fix=f"write {expected}; the format: rhino_jax/commands/shapes.py.",
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rhino_jax.api_wishes import Wishes
 from rhino_jax.face.audit import Audit
 from rhino_jax.hardware.target import Target
+from rhino_jax.planning.wishes import Wishes
 from rhino_jax.verify.audit import audit as run
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 
 import rhino_jax
+from rhino_jax.commands.shapes import read_shapes
 from rhino_jax.errors import RhinoError, nearest
 from rhino_jax.models import registry
-from rhino_jax.shapes import read_shapes
 
 
 class LoadingError(RhinoError, ValueError):
@@ -44,7 +44,7 @@ def load_call(target: str, shapes: str | None, command: str = "plan") -> LoadedC
 
     Args:
       target: `module:function`, or the name of a model of the zoo.
-      shapes: path of a file of shapes (see `rhino_jax.shapes`), for a function.
+      shapes: path of a file of shapes (`rhino_jax.commands.shapes`), for a function.
       command: the command that asks, for messages.
     Raises:
       LoadingError: the function cannot be loaded, or shapes are missing.

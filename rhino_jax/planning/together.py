@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rhino_jax._compat import context_mesh
-from rhino_jax.api_joint import Together
-from rhino_jax.api_programs import WHAT
-from rhino_jax.api_wishes import Wishes
 from rhino_jax.apply.constraints import auto_twin
 from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.sharded import ShardedFunction
@@ -22,6 +19,9 @@ from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plans import Plans
+from rhino_jax.planning.joint import Together
+from rhino_jax.planning.programs import WHAT
+from rhino_jax.planning.wishes import Wishes
 from rhino_jax.processes.agree import attending
 
 

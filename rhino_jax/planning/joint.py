@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rhino_jax.api_layout import decided_layout
-from rhino_jax.api_like import Kept
-from rhino_jax.api_programs import WHAT, Programs
-from rhino_jax.api_wishes import Wishes
 from rhino_jax.apply.meshes import axes_of_mesh, make_mesh
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.face.plan import Plan
 from rhino_jax.ir.spec import Spec, local_shape
 from rhino_jax.plan.plans import Plans
 from rhino_jax.plan.shared import Slot, shared_places, taken_with
+from rhino_jax.planning.layout import decided_layout
+from rhino_jax.planning.like import Kept
+from rhino_jax.planning.programs import WHAT, Programs
+from rhino_jax.planning.wishes import Wishes
 from rhino_jax.units import format_bytes
 
 

@@ -1,0 +1,10 @@
+"""From what users ask for to plans: keywords read, mesh and hardware found, the search
+called, kept plans and other processes minded.
+
+In: a function with example arguments, and the keywords of `auto_shard`, `plan`,
+`plan_together` or `audit`.
+Out: what `face` shows: a `Plan`, several of them, or an `Audit`.
+Order: `uncovered` (warnings of ops without a rule), `like` (what stays as in another
+plan), `wishes` (keywords checked; one program planned), `audit`; several programs that
+share state: `programs`, `layout`, `joint`, `together`. `rhino_jax.api` calls all this.
+"""
