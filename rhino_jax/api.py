@@ -13,16 +13,12 @@ from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.errors import RhinoError
 from rhino_jax.face.plan import Plan
-from rhino_jax.frontend.parameters import Parameters, read_parameters
+from rhino_jax.frontend.parameters import CALLING, Parameters, read_parameters
 from rhino_jax.frontend.tracing.wrappers import check_no_shardings
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.store import load_plan as load
 from rhino_jax.planning.like import hardware_of_like
 from rhino_jax.planning.wishes import Wishes
-
-
-CALLING = ("donate_argnums", "donate_argnames", "static_argnums", "static_argnames")
-"""What is said of a function's arguments, as in `jax.jit`; all else is of its plan."""
 
 
 def auto_shard(

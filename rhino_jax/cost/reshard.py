@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rhino_jax.cost.collectives import (
     ALL_GATHER,
@@ -94,76 +94,111 @@ def _reshard(
         axes = tuple(sorted({a for d, w in pairs for a in (*d, *w)}))
         cut = math.prod(sizes[a] for a in axes_of(src))
         return [Step(PERMUTE, axes, whole_bytes / cut)], []
-    now = [list(dim) for dim in src]
-    want = [list(dim) for dim in dst]
-    steps: list[Step] = []
-    route: list[Spec] = []
-
-    def local_bytes() -> float:
-        cut = math.prod(sizes[a] for dim in now for a in dim)
-        return whole_bytes / cut
-
-    def stop_here() -> None:
-        route.append(tuple(map(tuple, now)))
-
-    home = {a: i for i, dim in enumerate(dst) for a in dim}
-    _cut_free_axes(now, want)
-    # An axis that is minor-most where it is and next in line where it must go is
-    # moved by an all-to-all.
-    moved = True
-    while moved:
-        moved = False
-        for i, dim in enumerate(now):
-            if not dim or dim == want[i][: len(dim)]:
-                continue
-            axis = dim[-1]
-            j = home.get(axis)
-            if j is None or j == i or now[j] != want[j][: want[j].index(axis)]:
-                continue
-            stop_here()
-            steps.append(Step(ALL_TO_ALL, (axis,), local_bytes()))
-            now[j].append(axis)
-            dim.pop()
-            moved = True
-        if moved:
-            _cut_free_axes(now, want)
-    # Gather the rest, one collective per dim. Major axes lie on the slower links:
-    # they come first, while the shard is small. XLA left to itself gathers the last
-    # dim first; where it gathers by axis, all at once with an all-reduce.
-    extras = {}
-    for i, (dim, goal) in enumerate(zip(now, want, strict=True)):
-        keep = 0
-        while keep < len(dim) and dim[keep : keep + 1] == goal[keep : keep + 1]:
-            keep += 1
-        if len(dim) > keep:
-            extras[i] = dim[keep:]
-    every = tuple(a for extra in extras.values() for a in extra)
-    is_told, by_axis = lowering.annotates_waypoints, lowering.gathers_by_axis
-    if by_axis and not is_told and len(every) > 1:
-        for i, extra in extras.items():
-            del now[i][-len(extra) :]
-        return [*steps, Step(ALL_REDUCE, every, local_bytes())], route
-    for i, extra in sorted(
-        extras.items(), key=lambda e: min(e[1]) if is_told else -e[0]
-    ):
-        for group in [[a] for a in reversed(extra)] if by_axis else [extra]:
-            stop_here()
-            del now[i][-len(group) :]
-            steps.append(Step(ALL_GATHER, tuple(group), local_bytes()))
-    if extras and now != want:
-        # Not told, XLA gathers a part of an axis and permutes.
-        stop_here()
-    return steps, route
+    way = _Way([list(dim) for dim in src], dst, whole_bytes, sizes)
+    way.cut_free_axes()
+    way.exchange()
+    way.gather(lowering)
+    return way.steps, way.route
 
 
-def _cut_free_axes(now: list[list[int]], want: list[list[int]]) -> None:
-    """Cut by axes that are not in use yet; each device keeps its part: free."""
-    used = {a for dim in now for a in dim}
-    for dim, goal in zip(now, want, strict=True):
-        while (
-            len(dim) < len(goal)
-            and dim == goal[: len(dim)]
-            and goal[len(dim)] not in used
+@dataclass(slots=True)
+class _Way:
+    """A value on its way to another spec.
+
+    Attributes:
+      now: the axes that cut every dim, at this point.
+      want: those that shall.
+      whole_bytes: bytes of the whole value.
+      sizes: mesh axis sizes.
+      steps: the collectives so far.
+      route: the specs before each of them.
+    """
+
+    now: list[list[int]]
+    want: Spec
+    whole_bytes: int
+    sizes: tuple[int, ...]
+    steps: list[Step] = field(default_factory=list)
+    route: list[Spec] = field(default_factory=list)
+
+    def step(self, kind: str, axes: tuple[int, ...]) -> None:
+        cut = math.prod(self.sizes[a] for dim in self.now for a in dim)
+        self.steps.append(Step(kind, axes, self.whole_bytes / cut))
+
+    def stop_here(self) -> None:
+        self.route.append(tuple(map(tuple, self.now)))
+
+    def cut_free_axes(self) -> None:
+        """Cut by axes that are not in use yet; each device keeps its part: free."""
+        used = {a for dim in self.now for a in dim}
+        for dim, goal in zip(self.now, self.want, strict=True):
+            while (
+                len(dim) < len(goal)
+                and tuple(dim) == goal[: len(dim)]
+                and goal[len(dim)] not in used
+            ):
+                used.add(goal[len(dim)])
+                dim.append(goal[len(dim)])
+
+    def exchange(self) -> None:
+        """Move by an all-to-all every axis that is minor-most where it is and next in
+        line where it must go."""
+        now, want = self.now, self.want
+        home = {a: i for i, dim in enumerate(want) for a in dim}
+        moved = True
+        while moved:
+            moved = False
+            for i, dim in enumerate(now):
+                if not dim or tuple(dim) == want[i][: len(dim)]:
+                    continue
+                axis = dim[-1]
+                j = home.get(axis)
+                if j is None or j == i:
+                    continue
+                if tuple(now[j]) != want[j][: want[j].index(axis)]:
+                    continue
+                self.stop_here()
+                self.step(ALL_TO_ALL, (axis,))
+                now[j].append(axis)
+                dim.pop()
+                moved = True
+            if moved:
+                self.cut_free_axes()
+
+    def gather(self, lowering: LoweringPolicy) -> None:
+        """Gather over what is left, one collective per dim.
+
+        Major axes lie on the slower links: they come first, while the shard is small.
+        XLA left to itself gathers the last dim first; where it gathers by axis, all at
+        once with an all-reduce.
+        """
+        now = self.now
+        extras = self._extras()
+        every = tuple(a for extra in extras.values() for a in extra)
+        is_told, by_axis = lowering.annotates_waypoints, lowering.gathers_by_axis
+        if by_axis and not is_told and len(every) > 1:
+            for i, extra in extras.items():
+                del now[i][-len(extra) :]
+            self.step(ALL_REDUCE, every)
+            return
+        for i, extra in sorted(
+            extras.items(), key=lambda e: min(e[1]) if is_told else -e[0]
         ):
-            used.add(goal[len(dim)])
-            dim.append(goal[len(dim)])
+            for group in [[a] for a in reversed(extra)] if by_axis else [extra]:
+                self.stop_here()
+                del now[i][-len(group) :]
+                self.step(ALL_GATHER, tuple(group))
+        if extras and tuple(map(tuple, now)) != self.want:
+            # Not told, XLA gathers a part of an axis and permutes.
+            self.stop_here()
+
+    def _extras(self) -> dict[int, list[int]]:
+        """Dim → the minor axes that cut it and shall not."""
+        extras = {}
+        for i, (dim, goal) in enumerate(zip(self.now, self.want, strict=True)):
+            keep = 0
+            while keep < min(len(dim), len(goal)) and dim[keep] == goal[keep]:
+                keep += 1
+            if len(dim) > keep:
+                extras[i] = dim[keep:]
+        return extras

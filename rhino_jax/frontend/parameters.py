@@ -14,6 +14,10 @@ from rhino_jax.frontend.tracing.wrappers import is_nnx_jit, take_off
 from rhino_jax.keywords import brief, whole
 
 
+CALLING = ("donate_argnums", "donate_argnames", "static_argnums", "static_argnames")
+"""What is said of a function's arguments, as in `jax.jit`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """How the arguments of a function are read.
@@ -98,46 +102,15 @@ def read_parameters(
     is_of_nnx = is_nnx_jit(fn)
     fn, own = take_off(fn)
     name = function_name(fn)
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    kinds = inspect.Parameter
-    positional = tuple(
-        p.name
-        for p in parameters
-        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-    )
-    named = positional + tuple(
-        p.name for p in parameters if p.kind is kinds.KEYWORD_ONLY
-    )
-    variadic = next(
-        (p.name for p in parameters if p.kind is kinds.VAR_POSITIONAL), None
-    )
-    takes_any_name = not parameters or any(
-        p.kind is kinds.VAR_KEYWORD for p in parameters
-    )
+    signature = _Signature.of(fn, name)
 
     def resolve(kind: str, nums: Any, names: Any) -> frozenset[str | int]:
-        keys: set[str | int] = set()
-        for num in (
-            *_read(what, f"{kind}_argnums", nums),
-            *own.get(f"{kind}_argnums", ()),
-        ):
-            index = num + len(positional) if num < 0 else num
-            if index < 0 or (index >= len(positional) and variadic and num < 0):
-                raise _bad_argument(what, name, kind, num, positional)
-            if index >= len(positional) and parameters and variadic is None:
-                raise _bad_argument(what, name, kind, num, positional)
-            keys.add(positional[index] if index < len(positional) else index)
-        for key in (
-            *_read(what, f"{kind}_argnames", names),
-            *own.get(f"{kind}_argnames", ()),
-        ):
-            if key not in named and not takes_any_name:
-                raise _bad_argument(what, name, kind, key, named)
-            keys.add(key)
-        return frozenset(keys)
+        read = _read(what, f"{kind}_argnums", nums)
+        numbered = *read, *own.get(f"{kind}_argnums", ())
+        read = _read(what, f"{kind}_argnames", names)
+        named = *read, *own.get(f"{kind}_argnames", ())
+        keys = [signature.positioned(n, kind, what) for n in numbered]
+        return frozenset(keys + [signature.named(n, kind, what) for n in named])
 
     static = resolve("static", static_argnums, static_argnames)
     donated = resolve("donate", donate_argnums, donate_argnames)
@@ -147,7 +120,75 @@ def read_parameters(
             where=", ".join(sorted(map(str, both))),
             fix="donate arrays only; drop it from one of the two.",
         )
-    return Parameters(fn, name, positional, variadic, static, donated, is_of_nnx)
+    return Parameters(
+        fn, name, signature.positional, signature.variadic, static, donated, is_of_nnx
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """What a function takes.
+
+    Attributes:
+      name: of the function.
+      positional: names of the parameters that may be passed by position.
+      by_name: names of all that may be passed by name.
+      variadic: name of the `*args` parameter, if any.
+      is_known: whether it says anything of its parameters; builtins do not.
+      takes_any_name: whether names that are not in `by_name` may be given.
+    """
+
+    name: str
+    positional: tuple[str, ...]
+    by_name: tuple[str, ...]
+    variadic: str | None
+    is_known: bool
+    takes_any_name: bool
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any], name: str) -> _Signature:
+        try:
+            parameters = list(inspect.signature(fn).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        kinds = inspect.Parameter
+
+        def of_kinds(*wanted: Any) -> tuple[str, ...]:
+            return tuple(p.name for p in parameters if p.kind in wanted)
+
+        positional = of_kinds(kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+        return cls(
+            name,
+            positional,
+            positional + of_kinds(kinds.KEYWORD_ONLY),
+            next(iter(of_kinds(kinds.VAR_POSITIONAL)), None),
+            bool(parameters),
+            not parameters or bool(of_kinds(kinds.VAR_KEYWORD)),
+        )
+
+    def positioned(self, num: int, kind: str, what: str) -> str | int:
+        """The parameter at a position: its name, or its number if it has none.
+
+        Raises:
+          TraceError: there is none.
+        """
+        count = len(self.positional)
+        index = num + count if num < 0 else num
+        if 0 <= index < count:
+            return self.positional[index]
+        takes_more = not self.is_known or self.variadic is not None
+        if index < 0 or not takes_more:
+            raise _bad_argument(what, self.name, kind, num, self.positional)
+        return index
+
+    def named(self, key: str, kind: str, what: str) -> str:
+        """
+        Raises:
+          TraceError: there is no parameter of this name.
+        """
+        if key not in self.by_name and not self.takes_any_name:
+            raise _bad_argument(what, self.name, kind, key, self.by_name)
+        return key
 
 
 def check_callable(what: str, fn: Any) -> None:

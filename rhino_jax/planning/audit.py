@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rhino_jax.face.audit import Audit
+from rhino_jax.frontend.parameters import CALLING
 from rhino_jax.hardware.target import Target
 from rhino_jax.planning.wishes import Wishes
 from rhino_jax.verify.audit import audit as run
@@ -58,17 +59,10 @@ def audit(
       >>> found = rhino.audit(train_step, params, batch)  # doctest: +SKIP
       >>> found.costs[0].source, found.gain  # doctest: +SKIP
     """
-    wishes = Wishes(
-        hardware=hardware,
-        memory_budget_bytes=memory_budget_bytes,
-        pins=pins,
-        level=level,
-        time_limit_s=time_limit_s,
-        seed=seed,
-        refine=refine,
-        progress=progress,
-        what="`rhino.audit`",
-    )
+    said = {k: v for k, v in locals().items() if k not in ("fn", "args", "kwargs")}
+    mesh, calling = said.pop("mesh"), {k: said.pop(k) for k in CALLING}
+    wishes = Wishes(what="`rhino.audit`", **said)
+    budget = wishes.memory_budget_bytes
     return Audit.of(
         run(
             fn,
@@ -77,10 +71,7 @@ def audit(
             wishes.plan,
             mesh=mesh,
             hardware=hardware,
-            memory_budget_bytes=wishes.memory_budget_bytes,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
+            memory_budget_bytes=budget,
+            **calling,
         )
     )

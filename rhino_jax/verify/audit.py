@@ -6,7 +6,7 @@ free of its user's shardings, on the same mesh, and the compiler judges both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,12 +105,13 @@ def audit(
     mesh: Any,
     hardware: Any,
     memory_budget_bytes: int | None,
-    donate_argnums: int | Iterable[int] | None,
-    donate_argnames: str | Iterable[str] | None,
-    static_argnums: int | Iterable[int] | None,
-    static_argnames: str | Iterable[str] | None,
+    **calling: Any,
 ) -> Audit:
-    """Compile a program as it is, read it, and compare; see `rhino.audit`."""
+    """Compile a program as it is, read it, and compare; see `rhino.audit`.
+
+    Args:
+      calling: what is donated and static, as of `read_parameters`.
+    """
     what = "`rhino.audit`"
     if isinstance(fn, ShardedFunction | Method):
         raise RhinoError(
@@ -118,14 +119,7 @@ def audit(
             where=f"`{getattr(fn, '__name__', type(fn).__name__)}`",
             fix="call fn.plan(*args).verify(fn, *args); or audit the plain function.",
         )
-    parameters = read_parameters(
-        fn,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-        what=what,
-    )
+    parameters = read_parameters(fn, what=what, **calling)
     program = read_by_hand(fn, parameters, args, kwargs, mesh=mesh, what=what)
     axes = axes_of_mesh(program.mesh)
     place = place_on(program.mesh, hardware)

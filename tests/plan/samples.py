@@ -57,6 +57,21 @@ def leaf(path: str, shape: tuple[int, ...], spec: Spec, count: int = 1) -> Leaf:
 PREDICTED = Predicted(12.3e-3, 10e-3, 2.3e-3, 3 * 2**30, 1.5e12)
 
 
+COLLECTIVES = (
+    Collective(
+        "all-reduce",
+        ("data",),
+        1536,
+        2,
+        1.5e-3,
+        "dot_general %7",
+        "model.py:12 (mlp)",
+        "partial sum over batch",
+    ),
+    Collective("all-gather", ("model",), 700, 1, 0.8e-3, "add %9", "model.py:20 (mlp)"),
+)
+
+
 def sample_stage(**changes: Any) -> StagePlan:
     """The stage of `sample_plan`, with other decisions."""
     decisions = Decisions(
@@ -102,21 +117,7 @@ def sample_plan(**changes: Any) -> Plan:
         "stages": (sample_stage(),),
         "transforms": (Transform("dead code", 40, 38),),
         "predicted": PREDICTED,
-        "collectives": (
-            Collective(
-                "all-reduce",
-                ("data",),
-                1536,
-                2,
-                1.5e-3,
-                "dot_general %7",
-                "model.py:12 (mlp)",
-                "partial sum over batch",
-            ),
-            Collective(
-                "all-gather", ("model",), 700, 1, 0.8e-3, "add %9", "model.py:20 (mlp)"
-            ),
-        ),
+        "collectives": COLLECTIVES,
         "search": SearchReport("optimal", 12.3e-3, 12.2e-3, 0.008, 1.5, 42, "best"),
         "coverage": Coverage(0.99, 1.0, 0.98, (("my_kernel", 3),)),
         "recipes": {

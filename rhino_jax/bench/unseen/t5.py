@@ -22,65 +22,24 @@ def workload(
 ) -> Workload:
     """Training from source [batch, source_len] to target [batch, target_len]."""
 
-    def gated_init(keys: Keys) -> Params:
-        return {
-            "gate": parts.normal(keys, width, 2048),
-            "up": parts.normal(keys, width, 2048),
-            "down": parts.normal(keys, 2048, width),
-        }
-
-    def layer_init(keys: Keys, *, crosses: bool) -> Params:
-        layer = {
-            "ln1": parts.norm_init(width),
-            "self": parts.attention_init(keys, width),
-            "ln2": parts.norm_init(width),
-            "mlp": gated_init(keys),
-        }
-        if crosses:
-            layer["ln3"] = parts.norm_init(width)
-            layer["cross"] = parts.attention_init(keys, width)
-        return layer
-
     def init(keys: Keys) -> Params:
         return {
             "tokens": parts.normal(keys, vocab, width, fan_in=width),
             "encoder_bias": parts.normal(keys, 32, num_heads),
             "decoder_bias": parts.normal(keys, 32, num_heads),
-            "encoder": [layer_init(keys, crosses=False) for _ in range(num_layers)],
-            "decoder": [layer_init(keys, crosses=True) for _ in range(num_layers)],
+            "encoder": [
+                _layer_init(keys, width, crosses=False) for _ in range(num_layers)
+            ],
+            "decoder": [
+                _layer_init(keys, width, crosses=True) for _ in range(num_layers)
+            ],
             "encoder_ln": parts.norm_init(width),
             "decoder_ln": parts.norm_init(width),
         }
 
-    def position_bias(table: jax.Array, length: int) -> jax.Array:
-        """[heads, length, length]"""
-        place = jnp.arange(length)
-        distance = jnp.clip(place[None, :] - place[:, None] + 16, 0, 31)
-        return jnp.moveaxis(table[distance], -1, 0)
-
-    def gated(p: Params, x: jax.Array) -> jax.Array:
-        gate = jax.nn.gelu(x @ p["gate"].astype(x.dtype))
-        return (gate * (x @ p["up"].astype(x.dtype))) @ p["down"].astype(x.dtype)
-
     def loss_fn(params: Params, batch: Params) -> jax.Array:
-        bias = position_bias(params["encoder_bias"], source_len)
-        x = params["tokens"][batch["source"]].astype(jnp.bfloat16)
-        for p in params["encoder"]:
-            y = parts.layer_norm(p["ln1"], x)
-            x = x + parts.attention(p["self"], y, y, num_heads, bias=bias)
-            x = x + gated(p["mlp"], parts.layer_norm(p["ln2"], x))
-        context = parts.layer_norm(params["encoder_ln"], x)
-        bias = position_bias(params["decoder_bias"], target_len)
-        causal = jnp.tril(jnp.ones((target_len, target_len), dtype=bool))
-        shifted = jnp.pad(batch["target"], ((0, 0), (1, 0)))[:, :-1]
-        x = params["tokens"][shifted].astype(jnp.bfloat16)
-        for p in params["decoder"]:
-            y = parts.layer_norm(p["ln1"], x)
-            x = x + parts.attention(p["self"], y, y, num_heads, causal, bias)
-            y = parts.layer_norm(p["ln3"], x)
-            x = x + parts.attention(p["cross"], y, context, num_heads)
-            x = x + gated(p["mlp"], parts.layer_norm(p["ln2"], x))
-        x = parts.layer_norm(params["decoder_ln"], x)
+        context = _encoded(params, batch["source"], num_heads)
+        x = _decoded(params, context, batch["target"], num_heads)
         logits = x @ params["tokens"].T.astype(x.dtype)
         return parts.cross_entropy(logits, batch["target"])
 
@@ -92,3 +51,61 @@ def workload(
         }
 
     return parts.training("unseen-t5", batch, init, loss_fn, make_batch)
+
+
+def _layer_init(keys: Keys, width: int, *, crosses: bool) -> Params:
+    layer = {
+        "ln1": parts.norm_init(width),
+        "self": parts.attention_init(keys, width),
+        "ln2": parts.norm_init(width),
+        "mlp": {
+            "gate": parts.normal(keys, width, 2048),
+            "up": parts.normal(keys, width, 2048),
+            "down": parts.normal(keys, 2048, width),
+        },
+    }
+    if crosses:
+        layer["ln3"] = parts.norm_init(width)
+        layer["cross"] = parts.attention_init(keys, width)
+    return layer
+
+
+def _encoded(params: Params, source: jax.Array, num_heads: int) -> jax.Array:
+    """Tokens [B, S] → [B, S, D]."""
+    bias = _position_bias(params["encoder_bias"], source.shape[1])
+    x = params["tokens"][source].astype(jnp.bfloat16)
+    for p in params["encoder"]:
+        y = parts.layer_norm(p["ln1"], x)
+        x = x + parts.attention(p["self"], y, y, num_heads, bias=bias)
+        x = x + _gated(p["mlp"], parts.layer_norm(p["ln2"], x))
+    return parts.layer_norm(params["encoder_ln"], x)
+
+
+def _decoded(
+    params: Params, context: jax.Array, target: jax.Array, num_heads: int
+) -> jax.Array:
+    """Tokens [B, T], of which each sees those before it, → [B, T, D]."""
+    length = target.shape[1]
+    bias = _position_bias(params["decoder_bias"], length)
+    causal = jnp.tril(jnp.ones((length, length), dtype=bool))
+    shifted = jnp.pad(target, ((0, 0), (1, 0)))[:, :-1]
+    x = params["tokens"][shifted].astype(jnp.bfloat16)
+    for p in params["decoder"]:
+        y = parts.layer_norm(p["ln1"], x)
+        x = x + parts.attention(p["self"], y, y, num_heads, causal, bias)
+        y = parts.layer_norm(p["ln3"], x)
+        x = x + parts.attention(p["cross"], y, context, num_heads)
+        x = x + _gated(p["mlp"], parts.layer_norm(p["ln2"], x))
+    return parts.layer_norm(params["decoder_ln"], x)
+
+
+def _position_bias(table: jax.Array, length: int) -> jax.Array:
+    """[heads, length, length]"""
+    place = jnp.arange(length)
+    distance = jnp.clip(place[None, :] - place[:, None] + 16, 0, 31)
+    return jnp.moveaxis(table[distance], -1, 0)
+
+
+def _gated(p: Params, x: jax.Array) -> jax.Array:
+    gate = jax.nn.gelu(x @ p["gate"].astype(x.dtype))
+    return (gate * (x @ p["up"].astype(x.dtype))) @ p["down"].astype(x.dtype)
