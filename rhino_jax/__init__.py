@@ -82,6 +82,7 @@ from rhino_jax.errors import (
 )
 from rhino_jax.face.audit import Audit as Audit
 from rhino_jax.face.check import Check as Check
+from rhino_jax.face.diff import diff as diff
 from rhino_jax.face.plan import Plan as Plan
 from rhino_jax.face.verification import Verification as Verification
 from rhino_jax.frontend.check import check_rule as check_rule

@@ -24,11 +24,19 @@ class PlanDiff(data.PlanDiff):
 
 
 def diff(a: Plan, b: Plan) -> PlanDiff:
-    """What changes from plan `a` to plan `b`.
+    """What changes from plan `a` to plan `b`: predictions, specs, collectives.
 
-    Example:
-      >>> print(diff(rhino.load_plan("monday.json"), plan))  # doctest: +SKIP
+    Plans of other programs, meshes and hardware may be compared too; arguments and
+    results are then matched by tree path.
+
+    Args:
+      a, b: plans, as `rhino.plan` or `rhino.load_plan` gives them.
+    Returns:
+      The differences; `print` it to read it. Bytes are per device, times in seconds
+      per step, both as predicted.
     Raises:
       PlanFileError: one of them is no plan.
+    Example:
+      >>> print(rhino.diff(rhino.load_plan("monday.json"), plan))  # doctest: +SKIP
     """
     return dressed(PlanDiff, data.diff(a, b))

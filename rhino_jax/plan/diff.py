@@ -1,4 +1,4 @@
-"""What changes from one plan to another; `print(diff(a, b))` reads it out."""
+"""What changes from one plan to another."""
 
 from __future__ import annotations
 
@@ -69,6 +69,8 @@ class PlanDiff:
       specs: inputs and outputs whose specs differ, largest first.
       traffic: collectives by kind and axes, where they differ, slowest first.
       unchanged: number of inputs and outputs laid out alike.
+      values: how many of all values, those inside too, are laid out otherwise, and of
+        how many; zeros where the programs differ.
     """
 
     programs: tuple[str, str]
@@ -79,6 +81,7 @@ class PlanDiff:
     specs: tuple[SpecChange, ...]
     traffic: tuple[TrafficChange, ...]
     unchanged: int
+    values: tuple[int, int]
 
     @property
     def is_empty(self) -> bool:
@@ -90,15 +93,12 @@ class PlanDiff:
             and self.predicted[0] == self.predicted[1]
             and not self.specs
             and not self.traffic
+            and not self.values[0]
         )
 
 
 def diff(a: Plan, b: Plan) -> PlanDiff:
-    """What changes from plan `a` to plan `b`.
-
-    Example:
-      >>> print(diff(rhino.load_plan("monday.json"), plan))  # doctest: +SKIP
-    """
+    """What changes from plan `a` to plan `b`; see `rhino.diff`."""
     for one in (a, b):
         if not hasattr(one, "mesh_axes"):
             raise PlanFileError(
@@ -121,7 +121,25 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
         specs=tuple(changes),
         traffic=_traffic_changes(traffic_of(a.collectives), traffic_of(b.collectives)),
         unchanged=same_inputs + same_outputs,
+        values=_values_changed(a, b),
     )
+
+
+def _values_changed(a: Plan, b: Plan) -> tuple[int, int]:
+    if a.fingerprint != b.fingerprint:
+        return 0, 0
+    before, after = _specs_of(a), _specs_of(b)
+    both = before.keys() & after.keys()
+    return sum(before[v] != after[v] for v in both), len(both)
+
+
+def _specs_of(plan: Plan) -> dict[int, str]:
+    """Value id → spec, as text."""
+    return {
+        value: format_spec(spec, [name for name, _ in stage.mesh_axes])
+        for stage in plan.stages
+        for value, spec in stage.decisions.values.items()
+    }
 
 
 def traffic_of(

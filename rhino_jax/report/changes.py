@@ -57,6 +57,10 @@ def _facts(diff: PlanDiff) -> tuple[tuple[str, str], ...]:
     meshes = [format_mesh(m) for m in diff.meshes]
     for name, (a, b) in (("mesh", meshes), ("hardware", diff.hardware)):
         facts.append((name, a if a == b else f"{a}  →  {b}"))
+    changed, count = diff.values
+    if changed:
+        share = f"{format_count(changed)} of {format_count(count)}"
+        facts.append(("values", f"{share}, those inside too, laid out otherwise"))
     return tuple(facts)
 
 

@@ -34,6 +34,7 @@ def tell(plan: Plan, *, full: bool = False) -> tuple[Section, ...]:
     """
     sections = [
         _head(plan),
+        _stages(plan),
         _recipes(plan),
         *value_sections(plan, full=full),
         *collective_sections(plan, full=full),
@@ -76,9 +77,39 @@ def _head(plan: Plan) -> Section:
                 f" {format_bytes(plan.memory_budget_bytes)} ({format_share(share)})",
             ),
             ("per device", f"{format_flops(predicted.flops_per_device)} per step"),
+            *_transforms(plan),
             ("fingerprint", plan.fingerprint[:16]),
         ),
     )
+
+
+def _transforms(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """What was done to the program before it was planned, in one line."""
+    if not plan.transforms:
+        return ()
+    done = [
+        f"{t.name} ({format_count(t.ops_before)} → {format_count(t.ops_after)} ops)"
+        for t in plan.transforms
+    ]
+    return (("transforms", ", ".join(done)),)
+
+
+def _stages(plan: Plan) -> Section:
+    """Where the program is cut over devices; nothing of a plan that is one stage."""
+    if len(plan.stages) == 1:
+        return Section("")
+    rows = tuple(
+        (
+            str(i),
+            format_mesh(stage.mesh_axes),
+            format_seconds(stage.compute_s),
+            format_bytes(stage.peak_bytes),
+            ", ".join(f"{format_bytes(s.bytes)} to {s.to}" for s in stage.sends),
+        )
+        for i, stage in enumerate(plan.stages)
+    )
+    header = ("stage", "mesh", "compute", "peak", "sends per step")
+    return Section("stages", table=Table(header, rows, "><>><", (4, 1)))
 
 
 def _recipes(plan: Plan) -> Section:

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from rhino_jax.face.diff import diff
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax import diff
 from rhino_jax.plan.diff import Traffic
 from rhino_jax.plan.plan import Leaf
-from tests.plan.samples import sample_plan
+from tests.plan.samples import sample_plan, sample_stage
 
 
 def test_a_plan_does_not_differ_from_itself() -> None:
@@ -91,3 +96,34 @@ def test_repeated_layers_and_state_are_told_once() -> None:
 def test_html_escapes_names() -> None:
     b = sample_plan(program_name="<b>x</b>")
     assert "<b>x</b>" not in diff(sample_plan(), b)._repr_html_()
+
+
+def test_values_inside_that_lie_otherwise_are_counted() -> None:
+    a = sample_plan()
+    inside = {**a.decisions.values, 7: ((), ())}
+    b = sample_plan(stages=(sample_stage(values=inside),))
+    found = diff(a, b)
+    assert found.values == (1, 3) and not found.is_empty
+    assert "1 of 3, those inside too, laid out otherwise" in str(found)
+    # Ids of values say nothing of another program.
+    assert diff(a, dataclasses.replace(b, fingerprint="f" * 64)).values == (0, 0)
+
+
+def test_plans_of_a_program_are_compared() -> None:
+    def step(w, x):
+        return jnp.tanh(x @ w).sum()
+
+    w = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    x = jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
+    a, b = (
+        rhino.plan(step, w, x, mesh={"d": 4}, hardware="v5e:2x2", pins={"x": pin})
+        for pin in (jax.P("d"), jax.P(None, "d"))
+    )
+    found = rhino.diff(a, b)
+    assert ("x", "P('d')", "P(None, 'd')") in {
+        (c.path, c.before, c.after) for c in found.specs
+    }
+    assert found.predicted == (a.predicted, b.predicted)
+    assert 0 < found.values[0] <= found.values[1]
+    with pytest.raises(rhino.PlanFileError, match="no plan"):
+        rhino.diff(a, "plan.json")

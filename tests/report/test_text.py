@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.plan import Leaf
 from rhino_jax.plan.records import (
     Collective,
@@ -14,8 +15,9 @@ from rhino_jax.plan.records import (
     Predicted,
     SearchReport,
 )
+from rhino_jax.plan.stages import Send
 from rhino_jax.report.text import MAX_WIDTH, display_width, shorten
-from tests.plan.samples import sample_plan
+from tests.plan.samples import sample_plan, sample_stage
 
 
 def lines_of(text: str, title: str) -> list[str]:
@@ -61,10 +63,31 @@ def test_the_table_tells_the_whole_story() -> None:
         "42 Boolean variables",
         "gap 0.8 %",
         "`my_kernel` has no rule: it is replicated.",
+        "transforms   dead code (40 → 38 ops)",
     ],
 )
 def test_what_stands_in_the_table(words: str) -> None:
     assert words in sample_plan().table()
+
+
+def test_transforms_are_told_where_there_are_any() -> None:
+    assert "transforms" not in sample_plan(transforms=()).table()
+    both = (Transform("no-ops", 40, 38), Transform("merged dims", 38, 1044))
+    (line,) = [
+        line
+        for line in sample_plan(transforms=both).table().splitlines()
+        if "transforms" in line
+    ]
+    assert line.endswith("no-ops (40 → 38 ops), merged dims (38 → 1,044 ops)")
+
+
+def test_stages_are_told_where_there_are_several() -> None:
+    stage = dataclasses.replace(sample_stage(), devices=(0, 1, 2, 3))
+    first = dataclasses.replace(stage, sends=(Send(1, "h", 3 * 2**20, 1e-4),))
+    rows = lines_of(sample_plan(stages=(first, stage)).table(), "stages")[2:]
+    assert rows[0].split()[:4] == ["0", "data=4", "×", "model=2"]
+    assert rows[0].endswith("3.00 MiB to 1")
+    assert "10.0 ms" in rows[1] and "3.00 GiB" in rows[1]
 
 
 def test_recipes_stand_fastest_first_with_ratio_and_fit() -> None:
