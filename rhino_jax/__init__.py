@@ -85,7 +85,7 @@ from rhino_jax.face.check import Check as Check
 from rhino_jax.face.diff import diff as diff
 from rhino_jax.face.plan import Plan as Plan
 from rhino_jax.face.verification import Verification as Verification
-from rhino_jax.frontend.check import check_rule as check_rule
+from rhino_jax.frontend.check.rule import check_rule as check_rule
 from rhino_jax.frontend.pin import pin as pin
 from rhino_jax.frontend.registry import (
     OpContext as OpContext,

@@ -16,7 +16,7 @@ from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.parameters import CALLING, Parameters, read_parameters
 from rhino_jax.frontend.tracing.wrappers import check_no_shardings
 from rhino_jax.hardware.target import Target
-from rhino_jax.plan.store import load_plan as load
+from rhino_jax.plan.files.store import load_plan as load
 from rhino_jax.planning.like import hardware_of_like
 from rhino_jax.planning.wishes import Wishes
 
@@ -44,9 +44,9 @@ def auto_shard(
 
     Plans once per signature, moves arguments to where the plan wants them, and runs
     one compiled program. Inside of `jit`, `grad` and `vmap`, only constraints are
-    placed. Plans are kept on disk (`rhino_jax.plan.cache`). Where a mesh is of several
-    processes, the first plans for all (`rhino_jax.processes.agree`): they plan the same
-    functions in the same order.
+    placed. Plans are kept on disk (`rhino_jax.plan.files.cache`). Where a mesh is of
+    several processes, the first plans for all (`rhino_jax.processes.agree`): they plan
+    the same functions in the same order.
 
     Args:
       fn: the function; a `jax.jit` or `nnx.jit` object is taken off. Of one that

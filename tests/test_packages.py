@@ -16,8 +16,9 @@ import rhino_jax
 ROOT = Path(rhino_jax.__file__).parent
 
 PACKAGES = (
-    "analysis", "apply", "cost", "frontend", "hardware", "ir", "model", "plan",
-    "planning", "recipes", "report", "search", "verify",
+    "analysis", "apply", "cost", "frontend", "frontend/check", "hardware", "ir",
+    "model", "plan", "plan/files", "plan/pins", "planning", "recipes", "report",
+    "search", "verify",
 )  # fmt: skip
 
 EXTENDED = ("cost", "frontend/rules", "hardware", "recipes", "report")
@@ -29,10 +30,7 @@ MOST_LINES_OF_A_FUNCTION = 60
 
 MOST_FILES_OF_A_FOLDER = 20
 
-ROOMY = {
-    "frontend": 26, "plan": 26, "search": 23, "verify": 21, "verify/hlo": 24,
-    "bench": 30,
-}  # fmt: skip
+ROOMY = {"search": 23, "verify": 21, "verify/hlo": 24, "bench": 30}
 """Folders that are still to be split: folder → files."""
 
 LONG = {"optimize/solve.py solve_overlapped": 68}

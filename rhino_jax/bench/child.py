@@ -30,8 +30,8 @@ from rhino_jax.bench.suite import Row, parse_suite
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
+from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.records import CompiledCandidate
-from rhino_jax.plan.store import load_plan
 from rhino_jax.streams import keep_captured
 
 

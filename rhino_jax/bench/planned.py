@@ -10,7 +10,7 @@ from typing import Any
 from rhino_jax.bench.planning import Planned
 from rhino_jax.bench.records import Measure, file_name
 from rhino_jax.bench.store import read_json, write_json
-from rhino_jax.plan.store import save_plan
+from rhino_jax.plan.files.store import save_plan
 
 
 LIST = "planned.json"

@@ -26,7 +26,7 @@ from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import trace_call
 from rhino_jax.hardware.files import load_target
-from rhino_jax.plan.pins import resolve_pins
+from rhino_jax.plan.pins.resolve import resolve_pins
 from rhino_jax.report.audit import audit_to_html
 from rhino_jax.report.verification import verification_to_html
 from rhino_jax.verify.emulate import emulated_mesh

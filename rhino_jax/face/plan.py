@@ -17,8 +17,8 @@ from rhino_jax.face.diff import PlanDiff, diff
 from rhino_jax.face.dress import dressed
 from rhino_jax.face.verification import Verification
 from rhino_jax.plan import plan as data, trees
-from rhino_jax.plan.schema import plan_from_dict, plan_to_dict
-from rhino_jax.plan.store import save_plan
+from rhino_jax.plan.files.schema import plan_from_dict, plan_to_dict
+from rhino_jax.plan.files.store import save_plan
 from rhino_jax.report.html import to_html
 from rhino_jax.report.line import one_line
 from rhino_jax.report.text import to_text

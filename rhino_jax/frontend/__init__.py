@@ -6,8 +6,8 @@ Order: `parameters` and `leaves` (the call), `objects` (modules that hold arrays
 `trace` with `tracing` (the jaxpr), `noops` and `split_dims` (jaxpr → jaxpr), `importer`
 (jaxpr → program: `regions`, `trip_count`, `provenance`, and `rules` by `registry`),
 `kernels`, `pallas` and `manual` (ops with hidden bodies), `state` (which results
-replace which arguments). `check` and its files test rules on shards, and `pin` is an op
-of ours. To add an op, see `rules`.
+replace which arguments). `check` tests rules on shards, and `pin` is an op of ours. To
+add an op, see `rules`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.program import Program
+from rhino_jax.plan.files.schema import current_versions
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.schema import current_versions
 
 
 def check_fits(

@@ -16,7 +16,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.kept import kept_specs
-from rhino_jax.plan.pins import ResolvedPins
+from rhino_jax.plan.pins.resolve import ResolvedPins
 from rhino_jax.plan.plan import AnyPlan, Plan
 from rhino_jax.plan.trees import axes_text
 from rhino_jax.units import format_bytes

@@ -30,12 +30,12 @@ from rhino_jax.keywords import (
     read_seconds,
 )
 from rhino_jax.plan import plan as data
-from rhino_jax.plan.cache import kept
-from rhino_jax.plan.cache_key import cache_key
+from rhino_jax.plan.files.cache import kept
+from rhino_jax.plan.files.cache_key import cache_key
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import with_lines
-from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
-from rhino_jax.plan.pins import ResolvedPins, resolve_pins
+from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
+from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.trees import on_mesh
 from rhino_jax.planning.like import (
     Kept,

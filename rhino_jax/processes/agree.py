@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 
 from rhino_jax._compat import coordination_client, is_compile_only
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.plan.files.store import plan_from_json, plan_to_json
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.fits import check_fits
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.store import plan_from_json, plan_to_json
 from rhino_jax.processes import listing
 from rhino_jax.processes.meeting import Meeting
 from rhino_jax.processes.signs import at_work

@@ -12,7 +12,7 @@ from rhino_jax.model.build import Model
 from rhino_jax.optimize.overlap import Overlap
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.optimize.solve import Solution
-from rhino_jax.plan.interior_pins import ValuePin
+from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.search.symmetry import Symmetry
 

@@ -12,8 +12,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 import rhino_jax as rhino
 from rhino_jax.errors import MeshError
 from rhino_jax.plan import plan as data
+from rhino_jax.plan.files.schema import plan_from_dict, plan_to_dict
 from rhino_jax.plan.plan import Leaf
-from rhino_jax.plan.schema import plan_from_dict, plan_to_dict
 from tests.plan.samples import Moments, sample_plan
 
 

@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 
 from rhino_jax.errors import RuleError
 from rhino_jax.frontend import registry
-from rhino_jax.frontend.check import check_rule
+from rhino_jax.frontend.check.rule import check_rule
 from rhino_jax.frontend.registry import OpContext, OpRule, register_rule
 from rhino_jax.ir.factor import Factor, FactorKind, Rule, parse_rule
 

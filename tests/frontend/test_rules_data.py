@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 from jax import lax
 
-from rhino_jax.frontend.check import check_rule
+from rhino_jax.frontend.check.rule import check_rule
 
 
 quick = settings(deadline=None, derandomize=True, max_examples=12, database=None)

@@ -13,7 +13,7 @@ from rule_cases_data import DATA_CASES
 from rule_cases_windows import WINDOW_CASES
 
 from rhino_jax.frontend import importer  # noqa: F401  registers the rules
-from rhino_jax.frontend.check import check_rule
+from rhino_jax.frontend.check.rule import check_rule
 from rhino_jax.frontend.registry import OpContext, lookup, registered
 
 

@@ -18,7 +18,7 @@ from rhino_jax.frontend import registry
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind, Traits
-from rhino_jax.plan.cache_key import told_of
+from rhino_jax.plan.files.cache_key import told_of
 
 
 PACKAGE = Path(rhino.__file__).parent
@@ -31,8 +31,8 @@ WORDS = frozenset({
 """Names of primitives that are words of other things too."""
 
 TOLD_APART = {
-    "frontend/check_indexed.py": "how an op that follows indices runs on one shard",
-    "frontend/check_local.py": "what an op's parameters are on one shard",
+    "frontend/check/indexed.py": "how an op that follows indices runs on one shard",
+    "frontend/check/local.py": "what an op's parameters are on one shard",
     "frontend/kernels.py": "in which parameter a kernel's name stands",
     "frontend/noops.py": "which parameter of a reshard says nothing",
     "frontend/provenance.py": "which parameters people want to read",

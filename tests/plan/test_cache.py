@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.plan import cache
+from rhino_jax.plan.files import cache
 from rhino_jax.plan.plan import Plan
 from tests.plan.samples import sample_plan
 
@@ -106,7 +106,7 @@ def test_whatever_is_asked_for_counts(folder: Path, change: str) -> None:
 def test_source_and_versions_count(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rhino_jax.plan import cache_key
+    from rhino_jax.plan.files import cache_key
 
     planned()
     before = cache_key.made_with()
@@ -218,7 +218,7 @@ def test_only_the_user_may_look_into_it(folder: Path) -> None:
 
 WRITER = """
 import sys
-from rhino_jax.plan import cache
+from rhino_jax.plan.files import cache
 from tests.plan.samples import sample_plan
 for i in range(30):
     made = sample_plan(notes=("x" * 200_000,))

@@ -12,9 +12,9 @@ from hypothesis import given, settings, strategies as st
 import rhino_jax as rhino
 from rhino_jax.errors import PlanFileError
 from rhino_jax.hardware.lowering import LoweringPolicy
-from rhino_jax.plan.schema import SCHEMA_VERSION, current_versions
+from rhino_jax.plan.files.schema import SCHEMA_VERSION, current_versions
+from rhino_jax.plan.files.store import checksum, plan_from_json, plan_to_json
 from rhino_jax.plan.stages import Send
-from rhino_jax.plan.store import checksum, plan_from_json, plan_to_json
 from tests.plan.samples import sample_plan, sample_stage
 
 

@@ -42,7 +42,7 @@ def shapes() -> Any:
 
 
 def said_of(plan: Any) -> str:
-    from rhino_jax.plan.schema import plan_to_dict
+    from rhino_jax.plan.files.schema import plan_to_dict
 
     return json.dumps(plan_to_dict(plan), sort_keys=True)
 

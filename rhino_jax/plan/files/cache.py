@@ -1,6 +1,6 @@
 """Plans that were made before, kept on disk.
 
-A plan is found again by a key (see `plan.cache_key`) that says all that it depends on.
+A plan is found again by a key (see `cache_key`) that says all that it depends on.
 Files appear whole or not at all, so that any number of processes may write at once; one
 that is damaged, or not of the program that it is asked for, counts for nothing and is
 written anew. Where the directory cannot be written, or the disk is full, nothing is
@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rhino_jax.errors import PlanFileError
+from rhino_jax.plan.files.store import plan_from_json, plan_to_json
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.store import plan_from_json, plan_to_json
 
 
 MOST_BYTES = 256 << 20

@@ -15,7 +15,7 @@ from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.program import Pin, Program, Value
 from rhino_jax.ir.spec import OpenSpec, Spec
 from rhino_jax.keywords import brief
-from rhino_jax.plan.interior_pins import Places, ValuePin, known_places, values_of_key
+from rhino_jax.plan.pins.interior import Places, ValuePin, known_places, values_of_key
 
 
 MeshAxes = Sequence[tuple[str, int]]
@@ -45,7 +45,7 @@ def resolve_pins(
     A key is a tree path (`params['w1']`, `out[1]`), or a glob over tree paths in
     which `*` stands for anything and `?` for one character; brackets stand for
     themselves. A path wins over a glob, a later pin over an earlier one. What matches
-    no path may be a source line or a scope, see `interior_pins`; what `rhino.pin` says
+    no path may be a source line or a scope, see `interior`; what `rhino.pin` says
     in the program is found too.
 
     Args:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from rhino_jax.frontend.check_indexed import INDEXED
-from rhino_jax.frontend.check_op import Finish, LocalOp, Results
-from rhino_jax.frontend.check_shards import Shard, ShardMismatch, cut_operand
+from rhino_jax.frontend.check.indexed import INDEXED
+from rhino_jax.frontend.check.op import Finish, LocalOp, Results
+from rhino_jax.frontend.check.shards import Shard, ShardMismatch, cut_operand
 from rhino_jax.frontend.pallas import grid_of, local_params
 from rhino_jax.ir.factor import FactorKind
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from rhino_jax.frontend.check_op import Finish, LocalOp, Results
+from rhino_jax.frontend.check.op import Finish, LocalOp, Results
 from rhino_jax.frontend.rules.scatter import REDUCERS
 from rhino_jax.ir.factor import FactorKind
 

@@ -13,13 +13,15 @@ from typing import Any
 import jax
 
 from rhino_jax.ir.transform import Transform
-from rhino_jax.plan.plan import Leaf, Plan
-from rhino_jax.plan.record_json import (
+from rhino_jax.plan.files.record_json import (
     floats,
     number,
     predicted_from_json,
     record_to_json,
 )
+from rhino_jax.plan.files.stage_json import stage_from_json, stage_to_json
+from rhino_jax.plan.files.tree_json import tree_from_json, tree_to_json
+from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import (
     Collective,
     CompiledCandidate,
@@ -27,8 +29,6 @@ from rhino_jax.plan.records import (
     Holding,
     SearchReport,
 )
-from rhino_jax.plan.stage_json import stage_from_json, stage_to_json
-from rhino_jax.plan.tree_json import tree_from_json, tree_to_json
 
 
 SCHEMA_VERSION = 3

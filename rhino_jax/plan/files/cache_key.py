@@ -22,8 +22,8 @@ from rhino_jax import version
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import Traits
+from rhino_jax.plan.files.schema import SCHEMA_VERSION, current_versions
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.schema import SCHEMA_VERSION, current_versions
 
 
 def cache_key(program: Program, target: Target, asked: Sequence[object]) -> str:

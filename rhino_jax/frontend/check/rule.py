@@ -3,7 +3,7 @@
 `check_rule(fn, *args)` runs every op of a function once as it is, and once for
 every way in which its rule lets it be cut: slices of the operands go through the
 same primitive, and the results are put together again by the rule's account. No
-devices are needed. `check_with_xla` (in `check_xla`) asks the compiler instead.
+devices are needed. `check_with_xla` (in `xla`) asks the compiler instead.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from rhino_jax.errors import RuleError
-from rhino_jax.frontend.check_local import cut_operands, localise
-from rhino_jax.frontend.check_op import Finish, LocalOp
-from rhino_jax.frontend.check_run import (
+from rhino_jax.frontend.check.local import cut_operands, localise
+from rhino_jax.frontend.check.op import Finish, LocalOp
+from rhino_jax.frontend.check.run import (
     Call,
     Outcome,
     Runner,
@@ -27,7 +27,7 @@ from rhino_jax.frontend.check_run import (
     runner_of,
     to_numpy,
 )
-from rhino_jax.frontend.check_shards import (
+from rhino_jax.frontend.check.shards import (
     ShardMismatch,
     Strategy,
     combine,
@@ -35,7 +35,7 @@ from rhino_jax.frontend.check_shards import (
     legal_strategies,
     shards_of,
 )
-from rhino_jax.frontend.check_walk import walk
+from rhino_jax.frontend.check.walk import walk
 from rhino_jax.frontend.importer import rule_of
 from rhino_jax.frontend.kernels import kernel_name
 from rhino_jax.frontend.parameters import check_callable

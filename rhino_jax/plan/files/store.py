@@ -1,7 +1,7 @@
 """Plans as files: JSON with a schema version, versions, fingerprint and checksum.
 
 The checksum is of the content, not of its spelling: a file may be reindented, but
-not edited. `rhino_jax.plan.schema` says what a file holds, `rhino_jax.plan.fits`
+not edited. `rhino_jax.plan.files.schema` says what a file holds, `rhino_jax.plan.fits`
 whether a plan belongs to a program and mesh.
 """
 
@@ -16,10 +16,15 @@ from typing import Any
 
 from rhino_jax.errors import PlanFileError, nearest
 from rhino_jax.keywords import brief
-from rhino_jax.plan import schema_2
+from rhino_jax.plan.files import schema_2
+from rhino_jax.plan.files.schema import (
+    FORMAT,
+    SCHEMA_VERSION,
+    plan_from_dict,
+    plan_to_dict,
+)
 from rhino_jax.plan.fits import check_fits as check_fits
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.schema import FORMAT, SCHEMA_VERSION, plan_from_dict, plan_to_dict
 
 
 _KEYS = (

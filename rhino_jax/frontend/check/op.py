@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rhino_jax.frontend.check_shards import Shard
+from rhino_jax.frontend.check.shards import Shard
 
 
 Results = list[np.ndarray]
