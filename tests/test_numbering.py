@@ -49,12 +49,12 @@ def test_nodes_that_are_alike_have_options_of_their_own_as_the_shared_ones(
 ) -> None:
     program = trace_workload(registry.get(name)).program
     target = load_target("v5e:4x2")
-    study = ProgramAnalysis.of(program, target)
+    analysis = ProgramAnalysis.of(program, target)
     mesh = lay_out(target, (("x", 4), ("y", 2)))
-    model = build_model(study, mesh, {}, target.hbm_bytes)
+    model = build_model(analysis, mesh, {}, target.hbm_bytes)
     assert len(set(map(id, model.options))) < len(model.options) / 2
     # Shared are those of the first; here is what the last of each has by itself.
-    last = dict(zip(study.alike.nodes.tolist(), study.graph.nodes, strict=True))
+    last = dict(zip(analysis.alike.nodes.tolist(), analysis.graph.nodes, strict=True))
     for node in last.values():
         shared = model.options[node.id]
         own = replace(model.builder, _drafts={}, _ports={}).of_node(node)
@@ -74,11 +74,11 @@ def test_a_kernel_is_no_matmul_though_its_rule_is() -> None:
     first, second = program.ops
     kernel = replace(second, name="my_kernel", traits=Traits(OpKind.KERNEL))
     target = load_target("v5e:4x2")
-    study = ProgramAnalysis.of(replace(program, ops=(first, kernel)), target)
-    model = build_model(study, lay_out(target, (("x", 8),)), {}, target.hbm_bytes)
+    analysis = ProgramAnalysis.of(replace(program, ops=(first, kernel)), target)
+    model = build_model(analysis, lay_out(target, (("x", 8),)), {}, target.hbm_bytes)
     matmul, other = (
         options
-        for node, options in zip(study.graph.nodes, model.options, strict=True)
+        for node, options in zip(analysis.graph.nodes, model.options, strict=True)
         if node.op is not None
     )
     # The matrix unit's padding is the matmul's alone: 4,104 are 33 arrays of 128. Cut
@@ -90,10 +90,10 @@ def test_a_kernel_is_no_matmul_though_its_rule_is() -> None:
 def test_values_that_are_pinned_alike_share_their_options() -> None:
     program = trace(lambda *xs: sum(xs), (jnp.ones((8, 8)),) * 4, {}).program
     target = load_target("v5e:4x2")
-    study = ProgramAnalysis.of(program, target)
+    analysis = ProgramAnalysis.of(program, target)
     pins = {0: ((0,), ()), 1: ((0,), ()), 2: ((), (0,))}
     held = {n: ((0, spec),) for n, spec in pins.items()}
-    model = build_model(study, lay_out(target, (("x", 8),)), held, target.hbm_bytes)
+    model = build_model(analysis, lay_out(target, (("x", 8),)), held, target.hbm_bytes)
     a, b, c, d = model.options[:4]
     assert a is b and a.strategies[0].results == (pins[0],)
     assert c.strategies[0].results == (pins[2],)
@@ -107,6 +107,6 @@ def test_matmuls_of_another_type_are_not_alike() -> None:
     wide = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     narrow = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     program = trace(lambda x, y: (dot(x), dot(y)), (wide, narrow), {}).program
-    study = ProgramAnalysis.of(program, load_target("v5e:4x2"))
-    dots = [n.id for n in study.graph.nodes if n.is_matmul]
-    assert len(dots) == len(set(study.alike.nodes[dots].tolist())) == 2
+    analysis = ProgramAnalysis.of(program, load_target("v5e:4x2"))
+    dots = [n.id for n in analysis.graph.nodes if n.is_matmul]
+    assert len(dots) == len(set(analysis.alike.nodes[dots].tolist())) == 2

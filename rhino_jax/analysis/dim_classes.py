@@ -25,7 +25,7 @@ Element = int
 
 
 @dataclass(slots=True)
-class Classes:
+class DimClasses:
     """Attributes:
     graph: the graph.
     first: first element of every node; its others follow.
@@ -60,8 +60,8 @@ class Classes:
         return (np.diff(is_of[self.first]) > 0).tolist()
 
 
-def find_classes(graph: Graph) -> Classes:
-    """Unite the dims of a graph into classes."""
+def find_dim_classes(graph: Graph) -> DimClasses:
+    """Unite the dims of a graph into dim classes."""
     counts = [_num_elements(graph, node) for node in graph.nodes]
     first = np.concatenate([[0], np.cumsum(np.array(counts, dtype=np.int64))])
     makers = graph.columns.maker[graph.columns.source]
@@ -78,7 +78,7 @@ def find_classes(graph: Graph) -> Classes:
                 made.append(first[makers[edges]] + a[0])
                 read.append(first[graph.columns.target[edges]] + b[0])
     names = united(int(first[-1]), np.concatenate(made), np.concatenate(read))
-    return Classes(graph, first.tolist(), names.tolist())
+    return DimClasses(graph, first.tolist(), names.tolist())
 
 
 def _laid_out_alike(graph: Graph) -> list[np.ndarray]:
@@ -136,7 +136,7 @@ def _border_layout(rank: int, is_stack: bool) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a program's inputs and classes are to an expert.
+    """What a program's inputs and dim classes are to an expert.
 
     Attributes:
       batch: classes of the leading dims of the data.
@@ -153,7 +153,7 @@ class Roles:
     state: frozenset[int]
 
 
-def find_roles(graph: Graph, classes: Classes) -> Roles:
+def find_roles(graph: Graph, dim_classes: DimClasses) -> Roles:
     """Tell data, parameters and optimizer state apart by how they are used."""
     program = graph.program
     inputs = [n for n in graph.nodes if n.kind is NodeKind.INPUT]
@@ -174,14 +174,14 @@ def find_roles(graph: Graph, classes: Classes) -> Roles:
     for node in inputs:
         if node.slot not in data:
             continue
-        dims = classes.results(node, 0)
+        dims = dim_classes.results(node, 0)
         if dims and dims[0] is not None:
             lead[dims[0]] += 1
         if len(dims) > 1 and dims[1] is not None:
             second.add(dims[1])
     batch = frozenset(lead)
-    params, state = _split_state(graph, classes, batch, data)
-    widths = _contracted_with_weights(graph, classes, batch)
+    params, state = _split_state(graph, dim_classes, batch, data)
+    widths = _contracted_with_weights(graph, dim_classes, batch)
     return Roles(
         batch,
         frozenset(second - batch - widths),
@@ -192,19 +192,19 @@ def find_roles(graph: Graph, classes: Classes) -> Roles:
 
 
 def _contracted_with_weights(
-    graph: Graph, classes: Classes, batch: frozenset[Element]
+    graph: Graph, dim_classes: DimClasses, batch: frozenset[Element]
 ) -> set[Element]:
-    """Classes that some matmul sums over against an operand without the batch."""
+    """Dim classes that some matmul sums over against an operand without the batch."""
     found: set[Element] = set()
     for node in graph.nodes:
         op = node.op
         if not node.is_matmul or op is None or not op.flops:
             continue
-        made = set(classes.results(node, 0))
+        made = set(dim_classes.results(node, 0))
         if not made & batch:
             continue
         for o in range(len(op.operands)):
-            dims = {d for d in classes.operands(node, o) if d is not None}
+            dims = {d for d in dim_classes.operands(node, o) if d is not None}
             if not dims & batch:
                 found |= dims - made
     return found
@@ -215,11 +215,11 @@ def _root(path: str) -> str:
 
 
 def _split_state(
-    graph: Graph, classes: Classes, batch: frozenset[Element], data: set[int]
+    graph: Graph, dim_classes: DimClasses, batch: frozenset[Element], data: set[int]
 ) -> tuple[set[int], set[int]]:
     """Inputs that reach compute on the batch, and those that only meet the update."""
 
-    touches = classes.have(batch)
+    touches = dim_classes.have(batch)
     params: set[int] = set()
     state: set[int] = set()
     for node in graph.nodes:

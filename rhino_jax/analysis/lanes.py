@@ -8,16 +8,16 @@ libtpu 0.0.52). Where nothing reshards it, the compiler may never make it at all
 
 from __future__ import annotations
 
-from rhino_jax.analysis.dim_classes import Classes, Element
+from rhino_jax.analysis.dim_classes import DimClasses, Element
 from rhino_jax.analysis.graph import Graph, NodeKind
 
 
-def dims_off_lanes(graph: Graph, classes: Classes) -> dict[int, tuple[int, ...]]:
+def dims_off_lanes(graph: Graph, dim_classes: DimClasses) -> dict[int, tuple[int, ...]]:
     """Value → its dims that never lie on lanes; values without any are left out.
 
     Args:
       graph: the program.
-      classes: of its dims.
+      dim_classes: of its graph.
     """
     parts: set[tuple[Element, int]] = set()
     # Ops share rules.
@@ -33,13 +33,13 @@ def dims_off_lanes(graph: Graph, classes: Classes) -> dict[int, tuple[int, ...]]
             factors = [f for layout in layouts for dim in layout for f in dim[:-1]]
             major[id(rule)] = factors
         if factors:
-            names = classes.factors(node)
+            names = dim_classes.factors(node)
             parts |= {(names[f], rule.factors[f].size) for f in factors}
     if not parts:
         return {}
     found: dict[int, tuple[int, ...]] = {}
     for value, port in graph.held.items():
-        dims = classes.results(graph.nodes[port.node], port.result)
+        dims = dim_classes.results(graph.nodes[port.node], port.result)
         shape = graph.program.values[value].shape
         # A merged dim is of the class of its first part: sizes tell them apart.
         off = tuple(

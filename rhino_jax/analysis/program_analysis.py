@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rhino_jax.analysis.dim_classes import Classes, Roles, find_classes, find_roles
+from rhino_jax.analysis.dim_classes import (
+    DimClasses,
+    Roles,
+    find_dim_classes,
+    find_roles,
+)
 from rhino_jax.analysis.equivalence import Alike, find_alike
 from rhino_jax.analysis.graph import Graph
 from rhino_jax.analysis.inline_regions import inline_regions
@@ -28,7 +33,7 @@ class ProgramAnalysis:
       liveness: when its values are in memory, and what is read and launched.
       slack: which collectives something waits for, as far as the compiler makes use
         of it.
-      classes, roles: what its dims and inputs are.
+      dim_classes, roles: what its dims and inputs are.
       padded_dims: sizes of dims that may be cut unevenly.
       off_lanes: value → its dims that never lie on lanes (see `lanes`).
       alike: what has the same options on every mesh.
@@ -38,7 +43,7 @@ class ProgramAnalysis:
     target: Target
     liveness: Liveness
     slack: Slack
-    classes: Classes
+    dim_classes: DimClasses
     roles: Roles
     padded_dims: frozenset[int]
     off_lanes: Mapping[int, tuple[int, ...]]
@@ -53,16 +58,16 @@ class ProgramAnalysis:
     def of_graph(cls, graph: Graph, target: Target) -> ProgramAnalysis:
         """Of a program with its regions entered in place."""
         device = target.device
-        classes = find_classes(graph)
+        dim_classes = find_dim_classes(graph)
         liveness = analyse(graph, Fusing.of(device))
-        off_lanes = dims_off_lanes(graph, classes) if device.tile else {}
+        off_lanes = dims_off_lanes(graph, dim_classes) if device.tile else {}
         return cls(
             graph,
             target,
             liveness,
             liveness.slack.where(device.free_share is not None),
-            classes,
-            find_roles(graph, classes),
+            dim_classes,
+            find_roles(graph, dim_classes),
             matmul_dims(graph),
             off_lanes,
             find_alike(graph, liveness, off_lanes),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.analysis.dim_classes import Classes
+from rhino_jax.analysis.dim_classes import DimClasses
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.mesh import LaidMesh
@@ -56,8 +56,8 @@ class Model:
         return self.analysis.graph
 
     @property
-    def classes(self) -> Classes:
-        return self.analysis.classes
+    def dim_classes(self) -> DimClasses:
+        return self.analysis.dim_classes
 
     @property
     def mesh(self) -> LaidMesh:

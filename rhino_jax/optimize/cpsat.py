@@ -1,14 +1,14 @@
 """The CP-SAT model: some nodes of a core, the others as they are, memory hard.
 
 Variables   x[n, o]       node n takes option o
-            e[nm, p, q]   the edge of two free nodes runs from class p to class q
+            e[nm, p, q]   the edge of two free nodes runs from group p to group q
 Subject to  Σ_o x[n, o] = 1
             Σ_q e[nm, p, q] = Σ_{o in p} x[n, o], and likewise for q
             Σ memory of x ≤ what the other nodes leave, at times that need it
             x[n, o] + Σ_{p} x[m, p] - 1 ≤ a   a pair's memory, held where a = 1
 Minimise    Σ cost·x + Σ table·e, in whole units of the costs (`Moves.divide`)
 
-A class is a set of options that the edge cannot tell apart. The equalities are the
+A group is a set of options that the edge cannot tell apart. The equalities are the
 local polytope (Werner, PAMI 29 (2007), section 3.1).
 """
 

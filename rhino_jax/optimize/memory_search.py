@@ -18,7 +18,7 @@ import numpy as np
 from rhino_jax.optimize.bounds.prices import Mixture, Prices
 from rhino_jax.optimize.incumbents import Effort, Incumbents
 from rhino_jax.optimize.overlap import Overlap
-from rhino_jax.optimize.pairwise import Found, solve_pairwise
+from rhino_jax.optimize.pairwise import PairwiseSolution, solve_pairwise
 from rhino_jax.optimize.problem import Labels
 
 
@@ -47,24 +47,28 @@ have to say about a wide ResNet, in a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Priced:
+class DualSolution:
     """What the best prices say.
 
     Attributes:
       prices: the best.
-      near: choices, whether they fit or not, the most promising first: those whose
+      choices: whether they fit or not, the most promising first: those whose
         mixture is the best on average, then the cheapest at the prices.
       bound: no choice that fits costs less.
     """
 
     prices: Prices
-    near: tuple[Labels, ...]
+    choices: tuple[Labels, ...]
     bound: float
 
 
 def search_memory(
-    overlap: Overlap, incumbents: Incumbents, free: Found, weight: float, effort: Effort
-) -> Priced | None:
+    overlap: Overlap,
+    incumbents: Incumbents,
+    free: PairwiseSolution,
+    weight: float,
+    effort: Effort,
+) -> DualSolution | None:
     """Price memory until the prices are the best; None where no mixture of the known
     choices fits.
 
@@ -122,7 +126,7 @@ def search_memory(
     values = [priced.objective(member) for member in incumbents.members[: len(shares)]]
     order = np.lexsort((np.array(values), -shares.round(6)))
     near = {incumbents.members[k].tobytes(): incumbents.members[k] for k in order}
-    return Priced(target, tuple(near.values()), bound)
+    return DualSolution(target, tuple(near.values()), bound)
 
 
 def _at(
@@ -130,7 +134,7 @@ def _at(
     prices: Prices,
     starts: Sequence[Labels],
     effort: Effort,
-    before: Found,
-) -> Found:
+    before: PairwiseSolution,
+) -> PairwiseSolution:
     problem = overlap.weighted(prices.weight).priced(prices.memory)
     return solve_pairwise(problem, starts, effort, before)

@@ -46,7 +46,7 @@ NEAR, MOST_FUSED = 1.3, 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class PairwiseSolution:
     """Attributes:
     labels: the best choice, one option per node.
     value: what it costs.
@@ -69,8 +69,8 @@ def solve_pairwise(
     problem: Problem,
     starts: Sequence[Labels],
     effort: Effort,
-    before: Found | None = None,
-) -> Found:
+    before: PairwiseSolution | None = None,
+) -> PairwiseSolution:
     """Minimise a problem whose memory is ignored.
 
     Args:
@@ -86,8 +86,8 @@ def solve_reduced(
     core: Core,
     starts: Sequence[Labels],
     effort: Effort,
-    before: Found | None = None,
-) -> Found:
+    before: PairwiseSolution | None = None,
+) -> PairwiseSolution:
     """Minimise what is left of a problem.
 
     Args:
@@ -98,11 +98,11 @@ def solve_reduced(
     """
     order, rest = list(core.costs), float(core.constant)
     if not order:
-        return Found(core.expand({}), rest, rest, 0, 0)
+        return PairwiseSolution(core.expand({}), rest, rest, 0, 0)
     search = _Search(core, order, [s[order] for s in starts], effort)
     search.run(before)
     chosen = dict(zip(order, search.best.tolist(), strict=True))
-    return Found(
+    return PairwiseSolution(
         core.expand(chosen),
         search.value * search.unit + rest,
         min(search.bound, search.value) * search.unit + rest,
@@ -138,7 +138,7 @@ class _Search:
         self.met: list[tuple[float, np.ndarray]] = []
         self.variables = 0
 
-    def run(self, before: Found | None) -> None:
+    def run(self, before: PairwiseSolution | None) -> None:
         for start in self.starts:
             self.climb(start)
             if not self.is_worth(self.value):

@@ -11,7 +11,7 @@ import numpy as np
 from rhino_jax.optimize.bounds.weights import LEAST_WEIGHT, Weights
 from rhino_jax.optimize.incumbents import Effort, Incumbents, Report
 from rhino_jax.optimize.least_peak import low_peaks
-from rhino_jax.optimize.memory_search import Priced, search_memory
+from rhino_jax.optimize.memory_search import DualSolution, search_memory
 from rhino_jax.optimize.moves.descent import descend
 from rhino_jax.optimize.moves.fusion import fuse
 from rhino_jax.optimize.overlap import Overlap
@@ -38,7 +38,7 @@ class Solution:
       smallest_peak: smallest peak of any choice that was met.
       variables: of the last CP-SAT model, 0 where none was needed.
       nodes: number of nodes before and after reduction.
-      priced: what the best prices of memory say; None where it does not bind.
+      dual: what the best prices of memory say; None where it does not bind.
     """
 
     labels: Labels | None
@@ -48,7 +48,7 @@ class Solution:
     smallest_peak: float
     variables: int
     nodes: tuple[int, int]
-    priced: Priced | None = None
+    dual: DualSolution | None = None
 
     @property
     def gap(self) -> float:
@@ -83,7 +83,7 @@ def solve_overlapped(
     known = [s for s in starts if incumbents.offer(np.asarray(s, dtype=np.int64))]
     weights, bound = Weights(overlap, effort.proves), 0.0
     weight = weights.first(incumbents.best)
-    priced: Priced | None = None
+    dual: DualSolution | None = None
     brief = replace(effort, near=max(effort.near, BRIEFLY_NEAR))
     while True:
         # At the weights between, the bound is not what counts.
@@ -100,14 +100,14 @@ def solve_overlapped(
             if incumbents.best is None:
                 for low_choice in low_peaks(problem):
                     incumbents.offer(low_choice)
-            priced = search_memory(overlap, incumbents, found, weight, effort)
-            if priced is None:
+            dual = search_memory(overlap, incumbents, found, weight, effort)
+            if dual is None:
                 break
-            bound = max(bound, priced.bound)
+            bound = max(bound, dual.bound)
             report(None, bound)
             if effort.proves or incumbents.best is None:
-                weighted = overlap.weighted(priced.prices.weight)
-                fused = fuse(weighted, incumbents.best, priced.near, effort)
+                weighted = overlap.weighted(dual.prices.weight)
+                fused = fuse(weighted, incumbents.best, dual.choices, effort)
                 bound, variables = max(bound, fused.bound), fused.variables
                 if fused.labels is not None:
                     incumbents.offer(fused.labels)
@@ -141,5 +141,5 @@ def solve_overlapped(
         incumbents.smallest_peak,
         variables,
         (len(problem.costs), found.nodes),
-        priced,
+        dual,
     )

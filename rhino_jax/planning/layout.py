@@ -78,7 +78,7 @@ def _search(
     from rhino_jax.search.together import search_layout
 
     wishes = next(iter(programs.wishes.values()))
-    studies = [ProgramAnalysis.of(program, target) for program in programs.programs]
+    analyses = [ProgramAnalysis.of(program, target) for program in programs.programs]
     meshes = programs.meshes(target)
     limit = wishes.time_limit_s
     deadline = programs.started + (math.inf if limit is None else limit / 2)
@@ -87,7 +87,7 @@ def _search(
         members = programs.members(target, axes, shared)
         effort = replace(effort, deadline=deadline, seed=wishes.seed)
         return search_layout(
-            members, studies, shared, axes, effort, report, is_brief=is_brief
+            members, analyses, shared, axes, effort, report, is_brief=is_brief
         )
 
     if len(meshes) > 1:

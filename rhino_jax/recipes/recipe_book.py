@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.analysis.dim_classes import Classes, Element, Roles
+from rhino_jax.analysis.dim_classes import DimClasses, Element, Roles
 from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.axis_assignment import AxisPlaces
@@ -24,13 +24,13 @@ class RecipeBook:
 
     Attributes:
       model: the search model.
-      classes, roles: what its dims and inputs are.
-      inner: classes that model axes cut, found by walking the matmuls.
+      dim_classes, roles: what its dims and inputs are.
+      inner: dim classes that model axes cut, found by walking the matmuls.
       views: [nodes], what recipes look at: one object for all that look alike.
     """
 
     model: Model
-    classes: Classes
+    dim_classes: DimClasses
     roles: Roles
     inner: frozenset[Element]
     views: list[NodeView]
@@ -40,18 +40,20 @@ class RecipeBook:
 
     @classmethod
     def of(cls, model: Model) -> RecipeBook:
-        classes, roles = model.analysis.classes, model.analysis.roles
-        inner = _inner_classes(model, classes, roles)
+        dim_classes, roles = model.analysis.dim_classes, model.analysis.roles
+        inner = _inner_dim_classes(model, dim_classes, roles)
         role_of = {
             **dict.fromkeys(roles.sequence, Role.SEQUENCE),
             **dict.fromkeys(inner, Role.INNER),
             **dict.fromkeys(roles.batch, Role.BATCH),
         }
-        of_class = np.full(len(classes.names), Role.OTHER, dtype=np.uint8)
+        of_class = np.full(len(dim_classes.names), Role.OTHER, dtype=np.uint8)
         of_class[list(role_of)] = list(role_of.values())
-        every = of_class[classes.names].tobytes()
-        views = _Views(classes, roles, every)
-        return cls(model, classes, roles, inner, [*map(views.of, model.graph.nodes)])
+        every = of_class[dim_classes.names].tobytes()
+        views = _Views(dim_classes, roles, every)
+        return cls(
+            model, dim_classes, roles, inner, [*map(views.of, model.graph.nodes)]
+        )
 
     def allows(self, recipe: Recipe) -> bool:
         """Whether the recipe has a meaning here."""
@@ -116,11 +118,11 @@ class _Views:
     """What recipes look at in nodes.
 
     Attributes:
-      classes, roles: see `RecipeBook`.
+      dim_classes, roles: see `RecipeBook`.
       role: of every element its `Role`.
     """
 
-    classes: Classes
+    dim_classes: DimClasses
     roles: Roles
     role: bytes
     _shared: dict[object, NodeView] = field(default_factory=dict)
@@ -132,7 +134,7 @@ class _Views:
             return self._of_border(node)
         op = node.op
         assert op is not None and op.rule is not None
-        begin = self.classes.first[node.id]
+        begin = self.dim_classes.first[node.id]
         codes = self.role[begin : begin + len(op.rule.factors)]
         is_reduction = op.traits.kind is OpKind.REDUCTION
         is_light = node.is_fusible or op.flops == 0 or is_reduction
@@ -150,7 +152,7 @@ class _Views:
         return view
 
     def _of_border(self, node: Node) -> NodeView:
-        dims = self.classes.results(node, 0)
+        dims = self.dim_classes.results(node, 0)
         cut = tuple(Role.OTHER if d is None else Role(self.role[d]) for d in dims)
         is_input = node.kind is NodeKind.INPUT
         is_data = is_input and node.slot in self.roles.data
@@ -164,7 +166,9 @@ class _Views:
         return self._shared.setdefault(view, view)
 
 
-def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[Element]:
+def _inner_dim_classes(
+    model: Model, dim_classes: DimClasses, roles: Roles
+) -> frozenset[Element]:
     """Walk the matmuls in order: a weight whose contracted class is already cut is
     cut by rows; otherwise its largest free class that nothing claims is cut by
     columns, and what it contracts stays whole."""
@@ -180,12 +184,12 @@ def _inner_classes(model: Model, classes: Classes, roles: Roles) -> frozenset[El
         if not node.is_matmul and not is_lookup:
             continue
         for o in range(len(op.rule.operands)):
-            dims = classes.operands(node, o)
+            dims = dim_classes.operands(node, o)
             if not dims or any(d is None or d in roles.batch for d in dims):
                 continue
             if is_lookup and o > 0:
                 continue
-            made = set(classes.results(node, 0))
+            made = set(dim_classes.results(node, 0))
             contracted = {d for d in dims if d is not None and d not in made}
             free = [d for d in dims if d is not None and d in made]
             if is_lookup:

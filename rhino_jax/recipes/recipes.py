@@ -1,6 +1,6 @@
 """The experts' recipes, as restrictions of the search space.
 
-A recipe says which classes of dims each mesh axis may cut, for activations,
+A recipe says which dim classes each mesh axis may cut, for activations,
 parameters and optimizer state. The cheapest plan within the restriction is the
 recipe at its best; it is costed by the same model, starts the search, and stands
 in the plan's table.

@@ -187,8 +187,8 @@ def _search(
     begun, watch = time.monotonic(), request.watch
     analysis = ANALYSE.run(watch, INLINE.run(watch, program), target)
     # To make a plan of what is found takes about as long as this did.
-    studied_s = time.monotonic() - begun
-    request = replace(request, deadline=request.deadline - studied_s)
+    analysis_s = time.monotonic() - begun
+    request = replace(request, deadline=request.deadline - analysis_s)
     effort = EFFORTS[request.level]
     different = distinct_meshes(meshes, target)
     if len(meshes) == 1:

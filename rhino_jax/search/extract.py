@@ -95,10 +95,10 @@ def _waypoints(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ..
 
 def led_by_batch(model: Model) -> frozenset[int]:
     """The values whose leading dim is the batch's."""
-    graph, classes = model.graph, model.analysis.classes
+    graph, dim_classes = model.graph, model.analysis.dim_classes
     batch, found = model.analysis.roles.batch, set()
     for value, port in graph.held.items():
-        dims = classes.results(graph.nodes[port.node], port.result)
+        dims = dim_classes.results(graph.nodes[port.node], port.result)
         if dims and dims[0] in batch:
             found.add(value)
     return frozenset(found)

@@ -31,12 +31,12 @@ def analysis_text(analysis: ProgramAnalysis) -> str:
     graph = analysis.graph
     lines = ["analysis"]
     for node in graph.run_order:
-        classes = " ".join(
-            "(" + " ".join(f"d{c}" for c in analysis.classes.results(node, r)) + ")"
+        dim_classes = " ".join(
+            "(" + " ".join(f"d{c}" for c in analysis.dim_classes.results(node, r)) + ")"
             for r in range(len(node.ports))
         )
         wait = Wait(analysis.slack.nodes[node.id]).name.lower()
-        lines.append(f"  {_name(graph, node)}  dims {classes}  waited for: {wait}")
+        lines.append(f"  {_name(graph, node)}  dims {dim_classes}  waited for: {wait}")
     return "\n".join(lines)
 
 

@@ -144,7 +144,7 @@ class Reasons:
         model, op = self.model, node.op
         assert op is not None and op.rule is not None
         roles = model.analysis.roles
-        element = model.classes.factors(node)[factor]
+        element = model.dim_classes.factors(node)[factor]
         if element in roles.batch:
             return "the batch"
         near = {self._path(e.source) for e in model.graph.incoming[node.id]}
@@ -163,12 +163,12 @@ class Reasons:
         return self._dims
 
     def _every_dim(self) -> Iterator[tuple[Element, tuple[bool, str, int]]]:
-        graph, classes = self.model.graph, self.model.classes
+        graph, dim_classes = self.model.graph, self.model.dim_classes
         params = self.model.analysis.roles.params
         for node in graph.nodes:
             if node.kind is NodeKind.INPUT:
                 path = graph.program.inputs[node.slot].path
-                for dim, element in enumerate(classes.results(node, 0)):
+                for dim, element in enumerate(dim_classes.results(node, 0)):
                     if element is not None:
                         yield element, (node.slot in params, path, dim)
 

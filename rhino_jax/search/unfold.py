@@ -37,10 +37,10 @@ def unfold(
     known = None if found.labels is None else symmetry.expand(found.labels)
     tied = replace(found, labels=known)
     is_over = known is not None and time.monotonic() > effort.deadline
-    if found.priced is None or not effort.max_fusions or is_over:
+    if found.dual is None or not effort.max_fusions or is_over:
         return tied
-    near = [symmetry.expand(choice) for choice in found.priced.near]
-    weighted = whole.weighted(found.priced.prices.weight)
+    near = [symmetry.expand(choice) for choice in found.dual.choices]
+    weighted = whole.weighted(found.dual.prices.weight)
     fused = fuse(weighted, known, near, effort)
     if fused.labels is None:
         return tied
@@ -51,7 +51,7 @@ def unfold(
     bound = found.bound
     if objective <= bound:
         # What bounds plans of repeats that do alike is no bound any more.
-        bound = min(_bound(whole, found.priced.prices, labels, effort), objective)
+        bound = min(_bound(whole, found.dual.prices, labels, effort), objective)
     return replace(
         tied,
         labels=labels,

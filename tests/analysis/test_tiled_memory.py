@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.analysis.dim_classes import find_classes
+from rhino_jax.analysis.dim_classes import find_dim_classes
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.lanes import dims_off_lanes
 from rhino_jax.frontend.trace import trace
@@ -63,7 +63,7 @@ def norm(x: jax.Array) -> jax.Array:
 def test_only_the_last_of_merged_dims_lies_on_lanes() -> None:
     x = jax.ShapeDtypeStruct((8, 16, 16, 256), "float32")
     graph = inline_regions(trace(norm, (x,), {}).program)
-    off = dims_off_lanes(graph, find_classes(graph))
+    off = dims_off_lanes(graph, find_dim_classes(graph))
     by_shape: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
     for value in graph.held:
         shape = graph.program.values[value].shape
@@ -80,7 +80,7 @@ def test_what_no_reshape_merges_may_lie_on_lanes() -> None:
 
     x = jax.ShapeDtypeStruct((64, 32), "float32")
     graph = inline_regions(trace(step, (x,), {}).program)
-    assert dims_off_lanes(graph, find_classes(graph)) == {}
+    assert dims_off_lanes(graph, find_dim_classes(graph)) == {}
 
 
 def test_padding_is_not_sent() -> None:

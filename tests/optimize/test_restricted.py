@@ -10,7 +10,7 @@ import pytest
 
 from rhino_jax.optimize import restricted
 from rhino_jax.optimize.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
-from rhino_jax.optimize.pairwise import Found, solve_reduced
+from rhino_jax.optimize.pairwise import PairwiseSolution, solve_reduced
 from rhino_jax.optimize.presolve.reduction import Core
 from rhino_jax.optimize.problem import Labels, PairTable, Problem
 from rhino_jax.optimize.restriction import Restrictions
@@ -99,10 +99,10 @@ def test_what_another_found_is_taken_over_where_it_keeps_to_it(
     """Where the first search finds nothing better than its start."""
     calls: list[int] = []
 
-    def solve(core: Core, starts: list[Labels], effort: Effort) -> Found:
+    def solve(core: Core, starts: list[Labels], effort: Effort) -> PairwiseSolution:
         calls.append(len(starts))
         if len(calls) == 1:
-            return Found(starts[0], np.inf, 0.0, 0, len(core.costs))
+            return PairwiseSolution(starts[0], np.inf, 0.0, 0, len(core.costs))
         return solve_reduced(core, starts, effort)
 
     monkeypatch.setattr(restricted, "solve_reduced", solve)

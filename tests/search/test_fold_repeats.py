@@ -111,7 +111,9 @@ def test_the_folded_optimum_is_the_plain_one(
     ("name", "few", "many"),
     [("gpt-tiny-unrolled", 6, 12), ("moe-tiny", 8, 16)],
 )
-def test_classes_do_not_grow_with_depth(name: str, few: int, many: int) -> None:
+def test_orbits_do_not_grow_in_number_with_depth(
+    name: str, few: int, many: int
+) -> None:
     """Every second layer of the MoE has experts: those fold with each other."""
     sizes = [
         whole_and_symmetry(name, most=1, num_layers=depth, layers="unroll")[1]
@@ -138,8 +140,8 @@ def test_a_pin_holds_for_one_layer_of_many() -> None:
     assert others and all(specs[p] == free[p] for p in others)
 
 
-def test_nodes_of_a_class_see_equal_surroundings() -> None:
-    """Each class of a chain a - b - a - b has neighbours of one kind."""
+def test_nodes_of_an_orbit_see_equal_surroundings() -> None:
+    """Each orbit of a chain a - b - a - b has neighbours of one kind."""
     whole, symmetry = whole_and_symmetry("gpt-tiny-unrolled", most=1, num_layers=6)
     around: dict[int, Counter] = {}
     for edge in whole.problem.edges:
