@@ -4,7 +4,8 @@ A walk supposes that every reshape that merges dims keeps their parts apart, and
 how far each of these flows gets. Parts are of use where they go ways of their own
 again: where a later reshape takes them apart, where they are summed, or contracted
 with the same parts. A flow ends badly where an op cannot be said on parts: there they
-are merged after all, and a cut of the minor part would be gathered.
+are merged after all, and a cut of the minor part would be gathered. It ends badly, too,
+where parts make the rows of a product short: memory then holds mostly padding.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class _Walk:
     together: origin → another of the same flow, or itself.
     used: origins of parts that were of use.
     merged: origin → elements of the largest value that was merged there.
-    broken: origin → elements of the largest value that had to be merged after all.
+    broken: origin → elements of the largest value that had to be merged after all, or
+        that is better merged.
     carries: identity of a scan → groups of its carries.
     """
 
@@ -131,6 +133,8 @@ class _Walk:
             self.breaks(form.groups, read)
         for parts in found.used:
             self.used |= parts.origins
+        for parts in found.cramped:
+            self.note_broken(parts, math.prod(shape_of(found.results[0])))
         for groups in (*found.operands, *found.results):
             for parts in groups:
                 self.join(parts, math.prod(shape_of(groups)))
@@ -177,8 +181,11 @@ class _Walk:
         elements = math.prod(shape_of(groups))
         for d, parts in enumerate(groups):
             if read is None or parts != read[d]:
-                for origin in parts.origins:
-                    self.broken[origin] = max(self.broken.get(origin, 0), elements)
+                self.note_broken(parts, elements)
+
+    def note_broken(self, parts: Parts, elements: int) -> None:
+        for origin in parts.origins:
+            self.broken[origin] = max(self.broken.get(origin, 0), elements)
 
     def join(self, parts: Parts, elements: int) -> None:
         """Note that these belong to one flow."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rhino_jax.frontend.split_dims.forms import (
+    LANES,
     Form,
     Groups,
     Parts,
@@ -107,16 +108,24 @@ def dot_general(
             sides[0][i] = sides[1][j] = both
             if is_contracted and both.is_apart:
                 used.append(both)
-    made: list[Parts] = [sides[0][i] for i in batch[0]]
+    free: list[list[Parts]] = [[], []]
     for side, form in enumerate(forms):
         for d, group in enumerate(form.groups):
             if d not in contract[side] and d not in batch[side]:
                 sides[side][d] = group
-                made.append(group)
+                free[side].append(group)
+    made = (*(sides[0][i] for i in batch[0]), *free[0], *free[1])
     read = tuple(map(tuple, sides))
     numbers = tuple(
         tuple(places(groups, dims) for groups, dims in zip(read, pairs, strict=True))
         for pairs in (contract, batch)
     )
     params = {**eqn.params, "dimension_numbers": numbers}
-    return Spelled(read, (tuple(made),), params, tuple(used))
+    cramped = tuple(free[0] + free[1]) if all(map(_is_cramped, free)) else ()
+    return Spelled(read, (made,), params, tuple(used), cramped)
+
+
+def _is_cramped(free: Sequence[Parts]) -> bool:
+    """Whether one side of a product gives its result no row of `LANES`, where it would
+    merged: attention over pixels has two such sides, a weight's side is none."""
+    return any(p.is_apart for p in free) and all(max(p.sizes) < LANES for p in free)
