@@ -16,9 +16,11 @@ import rhino_jax
 ROOT = Path(rhino_jax.__file__).parent
 
 PACKAGES = (
-    "analysis", "apply", "cost", "frontend", "frontend/check", "hardware", "ir",
-    "model", "plan", "plan/files", "plan/pins", "planning", "recipes", "report",
-    "search", "verify",
+    "analysis", "apply", "bench", "bench/rates", "bench/rows", "bench/tables",
+    "cost", "frontend", "frontend/check", "hardware", "ir", "model", "plan",
+    "plan/files", "plan/pins", "planning", "recipes", "report", "search", "verify",
+    "verify/by_hand", "verify/hlo", "verify/hlo/collectives", "verify/hlo/work",
+    "verify/matching",
 )  # fmt: skip
 
 EXTENDED = ("cost", "frontend/rules", "hardware", "recipes", "report")
@@ -30,7 +32,7 @@ MOST_LINES_OF_A_FUNCTION = 60
 
 MOST_FILES_OF_A_FOLDER = 20
 
-ROOMY = {"search": 23, "verify": 21, "verify/hlo": 24, "bench": 30}
+ROOMY = {"search": 23}
 """Folders that are still to be split: folder → files."""
 
 LONG = {"optimize/solve.py solve_overlapped": 68}

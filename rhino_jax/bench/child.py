@@ -18,13 +18,13 @@ from typing import Any
 
 import jax
 
-from rhino_jax.bench.clock import clock_row
 from rhino_jax.bench.compiling import Compiler
 from rhino_jax.bench.methods import parse_method
-from rhino_jax.bench.plan_run import time_row
 from rhino_jax.bench.planned import PlanEntry, add_entry
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
 from rhino_jax.bench.programs import Programs
+from rhino_jax.bench.rows.clock import clock_row
+from rhino_jax.bench.rows.plan_run import time_row
 from rhino_jax.bench.store import write_json
 from rhino_jax.bench.suite import Row, parse_suite
 from rhino_jax.errors import RhinoError

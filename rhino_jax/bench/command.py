@@ -10,26 +10,26 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from rhino_jax.bench.changes import changes_text
-from rhino_jax.bench.clock_run import clock_report, clock_task
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.figures import figures_of
 from rhino_jax.bench.methods import parse_method
-from rhino_jax.bench.plan_run import plan_report, plan_task
 from rhino_jax.bench.progress import title_of
-from rhino_jax.bench.readme import check_places, write_results
 from rhino_jax.bench.records import Result
-from rhino_jax.bench.row_run import RowResult, Task, run_rows
+from rhino_jax.bench.rows.clock_run import clock_report, clock_task
+from rhino_jax.bench.rows.plan_run import plan_report, plan_task
+from rhino_jax.bench.rows.row_run import RowResult, Task, run_rows
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store, read_results, write_json
 from rhino_jax.bench.suite import Row, Suite, load_suite, suite_names
-from rhino_jax.bench.summary import (
+from rhino_jax.bench.tables.changes import changes_text
+from rhino_jax.bench.tables.figures import figures_of
+from rhino_jax.bench.tables.readme import check_places, write_results
+from rhino_jax.bench.tables.summary import (
     clocked_summary,
     compiled_summary,
     planned_summary,
     to_list,
 )
-from rhino_jax.bench.table import to_markdown
+from rhino_jax.bench.tables.table import to_markdown
 from rhino_jax.bench.versions import versions
 from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.files import load_target

@@ -12,13 +12,13 @@ from rhino_jax.report.audit import (
     audit_to_html,
     audit_to_text,
 )
-from rhino_jax.verify import audit as data
+from rhino_jax.verify.by_hand import audit as data
 
 
 class Audit(data.Audit):
     """What a hand-sharded program moves and holds, beside rhino's plan of it.
 
-    Its attributes are those of `rhino_jax.verify.audit.Audit`.
+    Its attributes are those of `rhino_jax.verify.by_hand.audit.Audit`.
     """
 
     __slots__ = ()

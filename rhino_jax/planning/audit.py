@@ -10,7 +10,7 @@ from rhino_jax.face.audit import Audit
 from rhino_jax.frontend.parameters import CALLING
 from rhino_jax.hardware.target import Target
 from rhino_jax.planning.wishes import Wishes
-from rhino_jax.verify.audit import audit as run
+from rhino_jax.verify.by_hand.audit import audit as run
 
 
 def audit(

@@ -28,8 +28,8 @@ from rhino_jax.units import (
 
 
 if TYPE_CHECKING:
-    from rhino_jax.verify.audit import Audit
-    from rhino_jax.verify.costs import SourceCost
+    from rhino_jax.verify.by_hand.audit import Audit
+    from rhino_jax.verify.by_hand.costs import SourceCost
 
 TOP_COSTS = 8
 

@@ -23,7 +23,7 @@ from rhino_jax.units import (
 if TYPE_CHECKING:
     from rhino_jax.plan.records import Predicted
     from rhino_jax.verify.hlo.records import OutOfMemory
-    from rhino_jax.verify.matching import Difference
+    from rhino_jax.verify.matching.matcher import Difference
     from rhino_jax.verify.verification import Verification
 
 TOP_DIFFERENCES = 10

@@ -1,11 +1,11 @@
 """What the compiler made of a plan, beside what the plan predicted.
 
 In: a plan or a hand-sharded function, and something to compile for.
-Out: `verification.Verification`, `audit.Audit`, `check.Check`.
+Out: `verification.Verification`, `by_hand.audit.Audit`, `check.Check`.
 Order: `places` and `targets` (where to compile; `emulate` where devices are missing),
-`compile`, `hlo` (a package: compiled text → collectives, memory, work), `matching` with
-`ledger` and `identities` (predicted against compiled), `differences` and `causes` (what
-differs and why), `problems` (whether the plan holds), `verification` (all of it).
-`audit` with `culprits` and `costs` does it for code sharded by hand, `check` compares
-numbers with one device, `refine` asks the compiler which of several plans is best.
+`compile`, `hlo` (compiled text → collectives, memory, work), `matching` (predicted
+against compiled: what differs, and why), `problems` (whether the plan holds),
+`verification` (all of it). `by_hand` does it for code that its user sharded, `check`
+compares numbers with one device (`comparison`), `refine` asks the compiler which of
+several plans is best.
 """

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.units import format_bytes, format_seconds
-from rhino_jax.verify.differences import unexplained_bytes
 from rhino_jax.verify.hlo.records import OutOfMemory
-from rhino_jax.verify.matching import Difference
+from rhino_jax.verify.matching.differences import unexplained_bytes
+from rhino_jax.verify.matching.matcher import Difference
 
 
 WIRE_TOLERANCE = 0.10

@@ -19,8 +19,6 @@ from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.plan.trees import donated_arguments, with_mesh
-from rhino_jax.verify.causes import evidence_of
-from rhino_jax.verify.differences import differences_of
 from rhino_jax.verify.hlo.pricing import priced
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import (
@@ -29,7 +27,9 @@ from rhino_jax.verify.hlo.records import (
     MemoryUse,
     OutOfMemory,
 )
-from rhino_jax.verify.matching import Difference
+from rhino_jax.verify.matching.causes import evidence_of
+from rhino_jax.verify.matching.differences import differences_of
+from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.places import CompilePlace, place_of
 from rhino_jax.verify.problems import problems_of
 

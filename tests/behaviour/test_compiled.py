@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
-from rhino_jax.verify.hlo.collectives import read_collectives
+from rhino_jax.verify.hlo.collectives.read import read_collectives
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import pytest
 
-from rhino_jax.bench import clock as clock_module, row_run
-from rhino_jax.bench.clock import Clocked, call_overhead_s, clock_row, median_ratio
-from rhino_jax.bench.clock_run import clock_report, clock_task
 from rhino_jax.bench.process import Outcome
-from rhino_jax.bench.row_run import RowResult, run_rows
+from rhino_jax.bench.rows import clock as clock_module, row_run
+from rhino_jax.bench.rows.clock import Clocked, call_overhead_s, clock_row, median_ratio
+from rhino_jax.bench.rows.clock_run import clock_report, clock_task
+from rhino_jax.bench.rows.row_run import RowResult, run_rows
 from rhino_jax.bench.store import Store, write_json
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.models import registry

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rhino_jax.bench.figures import (
+from rhino_jax.bench.tables.figures import (
     fidelity_of,
     figures_of,
     geometric_mean,

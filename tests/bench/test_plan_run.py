@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from rhino_jax.bench import row_run
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import parse_method
-from rhino_jax.bench.plan_run import plan_report, plan_task, time_row
 from rhino_jax.bench.planning import Planner
 from rhino_jax.bench.process import Outcome
-from rhino_jax.bench.row_run import RowResult, run_rows
+from rhino_jax.bench.rows import row_run
+from rhino_jax.bench.rows.plan_run import plan_report, plan_task, time_row
+from rhino_jax.bench.rows.row_run import RowResult, run_rows
 from rhino_jax.bench.store import Store, write_json
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.errors import InfeasiblePlanError

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.figures import figures_of
-from rhino_jax.bench.readme import (
+from rhino_jax.bench.tables.figures import figures_of
+from rhino_jax.bench.tables.readme import (
     RESULTS as RESULTS_FILE,
     check_places,
     with_section,
     write_results,
 )
-from rhino_jax.bench.summary import compiled_summary, to_list
-from rhino_jax.bench.table import cells_table, rows_table, to_markdown
+from rhino_jax.bench.tables.summary import compiled_summary, to_list
+from rhino_jax.bench.tables.table import cells_table, rows_table, to_markdown
 from tests.bench.samples import measure, result
 
 

@@ -64,7 +64,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("configs/hardware/v5e.toml", True),
         ("configs/models/gpt-tiny.toml", True),
         ("configs/bench/quick.toml", False),
-        ("rhino_jax/bench/table.py", False),
+        ("rhino_jax/bench/tables/table.py", False),
         ("rhino_jax/report/text.py", False),
         ("rhino_jax/cli.py", False),
     ],

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rhino_jax.plan.records import Collective
-from rhino_jax.verify.causes import Evidence
-from rhino_jax.verify.differences import differences_of, unexplained_bytes
 from rhino_jax.verify.hlo.records import CompiledCollective
-from rhino_jax.verify.matching import Difference
+from rhino_jax.verify.matching.causes import Evidence
+from rhino_jax.verify.matching.differences import differences_of, unexplained_bytes
+from rhino_jax.verify.matching.matcher import Difference
 
 
 AXES = (("x", 2), ("y", 4))

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from rhino_jax.plan.diff import Traffic
-from rhino_jax.verify.hlo.collectives import count_collectives, read_collectives
+from rhino_jax.verify.hlo.collectives.read import count_collectives, read_collectives
 from tests.plan.samples import sample_plan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rhino_jax.verify.compile import compile_lowered
-from rhino_jax.verify.hlo.collectives import read_collectives
+from rhino_jax.verify.hlo.collectives.read import read_collectives
 from tests.verify import hlo_programs as programs
 from tests.verify.extras import mesh_of_target
 from tests.verify.test_hlo_compiled import (

@@ -10,7 +10,7 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from rhino_jax.verify.hlo.collectives import count_collectives, read_collectives
+from rhino_jax.verify.hlo.collectives.read import count_collectives, read_collectives
 from rhino_jax.verify.hlo.module import parse_module
 from rhino_jax.verify.hlo.records import CompiledCollective
 from tests.verify import hlo_programs as programs

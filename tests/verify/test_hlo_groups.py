@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rhino_jax.errors import MeshError
-from rhino_jax.verify.hlo.groups import map_mesh, parse_groups, parse_pairs
+from rhino_jax.verify.hlo.collectives.groups import map_mesh, parse_groups, parse_pairs
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rhino_jax.verify.hlo.collectives.naming import name_of
 from rhino_jax.verify.hlo.module import parse_module
-from rhino_jax.verify.hlo.naming import name_of
 from tests.verify.test_hlo_compiled import EXACT, HLO, read
 
 

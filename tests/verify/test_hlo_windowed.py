@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
-from rhino_jax.verify.hlo.collectives import read_collectives
+from rhino_jax.verify.hlo.collectives.read import read_collectives
 
 
 NAME = "jit(f)/dot_general"

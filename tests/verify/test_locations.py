@@ -7,7 +7,7 @@ import optax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.verify.hlo.collectives import read_collectives
+from rhino_jax.verify.hlo.collectives.read import read_collectives
 from rhino_jax.verify.hlo.locations import parse_frames
 
 

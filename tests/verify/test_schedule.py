@@ -6,7 +6,7 @@ import pytest
 
 from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
 from rhino_jax.verify.hlo.schedule import played_s
-from rhino_jax.verify.hlo.work import Work, work_reader
+from rhino_jax.verify.hlo.work.program import Work, work_reader
 
 
 HEAD = """HloModule m, is_scheduled=true

@@ -16,7 +16,7 @@ from rhino_jax.models import registry
 from rhino_jax.plan.diff import Traffic
 from rhino_jax.plan.records import Predicted
 from rhino_jax.verify.hlo.records import OutOfMemory
-from rhino_jax.verify.matching import Difference
+from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.problems import problems_of
 from tests.verify.extras import skipped_without_extra
 

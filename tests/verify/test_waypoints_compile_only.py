@@ -13,7 +13,7 @@ from rhino_jax.cost.combine import combine_route, combine_steps
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.verify.compile import compile_lowered
-from rhino_jax.verify.hlo.collectives import read_collectives
+from rhino_jax.verify.hlo.collectives.read import read_collectives
 from rhino_jax.verify.hlo.module import parse_module
 from tests.verify.extras import mesh_of_target
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rhino_jax.hardware.target import Target
-from rhino_jax.verify.hlo.work import Work
+from rhino_jax.verify.hlo.work.program import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

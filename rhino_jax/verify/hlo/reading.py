@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.records import Predicted
-from rhino_jax.verify.hlo.collectives import read_collectives
+from rhino_jax.verify.hlo.collectives.read import read_collectives
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module, parse_module
 from rhino_jax.verify.hlo.pricing import priced
 from rhino_jax.verify.hlo.rates import rates_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rhino_jax.verify.hlo.loops import trip_count
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module
-from rhino_jax.verify.hlo.work import WorkReader, branches_of
+from rhino_jax.verify.hlo.work.program import WorkReader, branches_of
 
 
 CollectiveSeconds = Callable[[Computation, Instruction], float]

@@ -26,7 +26,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.verify.hlo.module import Module
 from rhino_jax.verify.hlo.records import CompiledCollective
 from rhino_jax.verify.hlo.schedule import CollectiveSeconds, played_s
-from rhino_jax.verify.hlo.work import ProgramWork, Work, work_reader
+from rhino_jax.verify.hlo.work.program import ProgramWork, Work, work_reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
+from rhino_jax.verify.hlo.collectives.slices import rendezvous
 from rhino_jax.verify.hlo.module import Computation, Instruction
-from rhino_jax.verify.hlo.slices import rendezvous
 
 
 Users = Mapping[str, Sequence[Instruction]]

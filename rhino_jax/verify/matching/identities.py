@@ -27,7 +27,7 @@ from rhino_jax.cost.collectives import (
     PERMUTE,
     REDUCE_SCATTER,
 )
-from rhino_jax.verify.ledger import Key
+from rhino_jax.verify.matching.ledger import Key
 
 
 Axes = tuple[str, ...]

@@ -16,9 +16,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rhino_jax.verify.hlo.collectives.permutes import (
+    Permute,
+    is_of_product,
+    origin,
+    ring_permute,
+)
+from rhino_jax.verify.hlo.collectives.unrolled import find_gathers, find_scatters
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
-from rhino_jax.verify.hlo.permutes import Permute, is_of_product, origin, ring_permute
-from rhino_jax.verify.hlo.unrolled import find_gathers, find_scatters
 
 
 _BODY = re.compile(r"windowed_dot_general_body_(ag|rs)")

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.verify.hlo.arrays import Array, arrays_of
 from rhino_jax.verify.hlo.module import Computation, Instruction
+from rhino_jax.verify.hlo.work.arrays import Array, arrays_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,17 +21,17 @@ from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.trace import trace_call
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Predicted
-from rhino_jax.verify.costs import SourceCost, costs_of
-from rhino_jax.verify.culprits import Culprits, culprits_of
-from rhino_jax.verify.hand_sharded import (
+from rhino_jax.verify.by_hand.costs import SourceCost, costs_of
+from rhino_jax.verify.by_hand.culprits import Culprits, culprits_of
+from rhino_jax.verify.by_hand.hand_sharded import (
     HandSharded,
     axes_in,
     read_by_hand,
 )
+from rhino_jax.verify.by_hand.unpinned import sharded_ops, without_constraints
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.places import CompilePlace, place_on
-from rhino_jax.verify.unpinned import sharded_ops, without_constraints
 from rhino_jax.verify.verification import Verification, verification_of
 
 

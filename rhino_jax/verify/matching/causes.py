@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rhino_jax.ir.program import Program
 from rhino_jax.verify.hlo.locations import source_of
-from rhino_jax.verify.ledger import Entry
+from rhino_jax.verify.matching.ledger import Entry
 
 
 REMATERIALISED = "involuntary rematerialisation"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rhino_jax.bench.figures import geometric_mean
 from rhino_jax.bench.records import FINAL, Result
+from rhino_jax.bench.tables.figures import geometric_mean
 
 
 Cell = tuple[str, str, str, str]

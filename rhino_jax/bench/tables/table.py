@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rhino_jax.bench.figures import Errors, Figures, best_recipe, by_row
 from rhino_jax.bench.methods import RHINO, parse_method
 from rhino_jax.bench.records import Measure, Result
+from rhino_jax.bench.tables.figures import Errors, Figures, best_recipe, by_row
 from rhino_jax.bench.versions import versions_line
 from rhino_jax.units import format_share
 

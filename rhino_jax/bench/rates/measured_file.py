@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from rhino_jax.bench.measure import Measured
+from rhino_jax.bench.rates.measure import Measured
 from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.files import detect_target
 from rhino_jax.hardware.target import Device

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rhino_jax.verify.hlo.collectives.payload import collective_kind
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
-from rhino_jax.verify.hlo.payload import collective_kind
 
 
 @dataclass(frozen=True, slots=True)

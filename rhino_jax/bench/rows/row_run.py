@@ -12,7 +12,7 @@ from rhino_jax.bench.progress import Clock, Report, title_of
 from rhino_jax.bench.records import row_key
 from rhino_jax.bench.store import Store, read_json, write_json
 from rhino_jax.bench.suite import Row, Suite
-from rhino_jax.bench.table import markdown_table
+from rhino_jax.bench.tables.table import markdown_table
 from rhino_jax.bench.versions import versions, versions_line
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from rhino_jax.bench.clock import Clocked
-from rhino_jax.bench.figures import Figures, geometric_mean
-from rhino_jax.bench.plan_run import Timed
 from rhino_jax.bench.records import Result
-from rhino_jax.bench.row_run import RowResult
+from rhino_jax.bench.rows.clock import Clocked
+from rhino_jax.bench.rows.plan_run import Timed
+from rhino_jax.bench.rows.row_run import RowResult
+from rhino_jax.bench.tables.figures import Figures, geometric_mean
 from rhino_jax.units import format_bytes, format_seconds, format_share
 
 

@@ -23,20 +23,28 @@ from dataclasses import dataclass, field, replace
 
 from rhino_jax.plan.diff import Traffic, traffic_of
 from rhino_jax.plan.records import Collective
-from rhino_jax.verify.hlo.asynchronous import (
+from rhino_jax.verify.hlo.collectives.asynchronous import (
     Users,
     is_in_chain,
     is_overlapped,
     starts_chain,
 )
-from rhino_jax.verify.hlo.calls import Calls
-from rhino_jax.verify.hlo.groups import (
+from rhino_jax.verify.hlo.collectives.calls import Calls
+from rhino_jax.verify.hlo.collectives.groups import (
     Groups,
     MeshMap,
     map_mesh,
     parse_groups,
     parse_pairs,
 )
+from rhino_jax.verify.hlo.collectives.naming import Place, name_of
+from rhino_jax.verify.hlo.collectives.payload import (
+    collective_kind,
+    payload_bytes,
+    wire_bytes,
+)
+from rhino_jax.verify.hlo.collectives.slices import slice_groups, slice_kind
+from rhino_jax.verify.hlo.collectives.windowed import Window, find_windows
 from rhino_jax.verify.hlo.loops import trip_count
 from rhino_jax.verify.hlo.module import (
     Computation,
@@ -44,11 +52,7 @@ from rhino_jax.verify.hlo.module import (
     Module,
     parse_module,
 )
-from rhino_jax.verify.hlo.naming import Place, name_of
-from rhino_jax.verify.hlo.payload import collective_kind, payload_bytes, wire_bytes
 from rhino_jax.verify.hlo.records import CompiledCollective
-from rhino_jax.verify.hlo.slices import slice_groups, slice_kind
-from rhino_jax.verify.hlo.windowed import Window, find_windows
 
 
 def read_collectives(

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rhino_jax.plan.records import Collective
-from rhino_jax.verify.causes import Evidence
-from rhino_jax.verify.identities import Identity, identities
-from rhino_jax.verify.ledger import Ledger, total
-from rhino_jax.verify.matching import Difference, Matcher
+from rhino_jax.verify.matching.causes import Evidence
+from rhino_jax.verify.matching.identities import Identity, identities
+from rhino_jax.verify.matching.ledger import Ledger, total
+from rhino_jax.verify.matching.matcher import Difference, Matcher
 
 
 def differences_of(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from rhino_jax.verify.hlo.groups import Groups
+from rhino_jax.verify.hlo.collectives.groups import Groups
 from rhino_jax.verify.hlo.module import Instruction
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rhino_jax.bench.clock import Clocked
-from rhino_jax.bench.figures import geometric_mean
-from rhino_jax.bench.row_run import RowResult, Task, table_of_rows
+from rhino_jax.bench.rows.clock import Clocked
+from rhino_jax.bench.rows.row_run import RowResult, Task, table_of_rows
 from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.bench.tables.figures import geometric_mean
 from rhino_jax.units import format_seconds
 
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rhino_jax.verify.hlo.groups import parse_pairs
+from rhino_jax.verify.hlo.collectives.groups import parse_pairs
+from rhino_jax.verify.hlo.collectives.payload import payload_bytes
 from rhino_jax.verify.hlo.module import Computation, Instruction
-from rhino_jax.verify.hlo.payload import payload_bytes
 
 
 # What the partitioner makes of a product; a user's `ppermute` has its own name.

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from rhino_jax.ir.program import USERS_CONSTRAINT
 from rhino_jax.plan.diff import Traffic, traffic_of
 from rhino_jax.plan.records import Collective
-from rhino_jax.verify.causes import Evidence, primitive_of, rematerialisation_of
-from rhino_jax.verify.culprits import Culprits
-from rhino_jax.verify.ledger import Key, Ledger, total
+from rhino_jax.verify.by_hand.culprits import Culprits
+from rhino_jax.verify.matching.causes import (
+    Evidence,
+    primitive_of,
+    rematerialisation_of,
+)
+from rhino_jax.verify.matching.ledger import Key, Ledger, total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

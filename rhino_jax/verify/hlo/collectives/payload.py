@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from rhino_jax.verify.hlo.collectives.slices import slice_kind
 from rhino_jax.verify.hlo.module import Computation, Instruction, type_bytes
-from rhino_jax.verify.hlo.slices import slice_kind
 
 
 _KINDS = {

@@ -20,11 +20,15 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.verify.hlo.arrays import arrays_of, dtype_name
-from rhino_jax.verify.hlo.flops import Arithmetic, arithmetic_of, custom_call_target
 from rhino_jax.verify.hlo.loops import trip_count
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
-from rhino_jax.verify.hlo.traffic import MemoryTraffic
+from rhino_jax.verify.hlo.work.arrays import arrays_of, dtype_name
+from rhino_jax.verify.hlo.work.flops import (
+    Arithmetic,
+    arithmetic_of,
+    custom_call_target,
+)
+from rhino_jax.verify.hlo.work.traffic import MemoryTraffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

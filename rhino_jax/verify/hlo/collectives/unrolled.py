@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rhino_jax.verify.hlo.collectives.permutes import Permute, is_of_product, origin
 from rhino_jax.verify.hlo.module import Instruction
-from rhino_jax.verify.hlo.permutes import Permute, is_of_product, origin
 
 
 _COMPUTES = ("convolution", "custom-call", "dot", "fusion")
