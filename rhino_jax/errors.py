@@ -65,6 +65,33 @@ class RhinoWarning(UserWarning):
     """Something the user should know; emitted once per site."""
 
 
+def check_keys(
+    error: type[RhinoError],
+    what: str,
+    keys: Iterable[str],
+    known: Iterable[str],
+    where: str,
+) -> None:
+    """Refuse keys that are not known.
+
+    Args:
+      error: what to raise.
+      what: the file or table, at the start of the message.
+      keys: those that are there.
+      known: those that may be.
+      where: the file or call.
+    """
+    known = tuple(known)
+    for key in keys:
+        if key not in known:
+            raise error(
+                f"{what} has an unknown key `{key}`.{nearest(key, known)}",
+                where=f"{where}, key `{key}`",
+                numbers=f"known: {', '.join(known)}",
+                fix=f"remove or rename `{key}`.",
+            )
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name most like `name`, as a phrase: ` Did you mean 'x'?` or empty."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)

@@ -30,7 +30,7 @@ from typing import Any
 from rhino_jax.bench import unseen
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import Method, parse_method
-from rhino_jax.errors import RhinoError, nearest
+from rhino_jax.errors import RhinoError, check_keys, nearest
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
@@ -305,14 +305,7 @@ class _Place:
     def check_keys(
         self, table: Mapping[str, Any], known: Sequence[str], required: Sequence[str]
     ) -> None:
-        for key in table:
-            if key not in known:
-                raise BenchError(
-                    f"{self.what} has an unknown key `{key}`.{nearest(key, known)}",
-                    where=self.file,
-                    numbers=f"known: {', '.join(known)}",
-                    fix=f"remove or rename `{key}`.",
-                )
+        check_keys(BenchError, self.what, table, known, self.file)
         for key in required:
             if key not in table:
                 raise BenchError(

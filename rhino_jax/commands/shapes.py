@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rhino_jax.errors import RhinoError, nearest
+from rhino_jax.errors import RhinoError, check_keys, nearest
 
 
 class ShapesError(RhinoError, ValueError):
@@ -94,14 +94,7 @@ def parse_shapes(data: Mapping[str, Any], where: str) -> Shapes:
     Raises:
       ShapesError: a key is unknown or holds something else than it should.
     """
-    for key in data:
-        if key not in _KEYS:
-            raise ShapesError(
-                f"the file of shapes has an unknown key `{key}`.{nearest(key, _KEYS)}",
-                where=f"{where}, key `{key}`",
-                numbers=f"known: {', '.join(_KEYS)}",
-                fix=f"remove or rename `{key}`.",
-            )
+    check_keys(ShapesError, "the file of shapes", data, _KEYS, where)
     init = _checked(data, "init", str, "", "'module:function'", where)
     args = _checked(data, "args", list, [], "a list, or [[args]] tables", where)
     kwargs = _checked(data, "kwargs", dict, {}, "a table", where)

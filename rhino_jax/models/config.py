@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from rhino_jax.errors import RhinoError, nearest
+from rhino_jax.errors import RhinoError, check_keys
 
 
 class ModelConfigError(RhinoError, ValueError):
@@ -101,14 +101,7 @@ def build(config_type: type[ConfigT], table: Mapping[str, Any], where: str) -> C
     """
     hints = typing.get_type_hints(config_type)
     fields = {f.name: f for f in dataclasses.fields(config_type)}
-    for key in table:
-        if key not in fields:
-            raise ModelConfigError(
-                f"the model config has an unknown key `{key}`.{nearest(key, fields)}",
-                where=f"{where}, key `{key}`",
-                numbers=f"expected: {', '.join(['family', *fields])}",
-                fix=f"remove or rename `{key}`.",
-            )
+    check_keys(ModelConfigError, "the model config", table, fields, where)
     for name, field in fields.items():
         if field.default is dataclasses.MISSING and name not in table:
             raise ModelConfigError(

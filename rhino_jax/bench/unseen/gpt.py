@@ -24,15 +24,7 @@ def workload(
         return {
             "tokens": parts.normal(keys, vocab, width, fan_in=width),
             "positions": parts.normal(keys, seq_len, width, fan_in=width),
-            "layers": [
-                {
-                    "ln1": parts.norm_init(width),
-                    "attention": parts.attention_init(keys, width),
-                    "ln2": parts.norm_init(width),
-                    "mlp": parts.mlp_init(keys, width, 4 * width),
-                }
-                for _ in range(num_layers)
-            ],
+            "layers": [parts.layer_init(keys, width) for _ in range(num_layers)],
             "ln": parts.norm_init(width),
         }
 
@@ -41,9 +33,7 @@ def workload(
         x = x.astype(jnp.bfloat16)
         causal = jnp.tril(jnp.ones((seq_len, seq_len), dtype=bool))
         for p in params["layers"]:
-            y = parts.layer_norm(p["ln1"], x)
-            x = x + parts.attention(p["attention"], y, y, num_heads, causal)
-            x = x + parts.mlp(p["mlp"], parts.layer_norm(p["ln2"], x))
+            x = parts.layer(p, x, num_heads, causal)
         x = parts.layer_norm(params["ln"], x)
         logits = x @ params["tokens"].T.astype(x.dtype)
         return parts.cross_entropy(logits, batch["targets"])

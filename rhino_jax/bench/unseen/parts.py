@@ -111,6 +111,25 @@ def mlp(p: Params, x: jax.Array) -> jax.Array:
     return dense(p["down"], jax.nn.gelu(dense(p["up"], x)))
 
 
+def layer_init(keys: Keys, width: int) -> Params:
+    """Attention, and four times as many hidden units."""
+    return {
+        "ln1": norm_init(width),
+        "attention": attention_init(keys, width),
+        "ln2": norm_init(width),
+        "mlp": mlp_init(keys, width, 4 * width),
+    }
+
+
+def layer(
+    p: Params, x: jax.Array, num_heads: int, mask: jax.Array | None = None
+) -> jax.Array:
+    """x [B, S, D] → the same; norms come before."""
+    y = layer_norm(p["ln1"], x)
+    x = x + attention(p["attention"], y, y, num_heads, mask)
+    return x + mlp(p["mlp"], layer_norm(p["ln2"], x))
+
+
 def conv(x: jax.Array, w: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
     """x [B, H, W, I], w [KH, KW, I / groups, O]; same padding."""
     return jax.lax.conv_general_dilated(
@@ -166,6 +185,17 @@ def training(
         step=train_step,
         donate_argnums=(0, 1),
     )
+
+
+def labelled_images(
+    key: jax.Array, batch: int, image_size: int, num_classes: int
+) -> Params:
+    """Images [batch, image_size, image_size, 3] and their classes."""
+    first, second = jax.random.split(key)
+    return {
+        "images": jax.random.normal(first, (batch, image_size, image_size, 3)),
+        "labels": tokens(second, num_classes, batch),
+    }
 
 
 def tokens(key: jax.Array, vocab: int, *shape: int) -> jax.Array:

@@ -56,11 +56,6 @@ def workload(
         return parts.cross_entropy(parts.dense(params["head"], x), batch["labels"])
 
     def make_batch(key: jax.Array) -> Params:
-        first, second = jax.random.split(key)
-        shape = batch, image_size, image_size, 3
-        return {
-            "images": jax.random.normal(first, shape),
-            "labels": parts.tokens(second, num_classes, batch),
-        }
+        return parts.labelled_images(key, batch, image_size, num_classes)
 
     return parts.training("unseen-resnet", batch, init, loss_fn, make_batch)

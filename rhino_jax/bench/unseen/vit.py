@@ -26,15 +26,7 @@ def workload(
         return {
             "patches": parts.normal(keys, patch, patch, 3, width),
             "positions": parts.normal(keys, num_patches, width, fan_in=width),
-            "layers": [
-                {
-                    "ln1": parts.norm_init(width),
-                    "attention": parts.attention_init(keys, width),
-                    "ln2": parts.norm_init(width),
-                    "mlp": parts.mlp_init(keys, width, 4 * width),
-                }
-                for _ in range(num_layers)
-            ],
+            "layers": [parts.layer_init(keys, width) for _ in range(num_layers)],
             "ln": parts.norm_init(width),
             "head": parts.dense_init(keys, width, num_classes),
         }
@@ -51,18 +43,11 @@ def workload(
         x = x.reshape(x.shape[0], -1, width)
         x = x + params["positions"].astype(x.dtype)
         for p in params["layers"]:
-            y = parts.layer_norm(p["ln1"], x)
-            x = x + parts.attention(p["attention"], y, y, num_heads)
-            x = x + parts.mlp(p["mlp"], parts.layer_norm(p["ln2"], x))
+            x = parts.layer(p, x, num_heads)
         x = parts.layer_norm(params["ln"], x.mean(1))
         return parts.cross_entropy(parts.dense(params["head"], x), batch["labels"])
 
     def make_batch(key: jax.Array) -> Params:
-        first, second = jax.random.split(key)
-        shape = batch, image_size, image_size, 3
-        return {
-            "images": jax.random.normal(first, shape),
-            "labels": parts.tokens(second, num_classes, batch),
-        }
+        return parts.labelled_images(key, batch, image_size, num_classes)
 
     return parts.training("unseen-vit", batch, init, loss_fn, make_batch)
