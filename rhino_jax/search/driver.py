@@ -80,7 +80,7 @@ def choose_plan(
 
     Each is searched fast, the best of them then as asked for. Those of three and more
     axes are left out where the axis before gained little or the search would take long
-    (`Limits.axis_gain`, `Limits.most_cells`), which the notes say.
+    (`Limits.axis_gain`, `Limits.meshes_s`), which the notes say.
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
@@ -199,7 +199,7 @@ def _search(
         return [SOLVE.run(watch, mesh_problem, effort, request, progress)], (), []
     every: list[SolvedMesh] = []
     compared: list[tuple[tuple[int, ...], float]] = []
-    limits = _MoreAxes()
+    limits = _MoreAxes.of(request)
     for axes in different:
         if every and is_over(request):
             limits.untimely += 1
@@ -230,35 +230,46 @@ class _MoreAxes:
     """Whether meshes of three and more axes are worth trying.
 
     Attributes:
-      cells: pairs of options of the largest folded problem so far.
+      left_s: what is left of the time that they may take.
+      cells: number of axes → pairs of options of the largest folded problem.
       best: number of axes → the best objective of such a mesh.
       left_out: why → how many meshes.
       untimely: how many meshes, of any number of axes, there was no time for.
     """
 
-    cells: int = 0
+    left_s: float
+    cells: Counter[int] = field(default_factory=Counter)
     best: dict[int, float] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     untimely: int = 0
 
+    @classmethod
+    def of(cls, request: Request) -> _MoreAxes:
+        limit_s = request.time_limit_s
+        share = LIMITS.meshes_share
+        return cls(LIMITS.meshes_s if limit_s is None else share * limit_s)
+
     def met(self, num_axes: int, found: SolvedMesh) -> None:
         edges = found.mesh_problem.folded.problem.edges
-        self.cells = max(self.cells, sum(e.table.size for e in edges))
+        cells = sum(e.table.size for e in edges)
+        self.cells[num_axes] = max(self.cells[num_axes], cells)
         before = self.best.get(num_axes, math.inf)
         self.best[num_axes] = min(before, found.solution.objective)
 
     def allow(self, num_axes: int) -> bool:
         if num_axes <= 2:
             return True
-        if self.cells > LIMITS.most_cells:
-            self.left_out["the program is large"] += 1
-            return False
         fewer = [s for n, s in self.best.items() if n < num_axes - 1]
         last = self.best.get(num_axes - 1, math.inf)
         if fewer and last > (1 - LIMITS.axis_gain) * min(fewer):
             why = f"the axis before gained less than {LIMITS.axis_gain:.0%}"
             self.left_out[why] += 1
             return False
+        takes_s = LIMITS.another_axis_s * self.cells[num_axes - 1]
+        if takes_s > self.left_s:
+            self.left_out["the program is large"] += 1
+            return False
+        self.left_s -= takes_s
         return True
 
     def notes(self) -> list[str]:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from rhino_jax.model.build import Model
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.search.extract import overlap_of
+from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.records import MeshProblem
-from rhino_jax.search.symmetry import find_symmetry, marks_of
+from rhino_jax.search.symmetry import Symmetry, find_symmetry, marks_of
 
 
 def fold(model: Model, density: str) -> MeshProblem:
-    """The model with its repeats found; recipes are left for later.
+    """The model with its repeats found, where a search of all takes long; recipes are
+    left for later.
 
     Args:
       density: as of `Request`.
     """
     overlap, book = overlap_of(model), RecipeBook.of(model)
-    symmetry = find_symmetry(overlap, marks_of(book))
+    if LIMITS.search_s(overlap.problem) <= LIMITS.unfolded_s:
+        symmetry = Symmetry.none(len(model.options))
+    else:
+        symmetry = find_symmetry(overlap, marks_of(book))
     folded = symmetry.overlap(overlap)
     return MeshProblem(model, overlap, book, symmetry, folded, density=density)

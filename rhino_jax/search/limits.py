@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rhino_jax.optimize.problem import Problem
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Attributes:
     most_meshes: meshes whose models are kept, as candidates for the compiler.
-    most_cells: pairs of options of the folded problem beyond which meshes of three and
-        more axes are not tried unasked; a third axis makes 18 times as many. A U-Net
-        (unet-base, 16 devices) has 5 million on two axes: on three, `fast` takes 146 s
-        and 6 GB, not 56 s and 0.7 GB. ResNet-50 has 1.1 million: 17 s and 1.6 GB, not
-        8 s. Two towers, and GPT, Llama and MoE with unrolled layers have 0.4 to 1.0
-        million.
+    node_s: what a search takes per node, in seconds on one core, at `best` and
+        unfolded. With `cell_s` it is what 21 models took on meshes of one to three axes
+        (57 problems, 21 of them of `bench.unseen`), to a factor of 1.7 in the geometric
+        mean and of 5.5 at worst.
+    cell_s: what it takes per pair of options of two neighbours.
+    unfolded_s: a problem whose search takes no longer is not folded: people do not
+        mind a second (Nielsen, Usability Engineering, 1993, chapter 5).
+    another_axis_s: what a mesh of another axis takes per pair of options of the folded
+        problem with one fewer, in seconds on one core, at `fast`: the median of 23
+        models from a third axis, of 0.8e-6 to 8e-6; pairs become 7 to 25 times as many.
+    meshes_s: seconds that meshes of three and more axes may take so, where none is
+        asked for and time is not limited: after ten, people turn to something else
+        (as above).
+    meshes_share: share of the time limit that they may take where there is one; the
+        best of them is then searched to the end.
     axis_gain: share of the step that meshes of one more axis must have gained over
         those of fewer, before meshes of yet another axis are tried.
-    recipe_worth: a recipe is not searched to the end once its plan is this many times
-        as slow as the best recipe's so far. It cannot be the user's choice then, only
-        a line of comparison: the step that the plan's table gives for it is up to an
-        eighth longer than that of the recipe searched to the end (ResNet-50).
     recipes_share: share of the time left that may go into recipes, where time is
         limited. The search starts from them, and finds plans that they exclude.
     prediction_error: how far the ratio of two plans' predicted steps may be from that
@@ -32,25 +39,33 @@ class Limits:
         a search for the smallest peak.
     most_visited: values looked at to find the update that a gradient is for; one that
         is farther away is not named after its parameter.
-    least_rounds: steps around a node that must look alike before it is folded with
-        another. After two, the plan of a ViT is 0.5 % slower than unfolded; after
-        three it is the same.
-    most_orbits: rounds of folding go on while there are no more orbits than this, and
-        programs of fewer nodes are not folded: in a chain of six small layers what
-        happens at its ends reaches the middle, and nothing is a repeat.
     """
 
     most_meshes: int = 3
-    most_cells: int = 1_500_000
+    node_s: float = 3.4e-4
+    cell_s: float = 3.5e-7
+    unfolded_s: float = 1.0
+    another_axis_s: float = 2.1e-6
+    meshes_s: float = 10.0
+    meshes_share: float = 0.5
     axis_gain: float = 0.01
-    recipe_worth: float = 1.25
     recipes_share: float = 0.4
     prediction_error: float = 0.3
     communication_weights: tuple[float, ...] = (2.0, 0.5)
     most_pins: int = 8
     most_visited: int = 64
-    least_rounds: int = 3
-    most_orbits: int = 900
+
+    @property
+    def recipe_worth(self) -> float:
+        """A recipe is not searched to the end once its plan is this many times as slow
+        as the best recipe's so far: it would not be compiled, only stand in the plan's
+        table, with a step that is no recipe's least."""
+        return 1 + self.prediction_error
+
+    def search_s(self, problem: Problem) -> float:
+        """About what a search of a problem takes, in seconds on one core."""
+        cells = sum(edge.table.size for edge in problem.edges)
+        return self.node_s * len(problem.costs) + self.cell_s * cells
 
 
 LIMITS = Limits()

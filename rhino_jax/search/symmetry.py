@@ -3,9 +3,14 @@
 Layers that are unrolled in the program, forward, backward and update, are many copies
 of a few nodes. Every node begins with a colour, which says what it can choose and what
 that costs; in each round its new colour is made of its own, its edges' tables and its
-neighbours' colours. After a few rounds nodes of one colour have equal surroundings as
+neighbours' colours. After some rounds nodes of one colour have equal surroundings as
 far as that many steps, and become one orbit with one choice. First and last layers
 differ only near their borders, and every second layer folds with every second.
+
+How many rounds, the program says. The first tell apart what nodes do, each fewer than
+the one before. Once that is done, what is still told apart is how far a node is from
+where repeats begin and end, from more such places each round. The first round that
+tells no fewer orbits apart than the one before is the last.
 
 The folded problem's objective and memory are those of the plan in which every node
 does as its orbit: nothing is approximated but that repeats choose alike.
@@ -16,7 +21,6 @@ reduction via colour refinement", ESA 2014.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +37,6 @@ from rhino_jax.optimize.problem import (
 )
 from rhino_jax.optimize.slack import Slack
 from rhino_jax.recipes.recipe_book import RecipeBook
-from rhino_jax.search.limits import LIMITS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +50,11 @@ class Symmetry:
 
     orbits: np.ndarray
     first: np.ndarray
+
+    @classmethod
+    def none(cls, num_nodes: int) -> Symmetry:
+        """Every node chooses on its own."""
+        return cls(np.arange(num_nodes), np.arange(num_nodes))
 
     @property
     def is_identity(self) -> bool:
@@ -144,18 +152,13 @@ def marks_of(book: RecipeBook) -> np.ndarray:
     )
 
 
-def find_symmetry(
-    overlap: Overlap, marks: np.ndarray, most: int = LIMITS.most_orbits
-) -> Symmetry:
+def find_symmetry(overlap: Overlap, marks: np.ndarray) -> Symmetry:
     """Find the nodes that choose alike.
 
     Args:
       overlap: the whole problem; equal tables are one array.
       marks: [nodes], equal numbers where nodes may be of one orbit: see `marks_of`.
-      most: see `LIMITS.most_orbits`.
     """
-    if len(marks) <= most:
-        return Symmetry(np.arange(len(marks)), np.arange(len(marks)))
     own = number_rows(marks, np.array(overlap.slack.nodes))
     colours = _mix(own.astype(np.uint64))
     edges = overlap.problem.edges
@@ -164,17 +167,16 @@ def find_symmetry(
     looks = number_objects([e.table for e in edges]), np.array(overlap.slack.edges)
     tables = number_rows(*looks).astype(np.uint64)
     memo, reads = _mix(2 * tables), _mix(2 * tables + 1)
-    kept, before = colours, 0
-    for k in itertools.count():
-        count = len(np.unique(colours))
-        if k > LIMITS.least_rounds and (count > most or count == before):
-            break
-        kept, before = colours, count
+    count, split = len(np.unique(colours)), len(marks)
+    while True:
         around = np.zeros(len(colours), dtype=np.uint64)
         np.add.at(around, source, _mix(memo ^ colours[target]))
         np.add.at(around, target, _mix(reads ^ colours[source]))
         colours = _mix(_mix(colours) ^ around)
-    _, first, orbits = np.unique(kept, return_index=True, return_inverse=True)
+        _, first, orbits = np.unique(colours, return_index=True, return_inverse=True)
+        before, split, count = split, len(first) - count, len(first)
+        if not split or split >= before:
+            break
     # Orbits in the program's order, so that neighbours stay close together.
     order = np.argsort(first)
     place = np.empty(len(order), dtype=np.int64)

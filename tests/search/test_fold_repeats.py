@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from rhino_jax.models import registry
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.search import fold
 from rhino_jax.search.extract import overlap_of
+from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.symmetry import find_symmetry, marks_of
 from rhino_jax.search.traffic import ChoiceTraffic
 from tests.search.brute_force import model_of
@@ -30,18 +32,18 @@ UNROLLED = {
 }
 
 
-def whole_and_symmetry(name, most, **overrides):
+def whole_and_symmetry(name, **overrides):
     """The whole problem and its folding."""
     work = registry.get(name, **overrides)
     target = load_target("v5e:4x4")
     model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
     overlap = overlap_of(model)
-    return overlap, find_symmetry(overlap, marks_of(RecipeBook.of(model)), most)
+    return overlap, find_symmetry(overlap, marks_of(RecipeBook.of(model)))
 
 
 @pytest.mark.parametrize("name", UNROLLED)
 def test_a_folded_choice_costs_and_holds_what_its_expansion_does(name: str) -> None:
-    whole, symmetry = whole_and_symmetry(name, most=1, **UNROLLED[name])
+    whole, symmetry = whole_and_symmetry(name, **UNROLLED[name])
     folded = symmetry.overlap(whole)
     assert len(symmetry.first) < 0.8 * len(symmetry.orbits)
     rng = np.random.default_rng(0)
@@ -63,7 +65,7 @@ def test_a_folded_choice_sends_what_its_expansion_does(name: str) -> None:
     target = load_target("v5e:4x4")
     model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
     overlap = overlap_of(model)
-    symmetry = find_symmetry(overlap, marks_of(RecipeBook.of(model)), 1)
+    symmetry = find_symmetry(overlap, marks_of(RecipeBook.of(model)))
     every, one = ChoiceTraffic.of(model), ChoiceTraffic.folded(model, symmetry)
     assert len(one.sites) < 0.8 * len(every.sites)
     rng = np.random.default_rng(0)
@@ -94,12 +96,8 @@ def test_the_folded_optimum_is_the_plain_one(
     """To what both searches leave open, and no better than the plain bound."""
     work = registry.get(name, **UNROLLED[name])
     found = {}
-    for kind, most in (("folded", 1), ("plain", 10**9)):
-        monkeypatch.setattr(
-            fold,
-            "find_symmetry",
-            functools.partial(find_symmetry, most=most),
-        )
+    for kind, unfolded_s in (("folded", 0.0), ("plain", math.inf)):
+        monkeypatch.setattr(fold, "LIMITS", replace(LIMITS, unfolded_s=unfolded_s))
         found[kind] = planned(work, MESH, WITHOUT_TILES).search
     folded, plain = found["folded"], found["plain"]
     assert folded.objective_s == pytest.approx(plain.objective_s, rel=2e-3)
@@ -116,16 +114,21 @@ def test_orbits_do_not_grow_in_number_with_depth(
 ) -> None:
     """Every second layer of the MoE has experts: those fold with each other."""
     sizes = [
-        whole_and_symmetry(name, most=1, num_layers=depth, layers="unroll")[1]
+        whole_and_symmetry(name, num_layers=depth, layers="unroll")[1]
         for depth in (few, many)
     ]
     assert len(sizes[1].orbits) > 1.8 * len(sizes[0].orbits)
     assert len(sizes[1].first) == len(sizes[0].first)
 
 
-def test_small_programs_are_left_as_they_are() -> None:
-    whole, symmetry = whole_and_symmetry("mlp-tiny", most=900)
-    assert len(symmetry.first) == len(whole.problem.costs)
+def test_programs_that_are_searched_in_a_second_are_left_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work, target = registry.get("mlp-tiny", depth=8), load_target("v5e:4x4")
+    model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
+    assert fold.fold(model, "all").symmetry.is_identity
+    monkeypatch.setattr(fold, "LIMITS", replace(LIMITS, unfolded_s=0.0))
+    assert not fold.fold(model, "all").symmetry.is_identity
 
 
 def test_a_pin_holds_for_one_layer_of_many() -> None:
@@ -142,7 +145,7 @@ def test_a_pin_holds_for_one_layer_of_many() -> None:
 
 def test_nodes_of_an_orbit_see_equal_surroundings() -> None:
     """Each orbit of a chain a - b - a - b has neighbours of one kind."""
-    whole, symmetry = whole_and_symmetry("gpt-tiny-unrolled", most=1, num_layers=6)
+    whole, symmetry = whole_and_symmetry("gpt-tiny-unrolled", num_layers=6)
     around: dict[int, Counter] = {}
     for edge in whole.problem.edges:
         for here, there in ((edge.source, edge.target), (edge.target, edge.source)):
