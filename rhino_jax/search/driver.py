@@ -18,11 +18,11 @@ from rhino_jax.optimize.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.recipes.recipes import plain_recipes
-from rhino_jax.search.assemble import assemble
 from rhino_jax.search.candidates import Candidate, candidates_of, plain_of
 from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.passes import ANALYSE, INLINE, READ_BACK, RECIPES, SOLVE
+from rhino_jax.search.read_back.assemble import assemble
 from rhino_jax.search.recipe_choices import first_choices, with_recipes
 from rhino_jax.search.records import Progress, Request, SolvedMesh
 from rhino_jax.search.solve_on_mesh import as_solution, is_over

@@ -20,10 +20,10 @@ from rhino_jax.model.neighbourhood import (
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
 from rhino_jax.model.pricing import PRICING
 from rhino_jax.optimize.incumbents import EFFORTS, RECIPE_EFFORTS
+from rhino_jax.search.folding.solve_folded import solve_mesh_problem
 from rhino_jax.search.passes import FOLD, PRICE
 from rhino_jax.search.recipe_choices import first_choices, with_recipes
 from rhino_jax.search.records import MeshProblem, Request
-from rhino_jax.search.solve_folded import solve_mesh_problem
 
 
 def build_mesh_problem(

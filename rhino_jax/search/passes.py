@@ -26,8 +26,8 @@ from rhino_jax.frontend.trace import trace_call
 from rhino_jax.model.build import build_model
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.search import forms
-from rhino_jax.search.assemble import assemble
-from rhino_jax.search.fold import fold
+from rhino_jax.search.folding.fold import fold
+from rhino_jax.search.read_back.assemble import assemble
 from rhino_jax.search.recipe_choices import with_recipes
 from rhino_jax.search.records import Watch
 from rhino_jax.search.solve_on_mesh import solve_on_mesh

@@ -14,7 +14,7 @@ from rhino_jax.optimize.problem import Labels
 from rhino_jax.optimize.solve import Solution
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.recipes.recipe_book import RecipeBook
-from rhino_jax.search.symmetry import Symmetry
+from rhino_jax.search.folding.symmetry import Symmetry
 
 
 Watch = Callable[[Any, Any], None]

@@ -9,8 +9,8 @@ from dataclasses import replace
 from rhino_jax.optimize.incumbents import Effort
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.optimize.solve import Solution
+from rhino_jax.search.folding.solve_folded import solve_mesh_problem
 from rhino_jax.search.records import MeshProblem, Progress, Request, SolvedMesh
-from rhino_jax.search.solve_folded import solve_mesh_problem
 
 
 def solve_on_mesh(

@@ -13,9 +13,9 @@ from rhino_jax.optimize.overlap import NOTHING_HIDES, Overlap
 from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, Problem
 from rhino_jax.optimize.slack import Slack, Wait
 from rhino_jax.optimize.solve import solve_overlapped
-from rhino_jax.search import solve_folded
+from rhino_jax.search.folding import solve_folded
+from rhino_jax.search.folding.symmetry import Symmetry
 from rhino_jax.search.records import MeshProblem
-from rhino_jax.search.symmetry import Symmetry
 
 
 @pytest.mark.parametrize("seed", range(10))

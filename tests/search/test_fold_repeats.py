@@ -13,11 +13,11 @@ from jax.sharding import PartitionSpec as P
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
 from rhino_jax.recipes.recipe_book import RecipeBook
-from rhino_jax.search import fold
-from rhino_jax.search.extract import overlap_of
+from rhino_jax.search.folding import fold
+from rhino_jax.search.folding.symmetry import find_symmetry, marks_of
 from rhino_jax.search.limits import LIMITS
-from rhino_jax.search.symmetry import find_symmetry, marks_of
-from rhino_jax.search.traffic import ChoiceTraffic
+from rhino_jax.search.read_back.extract import overlap_of
+from rhino_jax.search.read_back.traffic import ChoiceTraffic
 from tests.search.brute_force import model_of
 from tests.search.zoo import WITHOUT_TILES, planned
 

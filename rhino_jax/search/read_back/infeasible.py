@@ -12,8 +12,8 @@ from rhino_jax.ir.spec import format_spec
 from rhino_jax.model.build import Model, build_model
 from rhino_jax.optimize.least_peak import smallest_peak
 from rhino_jax.optimize.solve import Solution
-from rhino_jax.search.extract import live_at
 from rhino_jax.search.limits import LIMITS
+from rhino_jax.search.read_back.extract import live_at
 from rhino_jax.search.records import Request
 from rhino_jax.units import format_bytes
 

@@ -22,8 +22,8 @@ from rhino_jax.numbering import groups, number_objects, number_rows
 from rhino_jax.optimize.lookups import Lookups
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.plan.records import Collective
-from rhino_jax.search.reasons import Reasons
-from rhino_jax.search.symmetry import Symmetry
+from rhino_jax.search.folding.symmetry import Symmetry
+from rhino_jax.search.read_back.reasons import Reasons
 
 
 class PricedStep(NamedTuple):

@@ -21,16 +21,16 @@ from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Collective, Coverage, Predicted, SearchReport
 from rhino_jax.plan.split_views import without_split_views
 from rhino_jax.plan.stages import StagePlan
-from rhino_jax.search.extract import (
+from rhino_jax.search.read_back.extract import (
     decisions_of,
     led_by_batch,
     live_at,
     predicted_of,
 )
-from rhino_jax.search.infeasible import explain
-from rhino_jax.search.notes import notes_of
+from rhino_jax.search.read_back.infeasible import explain
+from rhino_jax.search.read_back.notes import notes_of
+from rhino_jax.search.read_back.traffic import ChoiceTraffic
 from rhino_jax.search.records import MeshProblem, Request, SolvedMesh
-from rhino_jax.search.traffic import ChoiceTraffic
 
 
 def assemble(

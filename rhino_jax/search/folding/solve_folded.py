@@ -9,8 +9,8 @@ from rhino_jax.optimize.incumbents import Effort, Report
 from rhino_jax.optimize.least_peak import least_possible, smallest_peak
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.optimize.solve import Solution, solve_overlapped
+from rhino_jax.search.folding.unfold import unfold
 from rhino_jax.search.records import MeshProblem
-from rhino_jax.search.unfold import unfold
 
 
 def solve_mesh_problem(

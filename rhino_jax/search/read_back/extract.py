@@ -16,7 +16,7 @@ from rhino_jax.optimize.problem import Labels
 from rhino_jax.optimize.slack import Wait
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import Holding, Predicted
-from rhino_jax.search.traffic import ChoiceTraffic, name_of
+from rhino_jax.search.read_back.traffic import ChoiceTraffic, name_of
 
 
 def decisions_of(model: Model, labels: Labels) -> Decisions:

@@ -19,7 +19,7 @@ from rhino_jax.optimize.overlap import Overlap
 from rhino_jax.optimize.pairwise import solve_pairwise
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.optimize.solve import Solution
-from rhino_jax.search.symmetry import Symmetry
+from rhino_jax.search.folding.symmetry import Symmetry
 
 
 def unfold(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rhino_jax.model.build import Model
 from rhino_jax.recipes.recipe_book import RecipeBook
-from rhino_jax.search.extract import overlap_of
+from rhino_jax.search.folding.symmetry import Symmetry, find_symmetry, marks_of
 from rhino_jax.search.limits import LIMITS
+from rhino_jax.search.read_back.extract import overlap_of
 from rhino_jax.search.records import MeshProblem
-from rhino_jax.search.symmetry import Symmetry, find_symmetry, marks_of
 
 
 def fold(model: Model, density: str) -> MeshProblem:
