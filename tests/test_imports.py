@@ -219,3 +219,45 @@ def test_imports_inside_of_functions_have_a_reason() -> None:
             wrong.append(str(i))
     assert wrong == []
     assert found == set(INSIDE_FUNCTIONS), "reasons for what is no longer there"
+
+
+@cache
+def names_in(module: str) -> frozenset[str]:
+    """What may be imported from a module: names of its top level, and modules below."""
+    found = {n.rpartition(".")[2] for n in modules() if n.rpartition(".")[0] == module}
+    todo = list(ast.parse(modules()[module].read_text()).body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            todo += [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)]
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update((a.asname or a.name).partition(".")[0] for a in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        else:
+            found.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+    return frozenset(found)
+
+
+def test_tests_import_what_is_there() -> None:
+    """Of tests that are not run beside a change, too."""
+    wrong, count = [], 0
+    for path in Path(__file__).parent.rglob("*.py"):
+        for node, *_ in statements(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            package, _, module = node.module.partition(".")
+            if package != "rhino_jax":
+                continue
+            module = module or "rhino_jax"
+            known = names_in(module) if module in modules() else frozenset()
+            if module == "rhino_jax":
+                known |= {package_of(name) for name in modules()}
+            count += 1
+            wrong += [
+                f"{path.name}:{node.lineno}: {alias.name} of {node.module}"
+                for alias in node.names
+                if alias.name not in known
+            ]
+    assert count > 500
+    assert wrong == []

@@ -208,7 +208,7 @@ def test_devices_in_another_order() -> None:
     assert found.axes == ("y",)
 
 
-ASYNC = (Path(__file__).parent / "hlo" / "async.hlo").read_text()
+ASYNC = (Path(__file__).parent / "async.hlo").read_text()
 
 
 def test_asynchronous_combined_and_fused_collectives_count_once() -> None:

@@ -13,8 +13,8 @@ from jax.sharding import AxisType
 from rhino_jax.verify.hlo.collectives.read import count_collectives, read_collectives
 from rhino_jax.verify.hlo.module import parse_module
 from rhino_jax.verify.hlo.records import CompiledCollective
-from tests.verify import hlo_programs as programs
-from tests.verify.hlo_programs import (
+from tests.verify.hlo import hlo_programs as programs
+from tests.verify.hlo.hlo_programs import (
     BATCH,
     GPT_LAYERS,
     GPT_VOCABULARY,
@@ -28,7 +28,7 @@ from tests.verify.hlo_programs import (
 )
 
 
-HLO = Path(__file__).parent / "hlo"
+HLO = Path(__file__).parent
 BF16_BYTES, F32_BYTES = 2, 4
 Counts = dict[tuple[str, tuple[str, ...]], tuple[int, int]]
 

@@ -19,7 +19,7 @@ from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 
 
-HLO = Path(__file__).parent / "hlo"
+HLO = Path(__file__).parent
 AXES = (("x", 8),)
 MEMORY = MemoryUse(
     argument_bytes=10, output_bytes=20, alias_bytes=0, temp_bytes=5, peak_bytes=33

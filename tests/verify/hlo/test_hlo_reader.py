@@ -32,7 +32,7 @@ def test_an_unknown_element_type_is_refused() -> None:
         type_bytes("q7[3]")
 
 
-MODULE = (Path(__file__).parent / "hlo" / "metadata.hlo").read_text()
+MODULE = (Path(__file__).parent / "metadata.hlo").read_text()
 
 
 def test_computations_and_instructions() -> None:

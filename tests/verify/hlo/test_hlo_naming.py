@@ -6,7 +6,7 @@ import pytest
 
 from rhino_jax.verify.hlo.collectives.naming import name_of
 from rhino_jax.verify.hlo.module import parse_module
-from tests.verify.test_hlo_compiled import EXACT, HLO, read
+from tests.verify.hlo.test_hlo_compiled import EXACT, HLO, read
 
 
 STORED = sorted(p.name.removesuffix(".hlo.gz") for p in HLO.glob("*.hlo.gz"))

@@ -11,7 +11,7 @@ from rhino_jax.verify.hlo.module import parse_module
 from rhino_jax.verify.hlo.work.program import ProgramWork, Work, read_work
 
 
-HLO = Path(__file__).parent / "hlo"
+HLO = Path(__file__).parent
 
 
 def _weight(work: Work) -> float:

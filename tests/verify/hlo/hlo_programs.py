@@ -1,6 +1,6 @@
 """Programs whose traffic is known in closed form, for any mesh of axes x and y.
 
-The texts in `hlo/` are what the compilers made of them (`compiled.as_text()`,
+The texts beside it are what the compilers made of them (`compiled.as_text()`,
 folders cut from the file names), named `program.target.jax version.hlo.gz`.
 """
 
