@@ -1,1 +1,8 @@
-"""The commands of `python -m rhino_jax`, a file for each kind; see `rhino_jax.cli`."""
+"""The commands of `python -m rhino_jax`, a file for each kind; see `rhino_jax.cli`.
+
+In: the words of a command line.
+Out: printed text, files, and an exit code.
+Order: `words` and `flags` (words read, errors told by flag), `shapes` (arguments from a
+TOML file), `loading` (functions and models by name), `planning`, `checking`, `saved`,
+`benching` and `demo` (the commands).
+"""

@@ -2,6 +2,8 @@
 
 In: `registry.OpContext`: one op's shapes, types and parameters.
 Out: `registry.OpRule`: its factors, FLOPs, whether it fuses, and its traits.
+Order: `factors` (rules built dim by dim), `opaque` (nothing is known), then a file for
+each family: `elementwise`, `reduce`, `dot`, `conv`, `reshape`, `gather` and more.
 
 To add an op: a function in the file of its family, or in a new file that is imported
 below, decorated with `@register(name, traits=Traits(OpKind...))`. It returns an
@@ -9,7 +11,7 @@ below, decorated with `@register(name, traits=Traits(OpKind...))`. It returns an
 `factors.FactorList` builds dim by dim. What it says of an op holds in all packages:
 none other tells ops apart by name (`tests/ir/test_traits.py`). `rhino.check_rule` runs
 it on shards; `tests/frontend/rule_cases*.py` list the calls that are checked. Where a
-shard needs other parameters than the whole, `frontend/check_local.py` says which.
+shard needs other parameters than the whole, `check/local.py` says which.
 """
 
 from __future__ import annotations
