@@ -21,6 +21,9 @@ Who does what, and why:
   what the others left open (`moves.kernels`, `moves.neighbourhoods`), putting choices
   together (`moves.fusion`), and the proof where what is left is small.
 
+The numbers of all of them, with units and what they were measured on, are one record:
+`parameters`.
+
 Order of the planner, `solve`: for each weight of what can hide (`bounds.weights`),
 `pairwise` without memory; where the limit binds, `memory_search` prices it, and
 `moves.fusion` puts the choices at the best prices together. `restricted` solves many

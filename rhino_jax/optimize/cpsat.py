@@ -26,10 +26,6 @@ from rhino_jax.optimize.cpsat_memory import memory_rows
 from rhino_jax.optimize.moves.moves import Moves
 
 
-LONGEST_S = 60.0
-"""Seconds of any one model of CP-SAT, where no other limit holds."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What CP-SAT may use.

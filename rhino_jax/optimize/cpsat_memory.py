@@ -10,14 +10,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from rhino_jax.optimize.moves.moves import Moves
-
-
-MOST_AMOUNTS = 1_000_000
-"""Amounts in all rows of memory up to which a model has them from the start."""
-
-ROWS_AT_ONCE = 40
-"""Rows of memory that a model begins with, and that it gets at a time where its choice
-breaks some."""
+from rhino_jax.optimize.parameters import CPSAT
 
 
 class Held(NamedTuple):
@@ -61,13 +54,13 @@ class Rows:
         """All rows where they are few, else those that are fullest where everything
         stays as it is."""
         size = sum(len(h.columns) * (h.stop - h.start) for h in self.held)
-        most = None if size <= MOST_AMOUNTS else ROWS_AT_ONCE
+        most = None if size <= CPSAT.most_amounts else CPSAT.rows_at_once
         return np.argsort(self.slack(self.hint), kind="stable")[:most]
 
     def broken(self, taken: np.ndarray) -> np.ndarray:
         """The rows that a choice breaks, the worst first, some at a time."""
         slack = self.slack(taken)
-        worst = np.argsort(slack, kind="stable")[:ROWS_AT_ONCE]
+        worst = np.argsort(slack, kind="stable")[: CPSAT.rows_at_once]
         return worst[slack[worst] < 0]
 
     def add(self, model: cp_model.CpModel, rows: np.ndarray) -> None:

@@ -9,13 +9,6 @@ from dataclasses import dataclass, field
 from rhino_jax.optimize.problem import Labels, Problem
 
 
-MAX_MODEL_CELLS = 40_000
-"""CP-SAT chooses with memory only up to this many edge variables (about 20 µs and 5 KB
-each: measured on 2 cores with OR-tools 9.15)."""
-
-OPTIMAL_GAP = 1e-4
-"""A plan whose gap is below it is called optimal: predictions are coarser by far."""
-
 Report = Callable[[float | None, float | None], None]
 
 
@@ -27,10 +20,9 @@ class Effort:
       max_starts: choices that are climbed from: known ones, the best first.
       max_rounds: rounds of messages, each there and back.
       near: share of a choice's cost to the bound at which messages stop.
-      deterministic_s: CP-SAT's deterministic limit where it takes a whole reduced
-        problem, or chooses with memory; 0: it does neither.
-      max_fusions: how often CP-SAT puts good choices together, which has a limit of
-        its own (`pairwise.FUSE_DETERMINISTIC_S`).
+      deterministic_s: CP-SAT's deterministic limit where it chooses with memory; 0: it
+        does not, nor proves small problems without (see `parameters.CpSat`).
+      max_fusions: how often CP-SAT puts good choices together.
       fuses_early: whether it does so before messages, too.
       worth_s: what costs more is climbed from once, up to the first move that gains
         nothing, and not searched further.

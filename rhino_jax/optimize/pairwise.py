@@ -9,40 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from rhino_jax.optimize.bounds.messages import Messages
-from rhino_jax.optimize.cpsat import LONGEST_S, Limits, count_cells, settle
-from rhino_jax.optimize.incumbents import OPTIMAL_GAP, Effort
+from rhino_jax.optimize.cpsat import Limits, count_cells, settle
+from rhino_jax.optimize.incumbents import Effort
 from rhino_jax.optimize.memory import build_memory
 from rhino_jax.optimize.moves.fusion import fuse_moves
 from rhino_jax.optimize.moves.moves import Moves
+from rhino_jax.optimize.parameters import CPSAT, FUSION, PAIRWISE
 from rhino_jax.optimize.presolve.reduction import Core, reduce
 from rhino_jax.optimize.problem import Labels, Problem
-
-
-STALE_MOVES = 3
-"""Moves in a row that gain nothing, after which a climb is over."""
-
-FIRST_CLIMB, ROUNDS_PER_CLIMB = 4, 5
-"""The round of messages whose choice is climbed from first, and rounds to the next."""
-
-STALLED_ROUNDS, STALLED_SHARE = 6, 1e-2
-"""Messages stop when the bound has risen by less than this share of what is open in so
-many rounds."""
-
-FUSE_DETERMINISTIC_S = 1.0
-"""CP-SAT's deterministic limit while choices are put together: it needs a tenth of it
-where 300 nodes of a ResNet-50 differ."""
-
-MOST_CLOSED = 12_000
-"""Edge variables up to which CP-SAT takes the whole: with three times as many it takes
-ten seconds for next to nothing (a U-Net)."""
-
-NEAR, MOST_FUSED = 1.3, 12
-"""Choices up to so many times dearer than the best, and so many, are put together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +93,8 @@ def solve_reduced(
 
 
 class _Search:
-    """The search over a core, in units in which a known choice costs `UNITS`."""
+    """The search over a core, in units in which a known choice costs
+    `Moves.units`."""
 
     def __init__(
         self,
@@ -157,7 +137,7 @@ class _Search:
         if self.is_open() and self.effort.deterministic_s:
             self.close()
 
-    def is_open(self, share: float = OPTIMAL_GAP) -> bool:
+    def is_open(self, share: float = PAIRWISE.optimal_gap) -> bool:
         """Whether more than this share of the best choice's cost is unproved, and
         there is time."""
         gap = self.value - self.bound
@@ -175,10 +155,11 @@ class _Search:
         """Move forests until that gains nothing."""
         costs, stale = self.moves.costs, 0
         value = self.moves.objective(labels)
-        while stale < (STALE_MOVES if self.is_worth(value) else 1):
+        while stale < (PAIRWISE.stale_moves if self.is_worth(value) else 1):
             moved = self.moves.forest_move(costs, labels, self.rng)
             gained = self.moves.objective(moved)
-            stale = 0 if gained < value - OPTIMAL_GAP / 10 * abs(value) else stale + 1
+            least = PAIRWISE.optimal_gap / 10 * abs(value)
+            stale = 0 if gained < value - least else stale + 1
             if gained < value:
                 labels, value = moved, gained
             if self.is_over():
@@ -194,7 +175,7 @@ class _Search:
 
     def pass_messages(self, messages: Messages) -> None:
         """Raise the bound, and climb from choices that messages make."""
-        bounds, due = [-np.inf], FIRST_CLIMB
+        bounds, due = [-np.inf], PAIRWISE.first_climb
         for k in range(1, self.effort.max_rounds + 1):
             labels = np.zeros(len(self.best), dtype=int) if k >= due else None
             bounds.append(messages.round(self.moves.costs, labels))
@@ -202,42 +183,40 @@ class _Search:
             # A round that was taken back has chosen badly, too.
             if labels is not None and bounds[-1] > bounds[-2]:
                 self.climb(labels)
-                due = k + ROUNDS_PER_CLIMB
+                due = k + PAIRWISE.rounds_per_climb
             if not self.is_open(self.effort.near):
                 break
-            least = STALLED_SHARE * (self.value - self.bound)
-            if k > STALLED_ROUNDS and bounds[-1] - bounds[-1 - STALLED_ROUNDS] < least:
+            least = PAIRWISE.stalled_share * (self.value - self.bound)
+            before = bounds[-1 - PAIRWISE.stalled_rounds :][0]
+            if k > PAIRWISE.stalled_rounds and bounds[-1] - before < least:
                 break
 
     def put_together(self) -> None:
         """Let CP-SAT take the better parts of the best choice and of others."""
-        limits = replace(self.limits(), deterministic_s=FUSE_DETERMINISTIC_S)
+        limits = self.limits()
         for _ in range(self.effort.max_fusions):
             if self.is_over():
                 break
-            near = sorted(self.met, key=lambda m: m[0])[:MOST_FUSED]
-            others = [labels for value, labels in near if value < NEAR * self.value]
+            near = sorted(self.met, key=lambda m: m[0])[: FUSION.most_met]
+            others = [
+                labels for value, labels in near if value < FUSION.near * self.value
+            ]
             before = self.value
             fused = fuse_moves(self.moves, self.best, others, limits)
             if fused is None or not self.is_open():
                 break
             self.climb(fused)
-            if self.value > before * (1 - 10 * OPTIMAL_GAP):
+            if self.value > before * (1 - 10 * PAIRWISE.optimal_gap):
                 break
 
     def close(self) -> None:
         """CP-SAT on the whole, where it is small enough."""
         everything = range(len(self.best))
         cells = count_cells(self.moves, everything)
-        if cells > MOST_CLOSED:
+        if cells * CPSAT.cell_deterministic_s > CPSAT.deterministic_s:
             return
         self.variables = cells
-        found = settle(
-            self.moves,
-            self.best,
-            everything,
-            self.limits(),
-        )
+        found = settle(self.moves, self.best, everything, self.limits())
         if found.labels is not None:
             self.offer(found.labels)
         # CP-SAT counts in whole units: its optimum is one to a part in a million.
@@ -245,9 +224,9 @@ class _Search:
         self.bound = max(self.bound, min(proved, self.value))
 
     def limits(self) -> Limits:
-        left = min(LONGEST_S, self.effort.deadline - time.monotonic())
+        left = min(CPSAT.longest_s, self.effort.deadline - time.monotonic())
         return Limits(
             seconds=max(0.1, left),
-            deterministic_s=self.effort.deterministic_s,
+            deterministic_s=CPSAT.deterministic_s,
             seed=self.effort.seed,
         )

@@ -16,15 +16,10 @@ import numpy as np
 from rhino_jax.memo import Memo
 from rhino_jax.optimize.incumbents import Effort
 from rhino_jax.optimize.pairwise import solve_reduced
+from rhino_jax.optimize.parameters import PRESOLVE
 from rhino_jax.optimize.presolve.reduction import Core, assembled
 from rhino_jax.optimize.problem import Labels, PairTable, Problem
 from rhino_jax.optimize.restriction import Restrictions
-
-
-MOST_AT_ONCE = 200_000
-"""Cells up to which a node is eliminated from all at once: what NumPy adds up in the
-time that it takes to begin an operation for each restriction. From 20,000 to a million
-it makes little difference (six programs on meshes of two to four axes)."""
 
 
 def cheapest_restricted(
@@ -95,7 +90,7 @@ def _reduced(problem: Problem, left: Restrictions) -> Core:
         ],
         memo,
     )
-    core.reduce(memo, max_cells=MOST_AT_ONCE)
+    core.reduce(memo, max_cells=PRESOLVE.most_at_once)
     return core
 
 

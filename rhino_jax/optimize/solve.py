@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino_jax.optimize.bounds.weights import LEAST_WEIGHT, Weights
+from rhino_jax.optimize.bounds.weights import Weights
 from rhino_jax.optimize.incumbents import Effort, Incumbents, Report
 from rhino_jax.optimize.least_peak import low_peaks
 from rhino_jax.optimize.memory_search import DualSolution, search_memory
@@ -16,14 +16,8 @@ from rhino_jax.optimize.moves.descent import descend
 from rhino_jax.optimize.moves.fusion import fuse
 from rhino_jax.optimize.overlap import Overlap
 from rhino_jax.optimize.pairwise import solve_pairwise
+from rhino_jax.optimize.parameters import WEIGHTS
 from rhino_jax.optimize.problem import Labels, Problem
-
-
-PREFERRED = 1e-3
-"""Share of T that a choice found at the least weight must save, since it hides more."""
-
-BRIEFLY_NEAR = 0.03
-"""How near to the bound a choice need be at a weight whose bound does not count."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,10 +78,10 @@ def solve_overlapped(
     weights, bound = Weights(overlap, effort.proves), 0.0
     weight = weights.first(incumbents.best)
     dual: DualSolution | None = None
-    brief = replace(effort, near=max(effort.near, BRIEFLY_NEAR))
+    brief = _brief(effort)
     while True:
         # At the weights between, the bound is not what counts.
-        is_brief = weight not in (1.0, LEAST_WEIGHT) and not weights.is_bounding
+        is_brief = weight not in (1.0, WEIGHTS.least) and not weights.is_bounding
         weighted = overlap.weighted(weight)
         mine = known
         if incumbents.best is not None and not overlap.hides_nothing:
@@ -118,8 +112,8 @@ def solve_overlapped(
         polished = labels if overlap.hides_nothing else descend(overlap, labels)
         polished_s = overlap.step_s(polished)
         if (
-            weight != LEAST_WEIGHT
-            or incumbents.best_value - polished_s > PREFERRED * bound
+            weight != WEIGHTS.least
+            or incumbents.best_value - polished_s > WEIGHTS.preferred * bound
         ):
             incumbents.offer(polished)
         report(None, bound)
@@ -143,3 +137,9 @@ def solve_overlapped(
         (len(problem.costs), found.nodes),
         dual,
     )
+
+
+def _brief(effort: Effort) -> Effort:
+    """Where the bound does not count: nothing is proved."""
+    near = max(effort.near, WEIGHTS.briefly_near)
+    return replace(effort, near=near, deterministic_s=0.0)

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from rhino_jax.optimize.moves.fusion import fuse_moves
 from rhino_jax.optimize.moves.kernels import search_kernels
 from rhino_jax.optimize.moves.moves import Moves
 from rhino_jax.optimize.moves.repair import repair
+from rhino_jax.optimize.parameters import CPSAT
 from rhino_jax.optimize.presolve.simplify import simplify
 from tests.contest.instances import best_by_trying, random_instance
 
@@ -87,8 +89,8 @@ def test_prices_per_time_bound_what_fits(seed, tightness):
 @pytest.mark.parametrize("seed", range(12))
 def test_memory_rows_that_come_when_needed_change_nothing(seed, monkeypatch):
     monkeypatch.setitem(solve_limited.INTERVALS_SHARE, True, 0.001)
-    monkeypatch.setattr(cpsat_memory, "MOST_AMOUNTS", 0)
-    monkeypatch.setattr(cpsat_memory, "ROWS_AT_ONCE", 1)
+    few = replace(CPSAT, most_amounts=0, rows_at_once=1)
+    monkeypatch.setattr(cpsat_memory, "CPSAT", few)
     is_solved_to_the_best(random_instance(seed, forbidden=0.0, tightness=0.2))
 
 

@@ -11,7 +11,8 @@ import pytest
 from rhino_jax.optimize.bounds.messages import Messages
 from rhino_jax.optimize.memory import build_memory
 from rhino_jax.optimize.moves import forests
-from rhino_jax.optimize.moves.moves import MOST_FORESTS, Moves
+from rhino_jax.optimize.moves.moves import Moves
+from rhino_jax.optimize.parameters import MOVES
 from rhino_jax.optimize.presolve.reduction import Core
 
 
@@ -140,7 +141,7 @@ def test_a_move_is_never_worse_and_on_a_tree_the_best(seed: int) -> None:
     assert tree.objective(moved) == pytest.approx(least(tree), rel=1e-9)
     circles, labels = moves_of(CIRCLES, seed), start
     # Also once all forests are made, and used again.
-    for _ in range(2 * MOST_FORESTS):
+    for _ in range(2 * MOVES.most_forests):
         moved = circles.forest_move(circles.costs, labels, rng)
         assert circles.objective(moved) <= circles.objective(labels) + 1e-9
         labels = moved
@@ -153,9 +154,8 @@ def test_moves_at_once_are_those_node_by_node(
 ) -> None:
     moved = []
     for few, large, most in itertools.product((1, 2, 1000), (6, 1000), (90, 10**6)):
-        monkeypatch.setattr(forests, "FEW_NODES", few)
-        monkeypatch.setattr(forests, "LARGE_TABLE", large)
-        monkeypatch.setattr(forests, "MOST_CELLS", most)
+        changed = replace(MOVES, few_nodes=few, large_table=large, most_copied=most)
+        monkeypatch.setattr(forests, "MOVES", changed)
         sizes = np.random.default_rng(seed).integers(1, 6, 49).tolist()
         moves = grid_of(7, seed, sizes)
         rng, labels = np.random.default_rng(seed), np.zeros(49, dtype=int)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from rhino_jax.models import registry
 from rhino_jax.optimize import solve as solve_module
 from rhino_jax.optimize.incumbents import EFFORTS, Effort
 from rhino_jax.optimize.overlap import Overlap
+from rhino_jax.optimize.parameters import WEIGHTS
 from rhino_jax.optimize.problem import PairTable, Problem
 from rhino_jax.optimize.slack import Slack, Wait
 from rhino_jax.optimize.solve import solve_overlapped
@@ -81,7 +84,7 @@ def test_more_overlap_never_costs_and_hides_at_most_the_budget() -> None:
 def test_where_nothing_can_hide_the_search_is_not_brief(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(solve_module, "BRIEFLY_NEAR", 0.9)
+    monkeypatch.setattr(solve_module, "WEIGHTS", replace(WEIGHTS, briefly_near=0.9))
     target = load_target("v5e:4x4").replace(hidable_share=0.0)
     plan = planned("gpt-tiny-unrolled", {"x": 4, "y": 4}, target)
     assert plan.search.gap <= 1.2 * EFFORTS["best"].near

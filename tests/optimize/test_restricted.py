@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from rhino_jax.optimize import restricted
 from rhino_jax.optimize.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.optimize.pairwise import PairwiseSolution, solve_reduced
+from rhino_jax.optimize.parameters import PRESOLVE
 from rhino_jax.optimize.presolve.reduction import Core
 from rhino_jax.optimize.problem import Labels, PairTable, Problem
 from rhino_jax.optimize.restriction import Restrictions
@@ -58,12 +60,13 @@ def test_restrictions_turn_choices_there_and_back(seed: int) -> None:
     assert left.options[0] is left.options[4], "nodes of a kind share an array"
 
 
-@pytest.mark.parametrize("most_at_once", [0, 60, restricted.MOST_AT_ONCE])
+@pytest.mark.parametrize("most_at_once", [0, 60, PRESOLVE.most_at_once])
 @pytest.mark.parametrize("seed", range(8))
 def test_every_restriction_gets_its_cheapest(
     seed: int, most_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restricted, "MOST_AT_ONCE", most_at_once)
+    at_once = replace(PRESOLVE, most_at_once=most_at_once)
+    monkeypatch.setattr(restricted, "PRESOLVE", at_once)
     problem = random_problem(seed, np.inf)
     sizes = [len(c) for c in problem.costs]
     kinds = np.arange(len(sizes))

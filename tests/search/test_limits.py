@@ -11,6 +11,7 @@ import pytest
 import rhino_jax
 from rhino_jax.hardware.observed import Observed
 from rhino_jax.model.pricing import Pricing
+from rhino_jax.optimize import parameters
 from rhino_jax.search.limits import Limits
 
 
@@ -20,7 +21,14 @@ MARKERS = frozenset({-1, 1})
 """Positions, and what stands for none."""
 
 
-@pytest.mark.parametrize("record", [Limits, Observed, Pricing])
+ENGINE = [
+    type(record)
+    for record in vars(parameters).values()
+    if dataclasses.is_dataclass(record) and not isinstance(record, type)
+]
+
+
+@pytest.mark.parametrize("record", [Limits, Observed, Pricing, *ENGINE])
 def test_every_number_is_explained(record: type) -> None:
     text = record.__doc__ or ""
     for field in dataclasses.fields(record):

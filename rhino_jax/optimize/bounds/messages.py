@@ -12,11 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhino_jax.optimize.moves.moves import Moves
-
-
-FIRST_STRIDE, LONGER, SHORTER = 0.5, 1.2, 0.5
-"""Of its last step, how much a round moves on by; what a good and a bad one make of it.
-Plans of a ResNet-50 on two axes take 33 rounds, not 93; of GPT-2 small 19, not 44."""
+from rhino_jax.optimize.parameters import MESSAGES
 
 
 class _Turn(NamedTuple):
@@ -99,7 +95,7 @@ class Messages:
         self._costs: np.ndarray | None = None
         self._before: np.ndarray | None = None
         self._bound = -np.inf
-        self._stride = FIRST_STRIDE
+        self._stride = MESSAGES.first_stride
 
     def start_from(self, other: Messages, factor: float) -> None:
         """Take over the messages of the same core at other costs: any messages
@@ -139,10 +135,10 @@ class Messages:
         if before is not None and bound < self._bound:
             self._all[:] = start
             self._before = None
-            self._stride = max(self._stride * SHORTER, FIRST_STRIDE)
+            self._stride = max(self._stride * MESSAGES.shorter, MESSAGES.first_stride)
             return self._bound
         if before is not None:
-            self._stride *= LONGER
+            self._stride *= MESSAGES.longer
         self._before, self._bound = start, bound
         return bound
 

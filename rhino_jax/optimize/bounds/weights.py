@@ -16,18 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rhino_jax.optimize.overlap import Overlap
+from rhino_jax.optimize.parameters import WEIGHTS
 from rhino_jax.optimize.problem import Labels
-
-
-HIDDEN_WEIGHT = 0.1
-"""The weight that is tried where all that can be hidden is hidden: the best of several
-such choices then is one that hides less."""
-
-LEAST_WEIGHT = 1e-3
-"""The weight at which such choices are bounded. What hides is then as good as free."""
-
-NARROW = 0.02
-"""A crossing so near to one end, as a share of the way to the other, is not tried."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +47,7 @@ class Weights:
         """
         if best is None or self.overlap.hides_nothing or self.overlap.is_exposed(best):
             return 1.0
-        return HIDDEN_WEIGHT
+        return WEIGHTS.hidden
 
     def learn(self, weight: float, labels: Labels) -> None:
         """Take in the best choice at a weight."""
@@ -72,21 +62,21 @@ class Weights:
         """The weight to try next, or None where no other says more."""
         low = 0.0 if self.low is None else self.low[0]
         high = 1.0 if self.high is None else self.high[0]
-        if low == 1.0 or high == LEAST_WEIGHT:
+        if low == 1.0 or high == WEIGHTS.least:
             return None
-        if high <= HIDDEN_WEIGHT and LEAST_WEIGHT not in self.tried:
-            return LEAST_WEIGHT if self.proves else None
+        if high <= WEIGHTS.hidden and WEIGHTS.least not in self.tried:
+            return WEIGHTS.least if self.proves else None
         # Where something stays exposed, T itself may be what counts.
         if self.high is None:
             return 1.0
-        if HIDDEN_WEIGHT not in self.tried and low < HIDDEN_WEIGHT < high:
-            return HIDDEN_WEIGHT
-        return self._crossing() if low == LEAST_WEIGHT else (low + high) / 2
+        if WEIGHTS.hidden not in self.tried and low < WEIGHTS.hidden < high:
+            return WEIGHTS.hidden
+        return self._crossing() if low == WEIGHTS.least else (low + high) / 2
 
     @property
     def is_bounding(self) -> bool:
         """Whether the bound at the next weight is what counts, not its choice."""
-        return self.low is not None and self.low[0] == LEAST_WEIGHT
+        return self.low is not None and self.low[0] == WEIGHTS.least
 
     def _crossing(self) -> float | None:
         assert self.low is not None and self.high is not None
@@ -95,5 +85,5 @@ class Weights:
         if steeper <= 0:
             return None
         weight = (b0 - a0) / steeper
-        margin = NARROW * (high - low)
+        margin = WEIGHTS.narrow * (high - low)
         return weight if low + margin < weight < high - margin else None

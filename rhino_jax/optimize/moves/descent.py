@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from rhino_jax.optimize.overlap import Overlap
+from rhino_jax.optimize.parameters import MOVES
 from rhino_jax.optimize.problem import Labels
 
 
-LEAST_GAIN = 1e-9
-"""Share of T that a move must gain."""
-
-
-def descend(overlap: Overlap, start: Labels, rounds: int = 4) -> Labels:
+def descend(overlap: Overlap, start: Labels, rounds: int = MOVES.most_passes) -> Labels:
     """Move single nodes to the option with the smallest T, within the memory limit:
     between two weights lie choices that no weight makes best."""
     problem, share = overlap.problem, overlap.share
@@ -43,7 +40,7 @@ def descend(overlap: Overlap, start: Labels, rounds: int = 4) -> Labels:
         now = np.repeat(every[:, chosen], np.diff(first), axis=1)
         steps = step_s(values[:, None] + every - now)
         least = np.minimum.reduceat(steps, first[:-1])
-        gains = least < steps[chosen] * (1 - LEAST_GAIN)
+        gains = least < steps[chosen] * (1 - MOVES.least_gain)
         for i in np.flatnonzero(gains).tolist():
             before = labels[i]
             own = compute[first[i] : first[i + 1]]
@@ -57,7 +54,7 @@ def descend(overlap: Overlap, start: Labels, rounds: int = 4) -> Labels:
             mine += (values - mine[:, before])[:, None]
             steps = step_s(mine)
             option = int(steps.argmin())
-            if steps[option] >= steps[before] * (1 - LEAST_GAIN):
+            if steps[option] >= steps[before] * (1 - MOVES.least_gain):
                 continue
             labels[i] = option
             if problem.peak(labels) > problem.limit:

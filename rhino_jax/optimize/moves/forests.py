@@ -13,15 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhino_jax.disjoint import DisjointSets
-
-
-FEW_NODES, LARGE_TABLE = 2, 1000
-"""Levels of fewer nodes, and tables of more cells, are worked out node by node: an
-operation of NumPy takes about a microsecond whatever it does, and a table that is
-copied takes memory."""
-
-MOST_CELLS = 2_000_000
-"""Cells that a forest copies: 32 MB. The largest tables are not copied."""
+from rhino_jax.optimize.parameters import MOVES
 
 
 class Tables(NamedTuple):
@@ -233,10 +225,10 @@ def _levels(
     areas = count[nodes] * count[parents]
     order = np.argsort(areas)
     is_small = np.empty(len(areas), dtype=bool)
-    is_small[order] = np.cumsum(areas[order]) <= MOST_CELLS
-    is_small &= areas <= LARGE_TABLE
+    is_small[order] = np.cumsum(areas[order]) <= MOVES.most_copied
+    is_small &= areas <= MOVES.large_table
     num_small = np.bincount(level[is_small], minlength=len(sizes))
-    is_small &= (num_small >= FEW_NODES)[level]
+    is_small &= (num_small >= MOVES.few_nodes)[level]
     at_once: dict[int, list[_Node | _Nodes]] = {}
     for k, some in _at_once(
         nodes[is_small], parents[is_small], level[is_small], tables

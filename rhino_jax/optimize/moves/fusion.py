@@ -13,26 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.memo import Memo
-from rhino_jax.optimize.cpsat import LONGEST_S, Limits, count_cells, settle
+from rhino_jax.optimize.cpsat import Limits, count_cells, settle
 from rhino_jax.optimize.errors import UnsatisfiedError
-from rhino_jax.optimize.incumbents import MAX_MODEL_CELLS, Effort
+from rhino_jax.optimize.incumbents import Effort
 from rhino_jax.optimize.memory import build_memory
 from rhino_jax.optimize.moves.moves import Moves
+from rhino_jax.optimize.parameters import CPSAT, FUSION
 from rhino_jax.optimize.presolve.reduction import Core, core_of
 from rhino_jax.optimize.problem import Labels, Problem
-
-
-FUSED_AT_ONCE, MOST_FUSED_IN_ALL = 3, 6
-"""Choices that are merged with the best at once, and in all: of eight at once CP-SAT
-finds less in the same time."""
-
-MOST_TRIES = 12
-"""Models, each with the time more at which the choice before it overflowed."""
-
-
-FUSION_DETERMINISTIC_S, NEAR = 0.5, 1e-3
-"""CP-SAT's deterministic limit, and the share of the objective at which it stops, where
-it takes some options only: three times as much gains a GPT of eight layers nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +50,9 @@ def fuse(
       effort: limits.
     """
     labels, bound, variables = None, -math.inf, 0
-    most = MOST_FUSED_IN_ALL if effort.proves else FUSED_AT_ONCE
-    for k in range(0, min(len(others), most), FUSED_AT_ONCE):
-        some = others[k : k + FUSED_AT_ONCE]
+    most = FUSION.most if effort.proves else FUSION.at_once
+    for k in range(0, min(len(others), most), FUSION.at_once):
+        some = others[k : k + FUSION.at_once]
         fused = _fuse_all(problem, best, some, effort)
         bound, variables = max(bound, fused.bound), max(variables, fused.variables)
         if fused.labels is not None:
@@ -79,7 +67,7 @@ def _fuse_all(
 ) -> Fused:
     members = [*others] if best is None else [best, *others]
     cells = sum(e.table.size for e in problem.edges)
-    is_whole = effort.deterministic_s > 0 and cells <= MAX_MODEL_CELLS
+    is_whole = effort.deterministic_s > 0 and cells <= CPSAT.most_limited_cells
     if is_whole:
         allowed = [np.arange(len(c)) for c in problem.costs]
     elif len(members) > 1:
@@ -89,7 +77,7 @@ def _fuse_all(
     profiles = [problem.profile(m) for m in members]
     times = {int(p.argmax()) for p in profiles if p.max(initial=0.0) > problem.limit}
     bound, variables = -math.inf, 0
-    for _ in range(MOST_TRIES):
+    for _ in range(FUSION.most_tries):
         core = _reduced(problem, allowed, times)
         try:
             moves = Moves.of(core, build_memory(core, sorted(times)))
@@ -97,15 +85,15 @@ def _fuse_all(
             break
         nodes = range(len(core.costs))
         start = [np.searchsorted(allowed[i], members[0][i]) for i in core.costs]
-        if count_cells(moves, nodes) > MAX_MODEL_CELLS:
+        if count_cells(moves, nodes) > CPSAT.most_limited_cells:
             break
         moves.divide(unit := moves.unit(problem.objective(members[0])))
         limits = Limits(
-            seconds=max(0.1, min(LONGEST_S, effort.deadline - time.monotonic())),
+            seconds=max(0.1, min(CPSAT.longest_s, effort.deadline - time.monotonic())),
             deterministic_s=(
-                effort.deterministic_s if is_whole else FUSION_DETERMINISTIC_S
+                effort.deterministic_s if is_whole else FUSION.limited_deterministic_s
             ),
-            near=1e-6 if is_whole else NEAR,
+            near=1e-6 if is_whole else FUSION.limited_near,
             seed=effort.seed,
         )
         found = settle(moves, np.array(start, dtype=int), nodes, limits)

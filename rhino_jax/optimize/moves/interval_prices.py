@@ -15,23 +15,7 @@ import numpy as np
 
 from rhino_jax.optimize.bounds.messages import Messages
 from rhino_jax.optimize.limited import Limited
-
-
-FIRST_SWEEPS, SWEEPS, FOREST_MOVES = 10, 2, 4
-"""Sweeps over all messages before prices; then sweeps and moves for each price."""
-
-RATE, SLOWING = 2.0, 10
-"""How strongly prices answer to memory at first, and after how many answers only half
-as strongly."""
-
-ROUNDING = 1e-9
-"""Share of a bound that sums of floating-point numbers may be off by."""
-
-NEARLY = 0.02
-"""Share of the limit by which memory may overflow once prices move one by one."""
-
-RAISE = 4.0
-"""Factor by which all prices rise until memory nearly fits."""
+from rhino_jax.optimize.parameters import INTERVAL_PRICES
 
 
 def price_intervals(search: Limited, until: float) -> None:
@@ -46,19 +30,19 @@ def price_intervals(search: Limited, until: float) -> None:
     limit = max(memory.limit, 1.0)
     messages = Messages(moves)
     labels = _least_memory(search)
-    for _ in range(FIRST_SWEEPS):
+    for _ in range(INTERVAL_PRICES.first_sweeps):
         bound = messages.round(search.costs)
-        search.prove(bound - ROUNDING * abs(bound))
+        search.prove(bound - INTERVAL_PRICES.rounding * abs(bound))
         if time.monotonic() > until:
             break
     prices = np.full(len(memory.largest), max(search.bound, 1.0) / limit / 100)
     has_fitted, step = False, 0
     while True:
         priced = search.costs + memory.priced(prices)
-        for _ in range(SWEEPS):
+        for _ in range(INTERVAL_PRICES.sweeps):
             messages.sweep(priced, 0)
             messages.sweep(priced, 1, labels)
-        for _ in range(FOREST_MOVES):
+        for _ in range(INTERVAL_PRICES.forest_moves):
             labels = moves.forest_move(priced, labels, search.rng)
         search.take(labels)
         now = time.monotonic()
@@ -70,12 +54,16 @@ def price_intervals(search: Limited, until: float) -> None:
         ):
             return
         over = memory.profile(labels) - memory.room
-        has_fitted = has_fitted or over.max(initial=0.0) <= NEARLY * limit
+        has_fitted = (
+            has_fitted or over.max(initial=0.0) <= INTERVAL_PRICES.nearly * limit
+        )
         if not has_fitted:
-            prices = prices * RAISE
+            prices = prices * INTERVAL_PRICES.rise
             continue
         fill = 1 + memory.fullest(over) / limit
-        prices = prices * np.clip(fill, 0.7, 1.5) ** (RATE / (1 + step / SLOWING))
+        fill = np.clip(fill, INTERVAL_PRICES.least_fill, INTERVAL_PRICES.most_fill)
+        power = INTERVAL_PRICES.rate / (1 + step / INTERVAL_PRICES.slowing)
+        prices = prices * fill**power
         step += 1
 
 
@@ -85,7 +73,7 @@ def _least_memory(search: Limited) -> np.ndarray:
     price = moves.forbidden / 10 / max(memory.largest.sum(), 1.0)
     costs = search.costs + memory.priced(np.full(len(memory.largest), price))
     labels = np.zeros(len(memory.first) - 1, dtype=int)
-    for _ in range(FOREST_MOVES):
+    for _ in range(INTERVAL_PRICES.forest_moves):
         labels = moves.forest_move(costs, labels, search.rng)
     search.take(labels)
     return labels

@@ -19,17 +19,8 @@ import numpy as np
 from rhino_jax.optimize.lookups import Beside, Lookups
 from rhino_jax.optimize.memory import Memory
 from rhino_jax.optimize.moves.forests import Forest, Tables
+from rhino_jax.optimize.parameters import MOVES
 from rhino_jax.optimize.presolve.reduction import Core
-
-
-UNITS = 1e9
-"""What a known choice costs in CP-SAT's whole units, where costs are not whole."""
-
-MOST_UNITS = 2**61
-"""What the dearest choice costs at most, in the same: CP-SAT counts in 64 bits."""
-
-MOST_FORESTS = 12
-"""Forests that moves are made on. Finding one takes longer than a move."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,14 +90,14 @@ class Moves:
         )
 
     def unit(self, known: float) -> float:
-        """What is counted as 1: a known choice costs `UNITS`; or less, where that is
+        """What is counted as 1: a known choice costs `units`; or less, where that is
         nothing beside others, whose costs would not fit into 64 bits.
 
         Args:
           known: what it costs.
         """
         dearest = self.forbidden - 1  # at least what any choice costs
-        return max(known / UNITS, dearest / MOST_UNITS, 1e-39)
+        return max(known / MOVES.units, dearest / MOVES.most_units, 1e-39)
 
     def divide(self, unit: float) -> None:
         """Count all costs in a unit. No forest may have been made."""
@@ -143,7 +134,7 @@ class Moves:
         Args:
           costs: of every option by itself.
           labels: the choice.
-          rng: draws the forest, while there are fewer than `MOST_FORESTS`.
+          rng: draws the forest, while there are fewer than `most_forests`.
         """
         forest = self._next_forest(rng)
         return forest.best(self.totals(costs, labels, forest.free), labels)
@@ -152,7 +143,7 @@ class Moves:
         if self._again is None:
             order = rng.permutation(len(self._near)).tolist()
             self._made.append(Forest.of(self._near, order, self._tables))
-            if len(self._made) == MOST_FORESTS:
+            if len(self._made) == MOVES.most_forests:
                 self._again = itertools.cycle(self._made)
             return self._made[-1]
         return next(self._again)

@@ -15,20 +15,10 @@ import numpy as np
 
 from rhino_jax.optimize.cpsat import Limits, settle
 from rhino_jax.optimize.moves.moves import Moves
+from rhino_jax.optimize.parameters import NEIGHBOURHOODS
 
 
 Offer = Callable[[np.ndarray], object]
-
-FIRST_CELLS, MOST_CELLS = 3_000, 40_000
-"""Edge variables of a neighbourhood: at first, and at most. It grows where CP-SAT
-settles it in time, and shrinks where it does not."""
-
-NEARLY_FULL, TRADERS = 0.01, 12
-"""Share of the limit by which a time may be below it to count as full; and how many
-nodes that hold memory then a neighbourhood begins with."""
-
-SETTLE_S = 3.0
-"""Seconds that CP-SAT has for one neighbourhood."""
 
 
 def search_neighbourhoods(
@@ -49,7 +39,7 @@ def search_neighbourhoods(
     deadline = time.monotonic() + limits.seconds
     rng = np.random.default_rng(limits.seed)
     value = moves.objective(labels)
-    cells = FIRST_CELLS
+    cells = NEIGHBOURHOODS.first_cells
     visits = np.zeros(len(labels))
     while (left := deadline - time.monotonic()) > 0.05 and len(labels):
         first = moves.memory.first
@@ -60,10 +50,11 @@ def search_neighbourhoods(
         nodes = _around(moves, _starts(moves, labels, weight, rng), cells, rng)
         visits[nodes] += 1
         seed = int(rng.integers(2**31))
-        mine = replace(limits, seconds=min(SETTLE_S, left), seed=seed)
+        mine = replace(limits, seconds=min(NEIGHBOURHOODS.settle_s, left), seed=seed)
         found = settle(moves, labels, nodes, mine)
-        factor = 1.15 if found.is_optimal else 0.7
-        cells = int(min(max(cells * factor, FIRST_CELLS / 4), MOST_CELLS))
+        factor = NEIGHBOURHOODS.larger if found.is_optimal else NEIGHBOURHOODS.smaller
+        least, most = NEIGHBOURHOODS.first_cells / 4, NEIGHBOURHOODS.most_cells
+        cells = int(min(max(cells * factor, least), most))
         if found.labels is not None:
             better = moves.objective(found.labels)
             if better < value:
@@ -79,7 +70,8 @@ def _starts(
     what one frees another may take."""
     memory = moves.memory
     full = np.flatnonzero(
-        memory.room - memory.profile(labels) <= NEARLY_FULL * memory.limit
+        memory.room - memory.profile(labels)
+        <= NEIGHBOURHOODS.nearly_full * memory.limit
     )
     if not len(full) or rng.random() < 0.5:
         return [int(rng.choice(len(labels), p=weight / weight.sum()))]
@@ -88,7 +80,7 @@ def _starts(
     ends = spans.lookups.source[live], spans.lookups.target[live]
     nodes = np.unique(np.concatenate(ends))
     chance = weight[nodes] / weight[nodes].sum()
-    count = min(TRADERS, len(nodes))
+    count = min(NEIGHBOURHOODS.traders, len(nodes))
     return rng.choice(nodes, count, replace=False, p=chance).tolist()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from rhino_jax.optimize.memory import Memory
 from rhino_jax.optimize.moves.moves import Moves
+from rhino_jax.optimize.parameters import MOVES
 
 
 class Filled:
@@ -41,7 +42,7 @@ class Filled:
 
 
 def repair(
-    moves: Moves, labels: np.ndarray, max_switches: int = 400
+    moves: Moves, labels: np.ndarray, max_switches: int = MOVES.most_switches
 ) -> np.ndarray | None:
     """A choice within the limit, near to `labels`; None where none was found.
 
@@ -70,7 +71,9 @@ def repair(
     return None
 
 
-def improve(moves: Moves, labels: np.ndarray, max_rounds: int = 20) -> np.ndarray:
+def improve(
+    moves: Moves, labels: np.ndarray, max_rounds: int = MOVES.most_rounds
+) -> np.ndarray:
     """Switch single nodes of a choice that fits to better options that fit."""
     memory = moves.memory
     filled = Filled(memory, labels)

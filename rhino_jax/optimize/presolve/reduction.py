@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhino_jax.memo import Memo
+from rhino_jax.optimize.parameters import PRESOLVE
 from rhino_jax.optimize.problem import (
     EdgeUsage,
     Labels,
@@ -27,16 +28,6 @@ from rhino_jax.optimize.problem import (
     PairTable,
     Problem,
 )
-
-
-MAX_CELLS = 40_000_000
-"""A node whose elimination would touch more cells than this stays in the core:
-at about 1 ns a cell that is 0.04 s."""
-
-
-SMALL_CELLS = 250_000
-"""Sums up to which it is quicker to compute all than to look for equal columns: a tenth
-to a half of the time (seven programs on meshes of two to four axes)."""
 
 
 class Eliminated(NamedTuple):
@@ -123,7 +114,7 @@ class Core:
         self,
         memo: Memo,
         keep: frozenset[int] = frozenset(),
-        max_cells: int = MAX_CELLS,
+        max_cells: int = PRESOLVE.most_cells,
     ) -> None:
         """Minimise away nodes with at most two neighbours, fewest options first.
 
@@ -290,7 +281,7 @@ def _through(cost: np.ndarray, to_a: np.ndarray, to_b: np.ndarray) -> np.ndarray
     Equal columns of the tables (options of a neighbour that look alike from here)
     are computed once.
     """
-    if to_a.size * to_b.shape[-1] <= SMALL_CELLS:
+    if to_a.size * to_b.shape[-1] <= PRESOLVE.few_cells:
         sums = (cost[..., None] + to_a)[..., None] + to_b[..., None, :]
         return np.minimum.reduce(sums, axis=-3)
     a_columns, a_index = unique_columns(to_a)

@@ -18,12 +18,9 @@ import numpy as np
 
 from rhino_jax.memo import Memo
 from rhino_jax.optimize.errors import UnsatisfiedError
+from rhino_jax.optimize.parameters import PRESOLVE
 from rhino_jax.optimize.presolve.reduction import Core, Followed, Kept, core_of
 from rhino_jax.optimize.problem import NodeUsage, Problem
-
-
-MOST_COMPARED = 256
-"""Nodes of more options are not searched for options that another beats."""
 
 
 def simplify(problem: Problem) -> Core:
@@ -146,7 +143,7 @@ def _drop_beaten(core: Core) -> list[int]:
     """Drop options that another beats; the nodes around them."""
     changed: set[int] = set()
     for node, cost in core.costs.items():
-        if not 1 < len(cost) <= MOST_COMPARED:
+        if not 1 < len(cost) <= PRESOLVE.most_compared:
             continue
         columns = np.concatenate(
             [

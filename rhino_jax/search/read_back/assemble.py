@@ -12,7 +12,7 @@ from rhino_jax.ir.coverage import coverage_shares
 from rhino_jax.ir.program import Program, item_bytes
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
 from rhino_jax.model.build import Model
-from rhino_jax.optimize.incumbents import OPTIMAL_GAP
+from rhino_jax.optimize.parameters import PAIRWISE
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.density import only_around_matmuls, only_the_batch
@@ -147,7 +147,7 @@ def _only_stage(
 
 def _report(found: SolvedMesh, request: Request, started: float) -> SearchReport:
     solution = found.solution
-    status = "optimal" if solution.gap <= OPTIMAL_GAP else "feasible"
+    status = "optimal" if solution.gap <= PAIRWISE.optimal_gap else "feasible"
     return SearchReport(
         status="recipe" if found.is_fallback else status,
         objective_s=solution.objective,
