@@ -20,9 +20,10 @@ PLAIN = "errors units version memo numbering disjoint keywords streams _compat"
 
 ORDER = (
     *PLAIN.split(),
-    "ir", "optimize", "contest", "hardware", "cost", "frontend", "analysis", "model",
-    "recipes", "plan", "search", "processes", "apply", "verify", "report", "face",
-    "planning", "api", "rhino_jax", "models", "bench", "commands", "cli", "__main__",
+    "ir", "optimize", "contest", "hardware", "cost", "frontend", "transform",
+    "analysis", "model", "recipes", "plan", "search", "processes", "apply", "verify",
+    "report", "face", "planning", "api", "rhino_jax", "models", "bench",
+    "commands", "cli", "__main__",
 )  # fmt: skip
 """Packages, and modules of the top level, each after all that it imports."""
 
@@ -33,6 +34,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "hardware": "errors keywords streams _compat ir",
     "cost": "ir hardware",
     "frontend": "errors keywords _compat ir",
+    "transform": "errors keywords _compat ir frontend",
     "plan": "errors units version keywords ir cost hardware",
     "report": "errors units ir plan verify",
     "models": "errors hardware",

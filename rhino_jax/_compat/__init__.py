@@ -16,6 +16,7 @@ from rhino_jax._compat.devices import (
 )
 from rhino_jax._compat.jaxprs import (
     close_jaxpr as close_jaxpr,
+    consts_as_inputs as consts_as_inputs,
     is_drop_var as is_drop_var,
     is_jaxpr as is_jaxpr,
     is_literal as is_literal,

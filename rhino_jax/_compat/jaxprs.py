@@ -109,6 +109,20 @@ def last_as_consts(jaxpr: Any, consts: Sequence[Any]) -> Any:
     )
 
 
+def consts_as_inputs(jaxpr: Any) -> Any:
+    """An open jaxpr whose constants are its last inputs; same on both versions."""
+    if not jaxpr.constvars:
+        return jaxpr
+    changes: dict[str, Any] = {
+        "invars": [*jaxpr.invars, *jaxpr.constvars],
+        "constvars": [],
+        "debug_info": jaxpr.debug_info.with_unknown_names(),
+    }
+    if hasattr(jaxpr, "consts"):  # 0.12
+        changes["consts"] = []
+    return jaxpr.replace(**changes)
+
+
 def _with_inputs(
     jaxpr: Any, invars: Sequence[Any], constvars: Sequence[Any], consts: Sequence[Any]
 ) -> Any:

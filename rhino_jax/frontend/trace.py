@@ -7,7 +7,7 @@ as it is, with a note that says which call traced it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -53,6 +53,7 @@ class Traced:
         what is written back to them the last of its results.
       in_tree, out_tree: structure and positions of the arrays of the arguments and of
         the result, as a plan shows them.
+      remade: what passes made of it (see `rhino_jax.transform`), by name and choice.
     """
 
     name: str
@@ -66,6 +67,9 @@ class Traced:
     captured: CapturedReferences
     in_tree: tuple[Any, tuple[int, ...]]
     out_tree: tuple[Any, tuple[int, ...]]
+    remade: dict[tuple[str, str], Traced] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def consts(self) -> tuple[Any, ...]:

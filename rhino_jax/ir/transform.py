@@ -14,8 +14,11 @@ class Transform:
     Attributes:
       name: as "dead code".
       ops_before, ops_after: ops of the program, regions included.
+      choice: of a pass that was chosen among others, what it needs to be done again
+        (see `rhino_jax.transform`); empty where it follows from the program.
     """
 
     name: str
     ops_before: int
     ops_after: int
+    choice: str = ""

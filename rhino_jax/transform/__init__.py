@@ -1,0 +1,12 @@
+"""Programs made into others of the same arguments and results: cuts in time.
+
+In: a `frontend.trace.Traced`, and `ir.transform.Transform`s with a choice.
+Out: a `Traced` of the same call, whose program is the changed one.
+Order: `microbatch` (the batch cut in time), `recompute` (values made again, or kept on
+the host), `partial_sums` (sums left open for longer), each by `retraced`; `remade` does
+them by name, one after the other.
+
+A pass is chosen by who plans; a plan says which were, and whoever runs it does them
+again: each is a pure function of a closed jaxpr, its program and a choice as text.
+To add one: a package here, and an entry in the table of `remade`.
+"""

@@ -1,0 +1,1 @@
+"""Partial sums that stay open past linear ops and loops."""

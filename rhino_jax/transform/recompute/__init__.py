@@ -1,0 +1,1 @@
+"""Values of the forward pass that the backward pass makes again."""

@@ -1,0 +1,57 @@
+"""The passes that a plan chose, done to the program that its user wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rhino_jax.frontend.importer import import_jaxpr
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import Transform
+
+
+Pass = Callable[[Any, Program, str], Any]
+"""A closed jaxpr, the program that was imported from it, and a choice → a closed jaxpr
+of the same arguments, constants and results."""
+
+PASSES: Mapping[str, Pass] = {}
+"""Name of a `Transform` → how it is done."""
+
+
+def remade(traced: Traced, transforms: Iterable[Transform]) -> Traced:
+    """The same call, with all of these done that were chosen, in order."""
+    for transform in transforms:
+        if not transform.choice:
+            continue
+        key = transform.name, transform.choice
+        found = traced.remade.get(key)
+        if found is None:
+            found = traced.remade[key] = _done(traced, *key)
+        traced = found
+    return traced
+
+
+def _done(traced: Traced, name: str, choice: str) -> Traced:
+    before = traced.program
+    jaxpr = PASSES[name](traced.closed_jaxpr, before, choice)
+    program = imported_again(jaxpr, before)
+    done = Transform(name, len(before.ops), len(program.ops), choice)
+    program = replace(program, transforms=(*before.transforms, done))
+    return replace(traced, closed_jaxpr=jaxpr, program=program, remade={})
+
+
+def imported_again(jaxpr: Any, before: Program) -> Program:
+    """The program of a jaxpr that has the inputs and outputs of another program."""
+    arguments = [e for e in before.inputs if not e.is_const]
+    consts = [e for e in before.inputs if e.is_const]
+    return import_jaxpr(
+        jaxpr,
+        name=before.name,
+        input_paths=[e.path for e in arguments],
+        donated=[e.is_donated for e in arguments],
+        captured_paths=[e.path for e in consts],
+        output_paths=[e.path for e in before.outputs],
+        state_of=[e.state_of for e in before.outputs],
+    )
