@@ -72,6 +72,7 @@ from rhino_jax.errors import (
     HardwareError as HardwareError,
     InfeasiblePlanError as InfeasiblePlanError,
     MeshError as MeshError,
+    MicrobatchError as MicrobatchError,
     PinError as PinError,
     PlanFileError as PlanFileError,
     ProcessError as ProcessError,

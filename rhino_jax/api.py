@@ -32,6 +32,8 @@ def auto_shard(
     time_limit_s: float | str | None = None,
     seed: int = 0,
     refine: int = 0,
+    microbatches: int | str = "auto",
+    recompute: str = "auto",
     like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
@@ -74,6 +76,12 @@ def auto_shard(
         the batch, as most people type them, where these promise a step at most 30 %
         longer; keep the one that the compiler makes fastest within memory. 0: believe
         the prediction.
+      microbatches: into how many parts the batch is cut, which run one after the other
+        and whose gradients are added up; results are those of the whole batch. 1: it
+        is not. "auto": where the program would not fit, or is faster so.
+      recompute: what of the forward pass is made again in the backward pass. "auto":
+        what pays, whatever `jax.checkpoint` says; "as written": what `jax.checkpoint`
+        says; "none": nothing.
       like: a function that `auto_shard` made (its last plan counts), or a plan, that
         shares state with this one. The mesh and hardware are the same, and arguments
         of equal tree path and shape, or of equal structure, keep their sharding where
@@ -87,8 +95,8 @@ def auto_shard(
     Returns:
       The sharded function; without `fn`, a decorator.
     Raises:
-      MeshError, PinError, HardwareError, InfeasiblePlanError, TraceError,
-      ProcessError.
+      MeshError, PinError, HardwareError, InfeasiblePlanError, MicrobatchError,
+      TraceError, ProcessError.
     Example:
       >>> @auto_shard(donate_argnums=(0, 1))
       ... def train_step(params, opt_state, batch): ...
@@ -144,6 +152,8 @@ def plan(
     time_limit_s: float | str | None = None,
     seed: int = 0,
     refine: int = 0,
+    microbatches: int | str = "auto",
+    recompute: str = "auto",
     like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,

@@ -19,6 +19,7 @@ from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.plan import AnyPlan
+from rhino_jax.transform.remade import remade
 
 
 _IDENTITY: tuple[Callable[[Any], Any], ...] = (
@@ -32,7 +33,8 @@ class Bound(Generic[AnyPlan]):
     """A traced function and its plan, on one mesh.
 
     Attributes:
-      traced: the function.
+      traced: the function, as its user wrote it.
+      running: the same with the passes done that the plan chose; what runs.
       plan: its plan.
       executable: what runs it.
       mesh: the mesh on which arguments are taken and results given, as the user
@@ -42,7 +44,8 @@ class Bound(Generic[AnyPlan]):
     def __init__(self, traced: Traced, plan: AnyPlan, mesh: Any) -> None:
         self.traced, self.plan, self.mesh = traced, plan, mesh
         count = len(traced.arguments.positions)
-        self.executable = executable_of(traced, plan, mesh)
+        self.running = remade(traced, plan.transforms)
+        self.executable = executable_of(self.running, plan, mesh)
         self.in_shardings = self.executable.in_shardings[:count]
         self.const_shardings = self.executable.in_shardings[count:]
         # What each argument was when it last came as it should. Comparing identities,

@@ -68,7 +68,7 @@ def _type_of(program: Any, value: int) -> tuple[tuple[int, ...], str] | None:
 
 def tied(traced: Traced, ties: dict[int, int]) -> Traced:
     """The same trace, in which more results replace arguments."""
-    return replace(traced, program=with_ties(traced.program, ties))
+    return replace(traced, program=with_ties(traced.program, ties), remade={})
 
 
 def without(plan: AnyPlan, arguments: set[int]) -> AnyPlan:

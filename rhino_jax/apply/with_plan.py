@@ -16,6 +16,7 @@ from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.plan.trees import on_mesh
 from rhino_jax.processes.agree import agreed, processes_of_mesh
+from rhino_jax.transform.remade import remade
 
 
 def jit_with_plan(
@@ -61,7 +62,7 @@ def with_trees(plan: AnyPlan, traced: Traced, mesh: Any) -> AnyPlan:
     in_tree, in_leaf_positions = traced.in_tree
     out_tree, out_leaf_positions = traced.out_tree
     return replace(
-        on_mesh(with_lines(plan, traced.program), mesh),
+        on_mesh(with_lines(plan, remade(traced, plan.transforms).program), mesh),
         in_tree=in_tree,
         out_tree=out_tree,
         in_leaf_positions=in_leaf_positions,

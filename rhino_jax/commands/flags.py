@@ -9,6 +9,8 @@ from rhino_jax.errors import RhinoError
 
 _FLAGS = {
     "memory_budget_bytes": "--memory-budget",
+    "microbatches": "--microbatches",
+    "recompute": "--recompute",
     "time_limit_s": "--time-limit-s",
     "compile_for": "--compile-for",
     "hardware": "--hardware",

@@ -102,6 +102,19 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="compile this many plans and keep the one that the compiler makes fastest",
     )
+    parser.add_argument(
+        "--microbatches",
+        type=lambda text: text if text == "auto" else positive_int(text),
+        default="auto",
+        metavar="N",
+        help="cut the batch into this many parts that run one after the other",
+    )
+    parser.add_argument(
+        "--recompute",
+        choices=("auto", "as written", "none"),
+        default="auto",
+        help="what the backward pass makes again",
+    )
     parser.add_argument("--no-progress", action="store_true")
 
 
@@ -123,6 +136,8 @@ def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
         "time_limit_s": args.time_limit_s,
         "seed": args.seed,
         "refine": args.refine,
+        "microbatches": args.microbatches,
+        "recompute": args.recompute,
         "progress": not args.no_progress,
     }
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+
+MICROBATCHES = "micro-batches"
+RECOMPUTE = "recompute"
+PARTIAL_SUMS = "partial sums"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +23,28 @@ class Transform:
       name: as "dead code".
       ops_before, ops_after: ops of the program, regions included.
       choice: of a pass that was chosen among others, what it needs to be done again
-        (see `rhino_jax.transform`); empty where it follows from the program.
+        (see `rhino_jax.transform`), as JSON; empty where it follows from the program.
     """
 
     name: str
     ops_before: int
     ops_after: int
     choice: str = ""
+
+    @property
+    def chosen(self) -> Any:
+        """What was chosen, read."""
+        return json.loads(self.choice)
+
+
+def chosen(name: str, choice: Any) -> Transform:
+    """A pass that is yet to be done."""
+    return Transform(name, 0, 0, json.dumps(choice, sort_keys=True))
+
+
+def num_microbatches(transforms: Iterable[Transform]) -> int:
+    """How many micro-batches these make of a batch; 1 where it is not cut."""
+    for transform in transforms:
+        if transform.name == MICROBATCHES and transform.choice:
+            return int(transform.chosen["count"])
+    return 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from rhino_jax.ir.spec import Spec
-from rhino_jax.ir.transform import Transform
+from rhino_jax.ir.transform import Transform, num_microbatches
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import (
     CUT_BY_CLOCK,
@@ -119,6 +119,11 @@ class Plan:
         """Specs of all values, of a plan that has one stage."""
         (stage,) = self.stages
         return stage.decisions
+
+    @property
+    def microbatches(self) -> int:
+        """How many parts of the batch run one after the other; 1: it is not cut."""
+        return num_microbatches(self.transforms)
 
     def __eq__(self, other: object) -> bool:
         """By what they hold, whatever else their classes can do."""

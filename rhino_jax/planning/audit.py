@@ -24,6 +24,8 @@ def audit(
     time_limit_s: float | str | None = None,
     seed: int = 0,
     refine: int = 0,
+    microbatches: int | str = "auto",
+    recompute: str = "auto",
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     static_argnums: int | Iterable[int] | None = None,

@@ -33,10 +33,8 @@ from rhino_jax.plan import plan as data
 from rhino_jax.plan.files.cache import kept
 from rhino_jax.plan.files.cache_key import cache_key
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins
-from rhino_jax.plan.trees import on_mesh
 from rhino_jax.planning.like import (
     Kept,
     Like,
@@ -56,6 +54,8 @@ if TYPE_CHECKING:
 
 MeshAxes = tuple[tuple[str, int], ...]
 LEVELS = ("fast", "best")
+AUTO = "auto"
+RECOMPUTE = (AUTO, "as written", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,8 @@ class Wishes:
     what: str
     like: Like | None = None
     dump: Any = None
+    microbatches: Any = AUTO
+    recompute: str = AUTO
 
     def __post_init__(self) -> None:
         check_like(self.like, self.what)
@@ -90,6 +92,8 @@ class Wishes:
             ("refine", read_count(what, "refine", self.refine, most=1000)),
             ("progress", read_progress(what, self.progress)),
             ("dump", read_folder(what, "dump", self.dump)),
+            ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),
+            ("microbatches", _read_microbatches(what, self.microbatches)),
         ):
             object.__setattr__(self, name, value)
 
@@ -100,6 +104,7 @@ class Wishes:
           is_elsewhere: on another mesh or hardware, which `like` would contradict.
         """
         names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
+        names += ["microbatches", "recompute"]
         names += [] if is_elsewhere else ["like"]
         return replace(
             self,
@@ -108,6 +113,8 @@ class Wishes:
 
     def _says(self, name: str) -> bool:
         value = getattr(self, name)
+        if name in ("microbatches", "recompute"):
+            return bool(value != AUTO)
         return bool(value) if name == "pins" else value is not None
 
     def plan(
@@ -151,7 +158,7 @@ class Wishes:
 
         def make() -> data.Plan:
             def searched() -> data.Plan:
-                return self._searched(traced, mesh, meshes, target, pins)
+                return self._searched(traced, mesh, meshes, target, pins, pinned)
 
             if self.dump is not None:
                 return searched()  # a kept plan has no passes to show
@@ -192,9 +199,11 @@ class Wishes:
         meshes: list[MeshAxes],
         target: Target,
         pins: ResolvedPins,
+        pinned: Mapping[str, Any],
     ) -> data.Plan:
         # The solver takes a second to import; who only loads plans need not wait.
-        from rhino_jax.search.driver import choose_plan
+        from rhino_jax.planning.cuts import best_cut
+        from rhino_jax.planning.search import Search
         from rhino_jax.search.dump import Dump
 
         request = self.request_of(target, pins)
@@ -202,13 +211,18 @@ class Wishes:
             watch = Dump.of_traced(self.dump, traced, self.what)
             request = replace(request, watch=watch)
         with self.shown_progress() as report:
-            if self.refine:
-                plan = self._refined(traced, mesh, meshes, target, request, report)
-            else:
-                plan = choose_plan(
-                    traced.program, meshes, target, request, progress=report
-                )
-        return with_lines(plan, traced.program)
+            search = Search(
+                traced,
+                mesh,
+                meshes,
+                target,
+                request,
+                pinned,
+                self.refine,
+                self.what,
+                report,
+            )
+            return best_cut(search, self.microbatches, self.recompute)
 
     def _asked(
         self,
@@ -231,53 +245,14 @@ class Wishes:
             self.level,
             self.time_limit_s,
             self.seed,
+            self.microbatches,
+            self.recompute,
         )
         if not self.refine:
             return asked
         # Compiled on the mesh itself where its devices are there.
         devices = list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
         return (*asked, self.refine, sorted({str(d.device_kind) for d in devices}))
-
-    def _refined(
-        self,
-        traced: Traced,
-        mesh: Any | None,
-        meshes: list[MeshAxes],
-        target: Target,
-        request: Request,
-        report: Callable[[float | None, float | None], None],
-    ) -> data.Plan:
-        """The plan that the compiler makes fastest, of the most promising ones."""
-        from rhino_jax.search.candidates import Candidate
-        from rhino_jax.search.driver import choose_plan, make_candidates
-        from rhino_jax.verify.refine import judge_of, refine
-
-        program = traced.program
-
-        def placed(candidate: Candidate) -> Candidate:
-            if mesh is None or processes_of_mesh(mesh):
-                # Compiling for devices of several processes would wait for them all.
-                return candidate
-            return replace(candidate, plan=on_mesh(candidate.plan, mesh))
-
-        def within(budget_bytes: int) -> Candidate | None:
-            less = replace(request, memory_budget_bytes=budget_bytes)
-            try:
-                plan = choose_plan(program, meshes, target, less, progress=report)
-            except InfeasiblePlanError:
-                return None
-            return placed(Candidate("less memory", plan))
-
-        found = make_candidates(
-            program, meshes, target, request, self.refine, progress=report
-        )
-        return refine(
-            [placed(c) for c in found],
-            judge_of(traced, self.what, target),
-            int(request.memory_budget_bytes),
-            within,
-            request.deadline,
-        )
 
     def target_of(self, mesh: Any | None) -> Target:
         hardware = self.hardware
@@ -335,6 +310,12 @@ class Wishes:
             return
         with Progress(is_enabled=bool(self.progress)) as shown:
             yield shown.update
+
+
+def _read_microbatches(what: str, value: Any) -> int | str:
+    if isinstance(value, str):
+        return read_choice(what, "microbatches", value, (AUTO,))
+    return read_count(what, "microbatches", value, least=1)
 
 
 def _candidates(traced: Traced, target: Target, count: int) -> list[MeshAxes]:

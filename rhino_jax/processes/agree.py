@@ -23,6 +23,7 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.processes import listing
 from rhino_jax.processes.meeting import Meeting
 from rhino_jax.processes.signs import at_work
+from rhino_jax.transform.remade import remade
 
 
 def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
@@ -104,7 +105,7 @@ def made_by_first(
         check_fits(plan, found, plan.mesh_axes, program=traced.program, what=what)
     except Exception as error:
         meeting.fail(error)
-    meeting.compare("plan", listing.of_plan(plan, traced.program))
+    meeting.compare("plan", _lines_of(plan, traced))
     meeting.end()
     return plan
 
@@ -154,5 +155,10 @@ def agreed(traced: Traced, processes: tuple[int, ...], plan: Plan, what: str) ->
         return
     meeting = Meeting(coordination_client(), processes, what, traced.name)
     meeting.compare("program", listing.of_program(traced, {}))
-    meeting.compare("plan", listing.of_plan(plan, traced.program))
+    meeting.compare("plan", _lines_of(plan, traced))
     meeting.end()
+
+
+def _lines_of(plan: Plan, traced: Traced) -> list[listing.Line]:
+    """What a plan says of the program that runs."""
+    return listing.of_plan(plan, remade(traced, plan.transforms).program)

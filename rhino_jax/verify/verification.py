@@ -132,7 +132,7 @@ def verify(
     place = place_of(plan, compile_for, what)
     sharded = sharded_by(parameters, with_mesh(plan, place.mesh), what)
     lowered = sharded.lower(*args, **kwargs)
-    plan = with_lines(plan, lowered.bound.traced.program)
+    plan = with_lines(plan, lowered.bound.running.program)
     return verification_of(plan, lowered, place.compile(lowered.lowered), place)
 
 
@@ -177,7 +177,7 @@ def verification_of(
     planned = priced(plan.collectives, plan.mesh_axes, place.target)
     found: tuple[Difference, ...] = ()
     if not is_out:
-        program: Program = lowered.bound.traced.program
+        program: Program = lowered.bound.running.program
         found = differences_of(
             planned,
             reading.collectives,

@@ -1,0 +1,122 @@
+"""One search: a program, as its user wrote it or with passes done to it, on meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.transform import Transform
+from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.lines import with_lines
+from rhino_jax.plan.pins.resolve import resolve_pins
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.trees import on_mesh
+from rhino_jax.processes.agree import processes_of_mesh
+from rhino_jax.search.candidates import Candidate
+from rhino_jax.search.driver import choose_plan, make_candidates
+from rhino_jax.search.records import Request
+from rhino_jax.transform.remade import remade
+from rhino_jax.verify.refine import judge_of, refine
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Search:
+    """What is planned, and how.
+
+    Attributes:
+      traced: the function, as its user wrote it.
+      mesh: the mesh that was asked for; None: the best of `meshes`.
+      meshes: (name, size) of the axes of those that are compared.
+      target: the hardware.
+      request: budget, pins and limits.
+      pinned: the user's pins; those of values inside are found in every form anew.
+      refine: how many plans to compile; 0: none.
+      what: the call that asks, for messages.
+      report: is told of progress.
+      transforms: the passes that are done before, by name and choice.
+    """
+
+    traced: Traced
+    mesh: Any
+    meshes: list[tuple[tuple[str, int], ...]]
+    target: Target
+    request: Request
+    pinned: Mapping[str, Any]
+    refine: int
+    what: str
+    report: Callable[[float | None, float | None], None]
+    transforms: tuple[Transform, ...] = ()
+
+    @property
+    def form(self) -> Traced:
+        """What is planned: the function with the passes done."""
+        return remade(self.traced, self.transforms)
+
+    def after(self, transforms: Iterable[Transform]) -> Search:
+        """The same, with these passes done as well, after all others."""
+        found = replace(self, transforms=(*self.transforms, *transforms))
+        program = found.form.program
+        pins = resolve_pins(self.pinned, program, self.meshes[-1])
+        return replace(found, request=replace(self.request, value_pins=pins.values))
+
+    def asking(self, **changes: Any) -> Search:
+        """The same, with another level, budget, or the like."""
+        return replace(self, request=replace(self.request, **changes))
+
+    def on(self, plan: Plan) -> Search:
+        """The same on the mesh of a plan alone."""
+        return replace(self, meshes=[plan.mesh_axes])
+
+    def plan(self) -> Plan:
+        """Search.
+
+        Raises:
+          InfeasiblePlanError: nothing fits.
+        """
+        form = self.form
+        plan = self._refined() if self.refine else self._choose(self.request)
+        # A plan is for whoever has the function as its user wrote it.
+        mine = fingerprint(self.traced.program, plan.mesh_axes)
+        return with_lines(replace(plan, fingerprint=mine), form.program)
+
+    def _choose(self, request: Request) -> Plan:
+        program = self.form.program
+        return choose_plan(
+            program, self.meshes, self.target, request, progress=self.report
+        )
+
+    def _refined(self) -> Plan:
+        """The plan that the compiler makes fastest, of the most promising ones."""
+        found = make_candidates(
+            self.form.program,
+            self.meshes,
+            self.target,
+            self.request,
+            self.refine,
+            progress=self.report,
+        )
+        return refine(
+            [self._placed(c) for c in found],
+            judge_of(self.traced, self.what, self.target),
+            int(self.request.memory_budget_bytes),
+            self._within,
+            self.request.deadline,
+        )
+
+    def _placed(self, candidate: Candidate) -> Candidate:
+        if self.mesh is None or processes_of_mesh(self.mesh):
+            # Compiling for devices of several processes would wait for them all.
+            return candidate
+        return replace(candidate, plan=on_mesh(candidate.plan, self.mesh))
+
+    def _within(self, budget_bytes: int) -> Candidate | None:
+        less = replace(self.request, memory_budget_bytes=budget_bytes)
+        try:
+            plan = self._choose(less)
+        except InfeasiblePlanError:
+            return None
+        return self._placed(Candidate("less memory", plan))
