@@ -17,6 +17,7 @@ from rhino_jax.plan.records import (
     Holding,
     Predicted,
     SearchReport,
+    Variant,
 )
 from rhino_jax.plan.stages import StagePlan
 
@@ -66,6 +67,7 @@ class Plan:
         the program or the budget does not allow it.
       memory_budget_bytes: the budget that was planned for, per device.
       transforms: what was done to the program before it was planned, in order.
+      variants: the programs that were compared, where passes were weighed.
       at_peak: what is live at the predicted peak, largest first.
       pins: the user's pins, path → spec text.
       meshes: mesh shapes that were compared, with their objective in seconds,
@@ -100,6 +102,7 @@ class Plan:
     recipes: Mapping[str, Predicted | None]
     memory_budget_bytes: int
     transforms: tuple[Transform, ...] = ()
+    variants: tuple[Variant, ...] = ()
     at_peak: tuple[Holding, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
     meshes: tuple[tuple[tuple[int, ...], float], ...] = ()

@@ -32,6 +32,23 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """A program as it was planned beside others: with these passes done, or none.
+
+    Attributes:
+      name: as "4 micro-batches, recompute 1.2 GiB"; "as written" of none.
+      step_time_s: predicted; infinite where it does not fit.
+      peak_bytes: predicted; where it does not fit, the least that was found.
+      is_chosen: it is the plan.
+    """
+
+    name: str
+    step_time_s: float
+    peak_bytes: int
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One collective, all its trips together.
 

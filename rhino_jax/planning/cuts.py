@@ -1,7 +1,7 @@
 """Which passes a program is planned with: micro-batches, recompute, open sums.
 
 What needs none of them is planned once, as it is. Where that does not fit, or holds
-nearly all of the budget, forms of the program that hold less are planned too, each with
+nearly all of the budget, variants that hold less are planned too, each with
 shardings of its own, and the one with the shortest predicted step that fits is kept.
 """
 
@@ -13,7 +13,7 @@ from rhino_jax.planning.search import Search
 
 
 def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
-    """The plan of the form of a program that is predicted fastest within memory.
+    """The plan of the variant of a program that is predicted fastest within memory.
 
     Args:
       search: of the program as its user wrote it.

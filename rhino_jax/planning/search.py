@@ -33,7 +33,7 @@ class Search:
       meshes: (name, size) of the axes of those that are compared.
       target: the hardware.
       request: budget, pins and limits.
-      pinned: the user's pins; those of values inside are found in every form anew.
+      pinned: the user's pins; those of values inside are found in every variant anew.
       refine: how many plans to compile; 0: none.
       what: the call that asks, for messages.
       report: is told of progress.
@@ -52,14 +52,14 @@ class Search:
     transforms: tuple[Transform, ...] = ()
 
     @property
-    def form(self) -> Traced:
+    def running(self) -> Traced:
         """What is planned: the function with the passes done."""
         return remade(self.traced, self.transforms)
 
     def after(self, transforms: Iterable[Transform]) -> Search:
         """The same, with these passes done as well, after all others."""
         found = replace(self, transforms=(*self.transforms, *transforms))
-        program = found.form.program
+        program = found.running.program
         pins = resolve_pins(self.pinned, program, self.meshes[-1])
         return replace(found, request=replace(self.request, value_pins=pins.values))
 
@@ -77,14 +77,13 @@ class Search:
         Raises:
           InfeasiblePlanError: nothing fits.
         """
-        form = self.form
         plan = self._refined() if self.refine else self._choose(self.request)
         # A plan is for whoever has the function as its user wrote it.
         mine = fingerprint(self.traced.program, plan.mesh_axes)
-        return with_lines(replace(plan, fingerprint=mine), form.program)
+        return with_lines(replace(plan, fingerprint=mine), self.running.program)
 
     def _choose(self, request: Request) -> Plan:
-        program = self.form.program
+        program = self.running.program
         return choose_plan(
             program, self.meshes, self.target, request, progress=self.report
         )
@@ -92,7 +91,7 @@ class Search:
     def _refined(self) -> Plan:
         """The plan that the compiler makes fastest, of the most promising ones."""
         found = make_candidates(
-            self.form.program,
+            self.running.program,
             self.meshes,
             self.target,
             self.request,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rhino_jax.report.collectives import collective_sections
@@ -40,6 +41,7 @@ def tell(plan: Plan, *, full: bool = False) -> tuple[Section, ...]:
         *collective_sections(plan, full=full),
         _memory(plan, full=full),
         _meshes(plan, full=full),
+        _variants(plan),
         _refined(plan),
         _pins(plan),
         _coverage(plan),
@@ -175,6 +177,30 @@ def _memory(plan: Plan, *, full: bool) -> Section:
             tuple(h.bytes / total for h in shown),
         ),
         lines=lines,
+    )
+
+
+def _variants(plan: Plan) -> Section:
+    """What cuts in time, recompute and offload would cost and hold, or did."""
+    rows = tuple(
+        (
+            v.name,
+            format_seconds(v.step_time_s) if math.isfinite(v.step_time_s) else "-",
+            format_bytes(v.peak_bytes),
+            "yes" if math.isfinite(v.step_time_s) else "no: over budget",
+        )
+        for v in plan.variants
+    )
+    return Section(
+        "cuts in time, recompute and offload compared",
+        table=Table(
+            ("program", "step time", "peak", "fits"),
+            rows,
+            "<>><",
+            (0,),
+            (),
+            frozenset(i for i, v in enumerate(plan.variants) if v.is_chosen),
+        ),
     )
 
 

@@ -4,7 +4,7 @@ In: an `ir.Program`, meshes to compare, a `Target` and a `records.Request`.
 Out: a `plan.Plan`, or `InfeasiblePlanError` with the culprits.
 Order: `driver` runs the `passes`: inline and analyse (`rhino_jax.analysis`), price
 (`mesh_problem`), fold (`folding`), recipes (`recipe_choices`), solve (`solve_on_mesh`),
-read back (`read_back`). `candidates` reads back several, `together` and `adding` plan
-several programs at once; `forms` and `dump` write each pass as text, `limits` says how
-far the search goes.
+read back (`read_back`) what was `found`. `candidates` reads back several, `together`
+and `adding` plan several programs at once; `forms` and `dump` write each pass as text,
+`limits` and `more_axes` say how far the search goes.
 """

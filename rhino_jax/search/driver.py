@@ -6,9 +6,8 @@ import contextlib
 import gc
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.layout import lay_out
@@ -16,12 +15,13 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.optimize.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.search.candidates import Candidate, candidates_of, plain_of
+from rhino_jax.search.found import Found
 from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.passes import ANALYSE, INLINE, READ_BACK, RECIPES, SOLVE
+from rhino_jax.search.more_axes import MoreAxes
+from rhino_jax.search.passes import ANALYSE, INLINE, RECIPES, SOLVE
 from rhino_jax.search.read_back.assemble import assemble
 from rhino_jax.search.recipe_choices import first_choices, with_recipes
 from rhino_jax.search.records import Progress, Request, SolvedMesh
@@ -82,11 +82,23 @@ def choose_plan(
     axes are left out where the axis before gained little or the search would take long
     (`Limits.axis_gain`, `Limits.meshes_s`), which the notes say.
     """
+    return find(program, meshes, target, request, progress=progress).plan()
+
+
+@_no_garbage_collection()
+def find(
+    program: Program,
+    meshes: Sequence[Sequence[tuple[str, int]]],
+    target: Target,
+    request: Request,
+    *,
+    progress: Progress | None = None,
+) -> Found:
+    """What `choose_plan` finds, before it is read back."""
     started = time.monotonic()
     request = _with_deadline(request, started)
-    found, compared, notes = _search(program, meshes, target, request, progress)
-    plan = READ_BACK.run(request.watch, target, request, found[0], started, compared)
-    return replace(plan, notes=(*plan.notes, *notes))
+    solved, compared, notes = _search(program, meshes, target, request, progress)
+    return Found(solved, compared, notes, target, request, started)
 
 
 @_no_garbage_collection()
@@ -199,7 +211,7 @@ def _search(
         return [SOLVE.run(watch, mesh_problem, effort, request, progress)], (), []
     every: list[SolvedMesh] = []
     compared: list[tuple[tuple[int, ...], float]] = []
-    limits = _MoreAxes.of(request)
+    limits = MoreAxes.of(request)
     for axes in different:
         if every and is_over(request):
             limits.untimely += 1
@@ -223,65 +235,6 @@ def _search(
     starts = [] if known is None else [known]
     every[0] = SOLVE.run(watch, mesh_problem, effort, request, progress, starts)
     return every, tuple(sorted(compared, key=lambda c: c[1])), limits.notes()
-
-
-@dataclass(slots=True)
-class _MoreAxes:
-    """Whether meshes of three and more axes are worth trying.
-
-    Attributes:
-      left_s: what is left of the time that they may take.
-      cells: number of axes → pairs of options of the largest folded problem.
-      best: number of axes → the best objective of such a mesh.
-      left_out: why → how many meshes.
-      untimely: how many meshes, of any number of axes, there was no time for.
-    """
-
-    left_s: float
-    cells: Counter[int] = field(default_factory=Counter)
-    best: dict[int, float] = field(default_factory=dict)
-    left_out: Counter[str] = field(default_factory=Counter)
-    untimely: int = 0
-
-    @classmethod
-    def of(cls, request: Request) -> _MoreAxes:
-        limit_s = request.time_limit_s
-        share = LIMITS.meshes_share
-        return cls(LIMITS.meshes_s if limit_s is None else share * limit_s)
-
-    def met(self, num_axes: int, found: SolvedMesh) -> None:
-        edges = found.mesh_problem.folded.problem.edges
-        cells = sum(e.table.size for e in edges)
-        self.cells[num_axes] = max(self.cells[num_axes], cells)
-        before = self.best.get(num_axes, math.inf)
-        self.best[num_axes] = min(before, found.solution.objective)
-
-    def allow(self, num_axes: int) -> bool:
-        if num_axes <= 2:
-            return True
-        fewer = [s for n, s in self.best.items() if n < num_axes - 1]
-        last = self.best.get(num_axes - 1, math.inf)
-        if fewer and last > (1 - LIMITS.axis_gain) * min(fewer):
-            why = f"the axis before gained less than {LIMITS.axis_gain:.0%}"
-            self.left_out[why] += 1
-            return False
-        takes_s = LIMITS.another_axis_s * self.cells[num_axes - 1]
-        if takes_s > self.left_s:
-            self.left_out["the program is large"] += 1
-            return False
-        self.left_s -= takes_s
-        return True
-
-    def notes(self) -> list[str]:
-        untimely = [
-            f"{CUT_BY_CLOCK} was over before mesh shapes were compared:"
-            f" {self.untimely}. Give mesh= to plan on one."
-        ]
-        return untimely * bool(self.untimely) + [
-            f"mesh shapes of three or more axes that were not tried, because {why}:"
-            f" {count}. Give mesh= to plan on one."
-            for why, count in self.left_out.items()
-        ]
 
 
 def distinct_meshes(

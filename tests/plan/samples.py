@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from rhino_jax.plan.records import (
     Holding,
     Predicted,
     SearchReport,
+    Variant,
 )
 from rhino_jax.plan.stages import StagePlan
 
@@ -116,6 +118,10 @@ def sample_plan(**changes: Any) -> Plan:
         ),
         "stages": (sample_stage(),),
         "transforms": (Transform("dead code", 40, 38),),
+        "variants": (
+            Variant("as written", math.inf, 20 << 30),
+            Variant("4 micro-batches", 0.25, 9 << 30, is_chosen=True),
+        ),
         "predicted": PREDICTED,
         "collectives": COLLECTIVES,
         "search": SearchReport("optimal", 12.3e-3, 12.2e-3, 0.008, 1.5, 42, "best"),

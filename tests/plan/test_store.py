@@ -68,9 +68,21 @@ def test_files_of_version_2_load() -> None:
         waypoints={7: (((), (1,)), ((0,), ())), 9: (((0,),),)},
         lowering=LoweringPolicy(gathers_by_axis=True, annotates_waypoints=False),
     )
-    assert loaded == sample_plan(stages=(stage,), transforms=())
-    assert json.loads(plan_to_json(loaded))["schema_version"] == SCHEMA_VERSION == 3
+    assert loaded == sample_plan(stages=(stage,), transforms=(), variants=())
+    assert json.loads(plan_to_json(loaded))["schema_version"] == SCHEMA_VERSION == 4
     assert plan_from_json(plan_to_json(loaded)) == loaded
+
+
+def test_files_of_version_3_load() -> None:
+    """Which had no variants, and transforms without a choice."""
+    plan = sample_plan(variants=())
+    old = json.loads(plan_to_json(plan))
+    old["schema_version"] = 3
+    del old["variants"]
+    for transform in old["transforms"]:
+        del transform["choice"]
+    old["checksum"] = checksum(old)
+    assert plan_from_json(json.dumps(old)) == plan
 
 
 @pytest.mark.parametrize(

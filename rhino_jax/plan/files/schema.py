@@ -28,10 +28,11 @@ from rhino_jax.plan.records import (
     Coverage,
     Holding,
     SearchReport,
+    Variant,
 )
 
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 FORMAT = "rhino_jax plan"
 
 
@@ -49,6 +50,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "memory_budget_bytes": plan.memory_budget_bytes,
         "stages": [stage_to_json(x) for x in plan.stages],
         "transforms": [record_to_json(x) for x in plan.transforms],
+        "variants": [record_to_json(x) for x in plan.variants],
         "inputs": [_leaf_to_json(x, names) for x in plan.inputs],
         "outputs": [_leaf_to_json(x, names) for x in plan.outputs],
         "predicted": record_to_json(plan.predicted),
@@ -98,6 +100,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         outputs=tuple(_leaf(x, place) for x in data["outputs"]),
         stages=tuple(stage_from_json(x) for x in data["stages"]),
         transforms=tuple(Transform(**x) for x in data["transforms"]),
+        variants=tuple(Variant(**floats(x, "step_time_s")) for x in data["variants"]),
         predicted=predicted_from_json(data["predicted"]),
         collectives=tuple(_collective(x) for x in data["collectives"]),
         search=_search(data["search"]),

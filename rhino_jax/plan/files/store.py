@@ -16,7 +16,7 @@ from typing import Any
 
 from rhino_jax.errors import PlanFileError, nearest
 from rhino_jax.keywords import brief
-from rhino_jax.plan.files import schema_2
+from rhino_jax.plan.files import older
 from rhino_jax.plan.files.schema import (
     FORMAT,
     SCHEMA_VERSION,
@@ -51,6 +51,7 @@ _KEYS = (
     "lines",
     "trees",
     "transforms",
+    "variants",
     "stages",
     "checksum",
 )
@@ -150,8 +151,8 @@ def plan_from_json(text: str, *, what: str = "`load_plan`") -> Plan:
             fix="plan again with pins={path: PartitionSpec} and save that plan.",
         )
     try:
-        if data["schema_version"] == schema_2.VERSION:
-            data = schema_2.from_version_2(data)
+        if data["schema_version"] in older.VERSIONS:
+            data = older.upgraded(data)
         return plan_from_dict(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise PlanFileError(
@@ -201,18 +202,18 @@ def _parse(text: str, what: str) -> dict[str, Any]:
 
 def _check_schema(data: Mapping[str, Any], what: str) -> None:
     version = data.get("schema_version")
-    if version not in (SCHEMA_VERSION, schema_2.VERSION):
+    if version not in (SCHEMA_VERSION, *older.VERSIONS):
         made_with = data.get("versions")
         raise PlanFileError(
             f"{what}: the plan was saved with another schema version.",
             where=f"key 'schema_version'; the file was made with {made_with}",
             numbers=f"got {version!r}, this rhino_jax reads {SCHEMA_VERSION}"
-            f" and {schema_2.VERSION}",
+            f" and {', '.join(map(str, older.VERSIONS))}",
             fix="plan again and save that plan, or use the version that made it.",
         )
     expected = list(_KEYS)
-    if version == schema_2.VERSION:
-        expected = [k for k in _KEYS if k not in schema_2.NEW_KEYS] + ["decisions"]
+    if version in older.VERSIONS:
+        expected = older.keys_of(version, _KEYS)
     missing = [key for key in expected if key not in data]
     extra = sorted(set(data) - set(expected))
     if missing or extra:

@@ -1,0 +1,56 @@
+"""Plan files of older schema versions.
+
+2: without stages, transforms and lines. 3: without the variants that were compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+VERSIONS = (3, 2)
+
+_NEW_IN_3 = ("stages", "transforms", "lines")
+"""Keys that version 2 has not; it has `decisions` in their place."""
+
+_NEW_IN_4 = ("variants",)
+
+
+def keys_of(version: int, keys: Sequence[str]) -> list[str]:
+    """The keys of a file of an older version, of those of today."""
+    left = [k for k in keys if k not in _NEW_IN_4]
+    if version == 3:
+        return left
+    return [k for k in left if k not in _NEW_IN_3] + ["decisions"]
+
+
+def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a file of an older version, as today's says it.
+
+    Raises:
+      KeyError, TypeError, ValueError: the content does not fit its version.
+    """
+    if data["schema_version"] == 2:
+        data = _from_2(data)
+    return {**data, "schema_version": 4, "variants": []}
+
+
+def _from_2(data: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {key: value for key, value in data.items() if key != "decisions"}
+    decisions = dict(data["decisions"])
+    decisions["waypoints"] = decisions.pop("stops")
+    decisions["lowering"] = {
+        "gathers_by_axis": decisions.pop("gathers_by_axis"),
+        "annotates_waypoints": decisions.pop("says_stops"),
+    }
+    stage = {
+        "mesh_axes": data["mesh_axes"],
+        "devices": [[0, math.prod(size for _, size in data["mesh_axes"])]],
+        "predicted": data["predicted"],
+        "sends": [],
+        "decisions": decisions,
+    }
+    # Lines are found anew when the plan meets its program.
+    return {**rest, "stages": [stage], "transforms": [], "lines": {}}

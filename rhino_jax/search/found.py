@@ -1,0 +1,60 @@
+"""What a search found, before it is read back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from rhino_jax.hardware.target import Target
+from rhino_jax.plan.plan import Plan
+from rhino_jax.search.passes import READ_BACK
+from rhino_jax.search.records import Request, SolvedMesh
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What a search found, to be read back as a plan.
+
+    Attributes:
+      solved: the searched meshes, the best first.
+      compared: where there are several, shapes and objectives of those searched.
+      notes: on what was left out.
+      target, request: as of `choose_plan`.
+      started: `time.monotonic()` when the search began.
+    """
+
+    solved: list[SolvedMesh]
+    compared: tuple[tuple[tuple[int, ...], float], ...]
+    notes: list[str]
+    target: Target
+    request: Request
+    started: float
+
+    @property
+    def fits(self) -> bool:
+        return self.solved[0].solution.labels is not None
+
+    @property
+    def step_s(self) -> float:
+        """Predicted step of the best; infinite where nothing fits."""
+        return self.solved[0].solution.objective if self.fits else math.inf
+
+    @property
+    def is_bound_by_memory(self) -> bool:
+        """Whether another choice would be cheaper, or fit, with more memory."""
+        return not self.fits or self.solved[0].solution.dual is not None
+
+    def plan(self) -> Plan:
+        """
+        Raises:
+          InfeasiblePlanError: nothing fits; says what conflicts and what would help.
+        """
+        plan = READ_BACK.run(
+            self.request.watch,
+            self.target,
+            self.request,
+            self.solved[0],
+            self.started,
+            self.compared,
+        )
+        return replace(plan, notes=(*plan.notes, *self.notes))
