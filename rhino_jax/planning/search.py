@@ -17,7 +17,8 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.trees import on_mesh
 from rhino_jax.processes.agree import processes_of_mesh
 from rhino_jax.search.candidates import Candidate
-from rhino_jax.search.driver import choose_plan, make_candidates
+from rhino_jax.search.driver import find, make_candidates
+from rhino_jax.search.found import Found
 from rhino_jax.search.records import Request
 from rhino_jax.transform.remade import remade
 from rhino_jax.verify.refine import judge_of, refine
@@ -67,26 +68,33 @@ class Search:
         """The same, with another level, budget, or the like."""
         return replace(self, request=replace(self.request, **changes))
 
-    def on(self, plan: Plan) -> Search:
-        """The same on the mesh of a plan alone."""
-        return replace(self, meshes=[plan.mesh_axes])
+    def on(self, mesh_axes: tuple[tuple[str, int], ...]) -> Search:
+        """The same on one mesh alone."""
+        return replace(self, meshes=[mesh_axes])
 
-    def plan(self) -> Plan:
-        """Search.
+    def find(self) -> Found:
+        """Search, and read nothing back."""
+        return find(
+            self.running.program,
+            self.meshes,
+            self.target,
+            self.request,
+            progress=self.report,
+        )
+
+    def plan(self, found: Found | None = None) -> Plan:
+        """The plan of what was found; None: search, and compile where that was asked.
 
         Raises:
           InfeasiblePlanError: nothing fits.
         """
-        plan = self._refined() if self.refine else self._choose(self.request)
+        if self.refine:
+            plan = self._refined()
+        else:
+            plan = (found or self.find()).plan()
         # A plan is for whoever has the function as its user wrote it.
         mine = fingerprint(self.traced.program, plan.mesh_axes)
         return with_lines(replace(plan, fingerprint=mine), self.running.program)
-
-    def _choose(self, request: Request) -> Plan:
-        program = self.running.program
-        return choose_plan(
-            program, self.meshes, self.target, request, progress=self.report
-        )
 
     def _refined(self) -> Plan:
         """The plan that the compiler makes fastest, of the most promising ones."""
@@ -115,7 +123,7 @@ class Search:
     def _within(self, budget_bytes: int) -> Candidate | None:
         less = replace(self.request, memory_budget_bytes=budget_bytes)
         try:
-            plan = self._choose(less)
+            plan = replace(self, request=less).find().plan()
         except InfeasiblePlanError:
             return None
         return self._placed(Candidate("less memory", plan))
