@@ -11,7 +11,9 @@ dp@batch, zero1@batch, fsdp@batch
     the arguments and results are said, and that activations keep the batch cut: how
     most people type it
 fast, best
-    rhino's own plans
+    rhino's own plans of the program as it is written
+auto
+    rhino's plan with what of micro-batches, recompute and offload pays
 refined, refined:5
     of so many candidates (3), and recipes@batch, the one that the compiler makes
     fastest in memory
@@ -36,7 +38,7 @@ RECIPES = (
     "megatron+fsdp+sp",
 )
 PLAIN = ("dp", "zero1", "fsdp")
-RHINO = ("fast", "best", "refined")
+RHINO = ("fast", "best", "auto", "refined")
 DENSITIES = ("all", "matmul", "batch")
 REFINE = 3
 """Candidates that `refined` compiles unless it says another number."""
@@ -47,7 +49,7 @@ class Method:
     """One way to shard a workload.
 
     Attributes:
-      plan: a recipe's name, "fast", "best" or "refined".
+      plan: a recipe's name, "fast", "best", "auto" or "refined".
       density: which values the program is told the sharding of: "all", those at the
         "matmul"s, or the "batch" of all that lead with it.
       refine: how many candidates "refined" compiles; 0 for all other plans.

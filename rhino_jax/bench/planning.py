@@ -21,10 +21,13 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.models.workload import Workload
 from rhino_jax.optimize.least_peak import smallest_peak
 from rhino_jax.plan.plan import Plan
+from rhino_jax.planning.cuts import best_cut
+from rhino_jax.planning.search import Search
 from rhino_jax.search.candidates import Candidate
 from rhino_jax.search.driver import choose_plan, make_candidates, make_recipe_plans
 from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.records import Request
+from rhino_jax.units import parse_bytes
 from rhino_jax.verify.refine import Judge, refine
 
 
@@ -92,7 +95,8 @@ class Planner:
                 for shape in mesh_shapes(target, target.num_devices)
             )
         traced = trace_workload(workload_of(row))
-        planner = cls(traced, target, meshes, target.hbm_bytes)
+        budget_bytes = parse_bytes(row.memory) if row.memory else None
+        planner = cls(traced, target, meshes, budget_bytes or target.hbm_bytes)
         if row.memory_share is None and row.memory_room is None:
             return planner
         best = planner._choose("best")
@@ -170,6 +174,8 @@ class Planner:
     def _own(self, method: Method) -> Planned:
         started = time.monotonic()
         try:
+            if method.plan == "auto":
+                return self._planned(method, self._cut_in_time(), started)
             return self._planned(method, self._choose(method.plan), started)
         except InfeasiblePlanError as error:
             return _none(method, started, error)
@@ -177,6 +183,21 @@ class Planner:
     def _choose(self, level: str) -> Plan:
         program, request = self.traced.program, self._request(level)
         return choose_plan(program, self.meshes, self.target, request)
+
+    def _cut_in_time(self) -> Plan:
+        """As `rhino.plan` plans it."""
+        search = Search(
+            self.traced,
+            None,
+            list(self.meshes),
+            self.target,
+            self._request("best"),
+            {},
+            0,
+            _WHAT,
+            lambda best, bound: None,
+        )
+        return best_cut(search, "auto", "auto")
 
     def _least_bytes(self, mesh: MeshAxes) -> float:
         """The smallest peak of memory of any plan on a mesh, as far as one is found."""

@@ -161,6 +161,8 @@ def row_key(row: Row) -> str:
         what.append(row.memory_share)
     if row.memory_room is not None:
         what.append(["room", row.memory_room])
+    if row.memory:
+        what.append(["memory", row.memory])
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{row.model}-{row.target.replace(':', '_')}-{axes}-{digest}"
 

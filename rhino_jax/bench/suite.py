@@ -13,6 +13,7 @@
     mesh = {data = 4, model = 4}              # optional: rhino chooses
     memory_share = 0.5                        # optional: plan within half of what the
                                               # best plan holds that is free to choose
+    memory = "6GiB"                           # optional: plan within that
     methods = ["fsdp", "best"]                # optional
 
 Methods: see `rhino_jax.bench.methods`.
@@ -34,6 +35,7 @@ from rhino_jax.errors import RhinoError, check_keys, nearest
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
+from rhino_jax.units import parse_bytes
 
 
 KINDS = ("compile", "clock", "plan")
@@ -55,6 +57,7 @@ class Row:
         holds; None: with what the target has.
       memory_room: plans must do with the least that any plan holds, and this share of
         what the best plan holds above it: 0 leaves no room at all.
+      memory: plans must do with so much, as "6GiB"; empty: with what the target has.
     """
 
     model: str
@@ -65,6 +68,7 @@ class Row:
     methods: tuple[Method, ...]
     memory_share: float | None = None
     memory_room: float | None = None
+    memory: str = ""
 
     @property
     def workload(self) -> str:
@@ -75,6 +79,8 @@ class Row:
             words.append(f"memory={self.memory_share:.0%}")
         if self.memory_room is not None:
             words.append(f"room={self.memory_room:.0%}")
+        if self.memory:
+            words.append(f"memory={self.memory}")
         return " ".join(words)
 
     def to_table(self) -> dict[str, Any]:
@@ -91,6 +97,8 @@ class Row:
             table["memory_share"] = self.memory_share
         if self.memory_room is not None:
             table["memory_room"] = self.memory_room
+        if self.memory:
+            table["memory"] = self.memory
         return table
 
 
@@ -217,6 +225,7 @@ _ROW_KEYS = (
     "methods",
     "memory_share",
     "memory_room",
+    "memory",
 )
 
 
@@ -242,6 +251,9 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
     at.check(
         None in (share, room), "memory_room", room, "left out beside `memory_share`"
     )
+    memory = row.get("memory", "")
+    is_size = isinstance(memory, str) and (not memory or parse_bytes(memory))
+    at.check(bool(is_size), "memory", memory, "a size, as '6GiB'")
     methods = row.get("methods", default)
     is_list = isinstance(methods, list) and bool(methods)
     at.check(is_list, "methods", methods, "a list of methods, here or for all rows")
@@ -273,6 +285,7 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
         methods=parsed,
         memory_share=None if share is None else float(share),
         memory_room=None if room is None else float(room),
+        memory=memory,
     )
 
 

@@ -67,10 +67,14 @@ class StackConfig(TrainConfig):
     Attributes:
       layers: "scan" stacks the blocks' parameters and loops; "unroll" repeats.
       remat: recompute each block's activations in the backward pass.
+      remat_policy: what `remat` keeps of a block beside its inputs: nothing ("full"),
+        or results of products of weights ("dots",
+        `jax.checkpoint_policies.dots_with_no_batch_dims_saveable`).
     """
 
     layers: Literal["scan", "unroll"] = "scan"
     remat: bool = False
+    remat_policy: Literal["full", "dots"] = "full"
 
 
 def positive(config: ModelConfig, *keys: str) -> Iterator[tuple[str, str]]:

@@ -103,6 +103,7 @@ def logits(config: Config, params: Params, tokens: jax.Array) -> jax.Array:
         x,
         layers=config.layers,
         remat=config.remat,
+        remat_policy=config.remat_policy,
     )
     x = nn.layer_norm(nn.cast(params["ln_final"], config.dtype), x)
     if config.tied_embedding:

@@ -94,6 +94,12 @@ def token_batch(key: jax.Array, batch: int, seq_len: int, vocab: int) -> Params:
     return {"tokens": text[:, :-1], "labels": text[:, 1:]}
 
 
+REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
+    "full": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
 def run_stack(
     block: Callable[[Params, Any], Any],
     params: Any,
@@ -101,6 +107,7 @@ def run_stack(
     *,
     layers: str,
     remat: bool,
+    remat_policy: str = "full",
 ) -> Any:
     """Apply equal blocks one after the other.
 
@@ -110,10 +117,13 @@ def run_stack(
       x: the first block's input.
       layers: "scan" or "unroll".
       remat: keep only the blocks' inputs for the backward pass.
+      remat_policy: what else to keep, see `StackConfig`.
     """
     if remat:
         # Inside a scan nothing can be shared with the forward pass anyway.
-        block = jax.checkpoint(block, prevent_cse=layers != "scan")
+        block = jax.checkpoint(
+            block, prevent_cse=layers != "scan", policy=REMAT_POLICIES[remat_policy]
+        )
     if layers == "scan":
         return jax.lax.scan(lambda carry, p: (block(p, carry), None), x, params)[0]
     for block_params in params:

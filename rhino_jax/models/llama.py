@@ -140,6 +140,7 @@ def logits(config: Config, params: Params, tokens: jax.Array) -> jax.Array:
         params["embed"][tokens].astype(config.dtype),
         layers=config.layers,
         remat=config.remat,
+        remat_policy=config.remat_policy,
     )
     x = nn.rms_norm(params["norm_final"].astype(config.dtype), x)
     if config.tied_embedding:

@@ -163,6 +163,7 @@ def loss(config: Config, params: Params, batch: Params) -> jax.Array:
         (x, jnp.zeros((), jnp.float32)),
         layers=config.layers,
         remat=config.remat,
+        remat_policy=config.remat_policy,
     )
     x = nn.layer_norm(nn.cast(params["ln_final"], x.dtype), x)
     logits = jnp.einsum("bsd,vd->bsv", x, params["embed"].astype(x.dtype))

@@ -167,7 +167,12 @@ def encode(config: Config, params: Params, source: jax.Array) -> jax.Array:
 
     x = params["embed"][source].astype(config.dtype)
     x = nn.run_stack(
-        block, params["encoder"], x, layers=config.layers, remat=config.remat
+        block,
+        params["encoder"],
+        x,
+        layers=config.layers,
+        remat=config.remat,
+        remat_policy=config.remat_policy,
     )
     return nn.rms_norm(params["encoder_norm"].astype(x.dtype), x)
 
@@ -189,7 +194,12 @@ def decode(
 
     x = params["embed"][target].astype(config.dtype)
     x = nn.run_stack(
-        block, params["decoder"], x, layers=config.layers, remat=config.remat
+        block,
+        params["decoder"],
+        x,
+        layers=config.layers,
+        remat=config.remat,
+        remat_policy=config.remat_policy,
     )
     x = nn.rms_norm(params["decoder_norm"].astype(x.dtype), x)
     # The tied embedding has rows of norm 1; T5 scales the output by 1 / sqrt(D).

@@ -105,6 +105,7 @@ def run_blocks(
         x,
         layers=config.layers,
         remat=config.remat,
+        remat_policy=config.remat_policy,
     )
     return nn.layer_norm(nn.cast(params["ln_final"], x.dtype), x)
 
