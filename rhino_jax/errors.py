@@ -45,6 +45,10 @@ class InfeasiblePlanError(RhinoError, RuntimeError):
     """No plan satisfies pins and memory budget together."""
 
 
+class MicrobatchError(RhinoError, ValueError):
+    """A batch that cannot be cut in time: something needs all of it at once."""
+
+
 class PlanFileError(RhinoError, ValueError):
     """A plan file that is damaged, or belongs to another program or mesh."""
 
