@@ -46,7 +46,7 @@ class InfeasiblePlanError(RhinoError, RuntimeError):
 
 
 class MicrobatchError(RhinoError, ValueError):
-    """A batch that cannot be cut in time, or not in so many parts."""
+    """A batch that cannot be cut in time: something needs all of it at once."""
 
 
 class PlanFileError(RhinoError, ValueError):

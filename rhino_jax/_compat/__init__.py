@@ -53,3 +53,7 @@ from rhino_jax._compat.tracing import (
     retrace as retrace,
     user_frames as user_frames,
 )
+from rhino_jax._compat.words import (
+    key_words as key_words,
+    threefry_words as threefry_words,
+)

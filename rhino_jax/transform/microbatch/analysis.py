@@ -1,0 +1,147 @@
+"""What a cut of given inputs makes of a program, as if all ops were wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.frontend.regions import REMATS
+from rhino_jax.transform.microbatch.blocks import Flat, Item
+from rhino_jax.transform.microbatch.flow import (
+    Needs,
+    Ran,
+    Sizes,
+    in_full,
+    run_plain,
+    together,
+)
+from rhino_jax.transform.microbatch.regions import Coupled, Flow, relative
+from rhino_jax.transform.microbatch.states import (
+    Partial,
+    Rows,
+    State,
+    Whole,
+)
+
+
+class Opened(Exception):
+    """A recomputed region has to be taken apart, as something in it needs the batch."""
+
+    def __init__(self, op: int) -> None:
+        super().__init__(op)
+        self.op = op
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where rows of the batch meet.
+
+    Attributes:
+      item: the op that needs something in full.
+      values: what it needs.
+      why: in words.
+      phase: how many loops run before that is known.
+      is_costly: whether the op then runs outside of loops, and is no cheap one.
+    """
+
+    item: Item
+    values: tuple[int, ...]
+    why: str
+    phase: int
+    is_costly: bool = False
+
+
+@dataclass(slots=True)
+class Found:
+    """Attributes:
+    flat: the program.
+    flow: states of values and how ops run.
+    meetings: where rows of the batch meet, in order.
+    """
+
+    flat: Flat
+    flow: Flow
+    meetings: list[Meeting] = field(default_factory=list)
+
+    @property
+    def states(self) -> dict[int, State]:
+        return self.flow.states
+
+
+def analyse(flat: Flat, cut: Mapping[int, Rows], sizes: Sizes) -> Found:
+    """Walk a program.
+
+    Args:
+      flat: the program.
+      cut: inputs that hold the batch, by value id.
+      sizes: of the batch.
+    Raises:
+      Opened: a recomputed region has to be taken apart.
+    """
+    found = Found(flat, Flow(flat.program, sizes))
+    states = found.states
+    for value, const in flat.consts.items():
+        states[value] = Whole(is_zero=_is_zero(const))
+    for value in flat.top.inputs:
+        states[value] = cut.get(value, Whole())
+    for item in flat.top.items:
+        found.flow.keep(item, _run(found, item))
+    return found
+
+
+def _is_zero(const: object) -> bool:
+    return getattr(const, "shape", ()) == () and const == 0
+
+
+def _run(found: Found, item: Item) -> Ran:
+    """How an op runs, with operands in full where it needs that."""
+    states = [found.states[v] for v in item.operands]
+    is_cut = not all(isinstance(s, Whole) for s in states)
+    while True:
+        done = (
+            _run_region(found, item, states)
+            if item.blocks
+            else run_plain(found.flat.program, item, states, found.flow.sizes)
+        )
+        if isinstance(done, Ran):
+            break
+        known = [in_full(states[i]) for i in done.operands]
+        values = tuple(item.operands[i] for i in done.operands)
+        phase = max(s.phase for s in known)
+        found.meetings.append(Meeting(item, values, done.why, phase))
+        for i, state in zip(done.operands, known, strict=True):
+            states[i] = state
+    if is_cut and all(isinstance(s, Whole) for s in done.results):
+        last = found.meetings[-1]
+        found.meetings[-1] = replace(last, is_costly=True)
+    return done
+
+
+def _run_region(found: Found, item: Item, states: Sequence[State]) -> Ran | Needs:
+    if all(isinstance(s, Whole) for s in states):
+        made = together(states)
+        if isinstance(made, tuple):
+            return Needs(made, "it is used after the loop")
+        return Ran(tuple(states), (made,) * len(item.results))
+    phase = max(s.phase for s in states)
+    try:
+        ran = found.flow.region(item, relative(states))
+    except Coupled as error:
+        partials = tuple(i for i, s in enumerate(states) if isinstance(s, Partial))
+        if partials:
+            return Needs(partials, error.why)
+        if item.op.name in REMATS:
+            raise Opened(item.op.id) from None
+        cuts = tuple(i for i, s in enumerate(states) if isinstance(s, Rows))
+        return Needs(cuts, error.why)
+    uses = (
+        state if isinstance(use, Whole) else use
+        for state, use in zip(states, ran.uses, strict=True)
+    )
+    return Ran(tuple(uses), tuple(_at(s, phase) for s in ran.results))
+
+
+def _at(state: State, phase: int) -> State:
+    if isinstance(state, Whole):
+        return Whole(phase, state.is_zero, is_inside=True)
+    return replace(state, phase=phase)

@@ -1,0 +1,146 @@
+"""A program as the analysis walks it: calls that mean nothing but their bodies gone.
+
+Values go by their ids in the `Program`. Loops, conditionals and recomputed regions
+stay, with blocks of their own; all other calls are taken apart, the rules of custom
+derivatives with them: nobody differentiates a planned step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from rhino_jax._compat import eqn_context, is_literal, jaxpr_consts, open_jaxpr
+from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """One op.
+
+    Attributes:
+      op, eqn: what it is.
+      operands, results: value ids.
+      around: the equations of the calls that it was in, outermost first.
+      blocks: its regions.
+    """
+
+    op: Op
+    eqn: Any
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    around: tuple[Any, ...]
+    blocks: tuple[Block, ...] = ()
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """Bind within the names and source line of the op."""
+        with contextlib.ExitStack() as stack:
+            for eqn in self.around:
+                stack.enter_context(eqn_context(eqn))
+                if eqn.params.get("name"):
+                    stack.enter_context(jax.named_scope(str(eqn.params["name"])))
+            stack.enter_context(eqn_context(self.eqn))
+            yield
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Ops in order, values that enter and values that leave."""
+
+    inputs: tuple[int, ...]
+    items: tuple[Item, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flat:
+    """A whole program.
+
+    Attributes:
+      program: whose ids these are.
+      top: its body.
+      consts: value of every literal and captured constant of a region.
+      maker: the op that makes a value, regions included.
+    """
+
+    program: Program
+    top: Block
+    consts: dict[int, Any]
+    maker: dict[int, Item]
+
+
+def flatten(closed: Any, program: Program, opened: Collection[int] = ()) -> Flat:
+    """Take calls apart.
+
+    Args:
+      closed: the closed jaxpr.
+      program: imported from it.
+      opened: ids of recomputed regions to be taken apart as well.
+    """
+    walk = _Walk(program, frozenset(opened))
+    top = walk.block(open_jaxpr(closed), (), program.body, ())
+    return Flat(program, top, walk.consts, walk.maker)
+
+
+@dataclass(slots=True)
+class _Walk:
+    program: Program
+    opened: frozenset[int]
+    consts: dict[int, Any] = field(default_factory=dict)
+    maker: dict[int, Item] = field(default_factory=dict)
+    alias: dict[int, int] = field(default_factory=dict)
+
+    def block(
+        self, jaxpr: Any, consts: Sequence[Any], region: Region, around: tuple[Any, ...]
+    ) -> Block:
+        held = dict(zip(jaxpr.constvars, consts, strict=False))
+        items: list[Item] = []
+        for eqn, op_id in zip(jaxpr.eqns, region.ops, strict=True):
+            op = self.program.ops[op_id]
+            operands = self.values(eqn.invars, op.operands, held)
+            items += self.op(eqn, op, operands, around)
+        outputs = self.values(jaxpr.outvars, region.outputs, held)
+        return Block(region.inputs, tuple(items), outputs)
+
+    def values(
+        self, atoms: Sequence[Any], ids: Sequence[int], held: dict[Any, Any]
+    ) -> tuple[int, ...]:
+        for atom, value in zip(atoms, ids, strict=True):
+            if is_literal(atom):
+                self.consts[value] = atom.val
+            elif atom in held:
+                self.consts[value] = held[atom]
+        return tuple(self.alias.get(v, v) for v in ids)
+
+    def op(
+        self, eqn: Any, op: Op, operands: tuple[int, ...], around: tuple[Any, ...]
+    ) -> list[Item]:
+        bodies = closed_region_jaxprs(eqn)
+        if self.is_opened(op):
+            assert op.call is not None
+            (region,) = op.call.regions
+            self.alias.update(zip(region.inputs, operands, strict=True))
+            inner = self.block(
+                open_jaxpr(bodies[0]), jaxpr_consts(bodies[0]), region, (*around, eqn)
+            )
+            self.alias.update(zip(op.results, inner.outputs, strict=True))
+            return list(inner.items)
+        regions = op.call.regions if op.call is not None else ()
+        blocks = tuple(
+            self.block(open_jaxpr(body), jaxpr_consts(body), region, ())
+            for body, region in zip(bodies, regions, strict=True)
+        )
+        item = Item(op, eqn, operands, op.results, around, blocks)
+        self.maker.update(dict.fromkeys(op.results, item))
+        return [item]
+
+    def is_opened(self, op: Op) -> bool:
+        if op.call is None or op.call.kind is not RegionKind.CALL:
+            return False
+        return op.name not in REMATS or op.id in self.opened

@@ -1,0 +1,47 @@
+"""How a batch is to be cut, as text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from rhino_jax.errors import MicrobatchError, check_keys
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Attributes:
+    count: pieces.
+    accumulate: type in which sums of narrower floats are kept over the pieces.
+    most_loops: a batch that needs more loops than these is not cut.
+    """
+
+    count: int
+    accumulate: str = "float32"
+    most_loops: int = 3
+
+    @classmethod
+    def read(cls, text: str) -> Choice:
+        """From JSON, as `{"count": 4}`.
+
+        Raises:
+          MicrobatchError: it is no such choice.
+        """
+        where = f"choice {text}"
+        try:
+            table = json.loads(text)
+        except ValueError:
+            table = None
+        if not isinstance(table, dict) or not isinstance(table.get("count"), int):
+            raise MicrobatchError(
+                "the choice of micro-batches is no table with a `count`.",
+                where=where,
+                fix='write {"count": 4}.',
+            )
+        known = cls.__dataclass_fields__
+        check_keys(MicrobatchError, "the choice of micro-batches", table, known, where)
+        return cls(**table)
+
+    def text(self) -> str:
+        """The JSON that `read` reads."""
+        return json.dumps(asdict(self), sort_keys=True)

@@ -1,0 +1,90 @@
+"""A program cut in time, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value at the border of a loop.
+
+    Attributes:
+      value: its id in the program.
+      how: entering, "whole" or "sliced"; leaving, "sum", "max", "min", "prod", "and"
+        or "or" of the pieces, "stacked" (each piece has its rows) or "unchanged".
+      dim, outer, inner: of what is sliced or stacked, where the batch is: the dim is
+        (outer, batch, inner), major first.
+    """
+
+    value: int
+    how: str
+    dim: int = 0
+    outer: int = 1
+    inner: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop over the pieces.
+
+    Attributes:
+      ops: what a piece does, ids in order.
+      entering, leaving: what crosses its border.
+    """
+
+    ops: tuple[int, ...]
+    entering: tuple[Crossing, ...]
+    leaving: tuple[Crossing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A program cut in time.
+
+    `outside[i]` runs before `loops[i]`, the last of it after all loops. Ops are those
+    of the top level and of calls that are taken apart; those of other regions run with
+    theirs. An op may run in several places: in more than one loop, and in full as well.
+
+    Attributes:
+      rows: size of the batch.
+      count: pieces; the last is smaller where they do not divide.
+      inputs: value ids of the inputs that hold the batch.
+      outside: ids of ops that run in full.
+      loops: the loops.
+      opened: ids of recomputed regions that are taken apart.
+      flops, again_flops, meeting_flops: of the program as it was; of what runs in more
+        than one loop, but for its first run; of ops on the whole batch outside loops.
+      why: of every loop but the first, why it has to wait: what the batch is needed for.
+    """
+
+    rows: int
+    count: int
+    inputs: tuple[int, ...]
+    outside: tuple[tuple[int, ...], ...]
+    loops: tuple[Loop, ...]
+    opened: tuple[int, ...]
+    flops: float
+    again_flops: float
+    meeting_flops: float
+    why: tuple[str, ...]
+
+    @property
+    def pre(self) -> tuple[int, ...]:
+        """Ops that run once, before the first loop."""
+        return self.outside[0]
+
+    @property
+    def post(self) -> tuple[int, ...]:
+        """Ops that run once, after the last loop."""
+        return self.outside[-1]
+
+    @property
+    def piece_rows(self) -> int:
+        """Rows of a piece, but for a smaller last one."""
+        return -(-self.rows // self.count)
+
+    @property
+    def in_loops_flops(self) -> float:
+        """FLOPs of the program that loops do, repeats not counted."""
+        return self.flops - self.meeting_flops

@@ -1,0 +1,173 @@
+"""Whether a batch may be cut in time, and where: an analysis, nothing is emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rhino_jax.errors import MicrobatchError
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.transform.microbatch.analysis import (
+    Found,
+    Meeting,
+    Opened,
+    analyse,
+)
+from rhino_jax.transform.microbatch.batch import Inputs, candidates
+from rhino_jax.transform.microbatch.blocks import flatten
+from rhino_jax.transform.microbatch.choice import Choice
+from rhino_jax.transform.microbatch.cut import Cut
+from rhino_jax.transform.microbatch.demand import Demand
+from rhino_jax.transform.microbatch.flow import Sizes
+from rhino_jax.transform.microbatch.meeting import meeting_flops
+
+
+MOST_MEETING = 0.1
+"""Share of the program's FLOPs that may run on the whole batch, outside of loops."""
+
+CHEAP = 4
+"""A value of up to this many times the largest input of data may be made in full."""
+
+
+def find_cut(closed: Any, program: Program, choice: Choice) -> tuple[Cut, Found]:
+    """Cut a program; the cut, and the analysis that it rests on.
+
+    Raises:
+      MicrobatchError: it cannot be cut into so many pieces; says what op needs what.
+    """
+    first: MicrobatchError | None = None
+    for rows, inputs in candidates(program):
+        try:
+            return _cut(closed, program, choice, rows, inputs)
+        except MicrobatchError as error:
+            first = first or error
+    if first is not None:
+        raise first
+    raise MicrobatchError(
+        f"`{program.name}` has no batch to cut: none of its inputs are data.",
+        where=f"`{program.name}`",
+        numbers=f"{len(program.inputs)} inputs, each fed back or a scalar",
+        fix="pass the batch as an argument that is not donated.",
+    )
+
+
+def _cut(
+    closed: Any, program: Program, choice: Choice, rows: int, inputs: Inputs
+) -> tuple[Cut, Found]:
+    _check_count(program, choice.count, rows)
+    largest = max(program.values[v].bytes for v in inputs)
+    sizes = Sizes(rows, CHEAP * largest)
+    opened: set[int] = set()
+    while True:
+        try:
+            found = analyse(flatten(closed, program, opened), inputs, sizes)
+            break
+        except Opened as error:
+            opened.add(error.op)
+    demand = Demand(found)
+    flops = _flops(program)
+    total = sum(flops[op] for op in program.body.ops)
+    loops, outside = demand.loops(), demand.outside()
+    runs: dict[int, int] = {}
+    for loop in loops:
+        for op in loop.ops:
+            runs[op] = runs.get(op, 0) + 1
+    cut = Cut(
+        rows=rows,
+        count=choice.count,
+        inputs=tuple(sorted(inputs)),
+        outside=outside,
+        loops=loops,
+        opened=tuple(sorted(opened)),
+        flops=total,
+        again_flops=sum((n - 1) * flops[op] for op, n in runs.items()),
+        meeting_flops=meeting_flops(found, outside, flops),
+        why=tuple(_said(m) for m in _waits(found, demand)),
+    )
+    _check(program, choice, cut, _waits(found, demand), found)
+    return cut, found
+
+
+def _check_count(program: Program, count: int, rows: int) -> None:
+    if 2 <= count <= rows:
+        return
+    raise MicrobatchError(
+        f"`{program.name}` cannot run in {count} micro-batches.",
+        where=f"`{program.name}`",
+        numbers=f"batch of {rows}",
+        fix=f"choose from 2 to {rows}.",
+    )
+
+
+def _waits(found: Found, demand: Demand) -> list[Meeting]:
+    """Of every loop but the first, a meeting that makes it wait."""
+    body_ops = [set(body.ops) for body in demand.bodies]
+    waits: dict[int, Meeting] = {}
+    for meeting in found.meetings:
+        is_needed = any(v in demand.time for v in meeting.values)
+        is_run = any(meeting.item.op.id in ops for ops in body_ops)
+        if is_needed and (is_run or meeting.is_costly):
+            waits.setdefault(meeting.phase, meeting)
+    return [waits[p] for p in sorted(waits) if 0 < p < len(demand.bodies)]
+
+
+def _said(meeting: Meeting) -> str:
+    op = meeting.item.op
+    return f"`{op.name}` at {op.source}: {meeting.why}"
+
+
+def _check(
+    program: Program, choice: Choice, cut: Cut, waits: list[Meeting], found: Found
+) -> None:
+    loops = len(cut.loops)
+    in_loops = sum(len(loop.ops) for loop in cut.loops)
+    if not in_loops:
+        raise MicrobatchError(
+            f"nothing of `{program.name}` can be cut along a batch of {cut.rows}.",
+            where=_where(found.meetings),
+            numbers=_couplings(found.meetings),
+            fix="plan with `microbatches=1`.",
+        )
+    if loops > choice.most_loops:
+        raise MicrobatchError(
+            f"`{program.name}` would need {loops} loops over micro-batches: its rows"
+            " meet again and again.",
+            where=_where(waits),
+            numbers=f"{loops} loops, at most {choice.most_loops}; {_couplings(waits)}",
+            fix="take out what couples the rows of a batch (of BatchNorm in training:"
+            " use statistics that are fixed, or GroupNorm), or `microbatches=1`.",
+        )
+    if cut.meeting_flops > MOST_MEETING * cut.flops:
+        costly = [m for m in found.meetings if m.is_costly]
+        raise MicrobatchError(
+            f"`{program.name}` does too much on its whole batch at once to be cut.",
+            where=_where(costly),
+            numbers=f"{cut.meeting_flops / cut.flops:.0%} of the FLOPs, at most"
+            f" {MOST_MEETING:.0%}; {_couplings(costly)}",
+            fix="take out what couples the rows of a batch, or `microbatches=1`.",
+        )
+
+
+def _where(meetings: list[Meeting]) -> str:
+    return f"{meetings[0].item.op.source}" if meetings else ""
+
+
+def _couplings(meetings: list[Meeting]) -> str:
+    return "; ".join(map(_said, meetings[:3]))
+
+
+def _flops(program: Program) -> Mapping[int, float]:
+    """FLOPs of every op, regions and their trip counts included."""
+    found: dict[int, float] = {}
+
+    def of(op: Op) -> float:
+        total = op.flops
+        if op.call is not None:
+            inner = [program.ops[o] for r in op.call.regions for o in r.ops]
+            total += op.call.trip_count * sum(map(of, inner))
+        found[op.id] = total
+        return total
+
+    for op in program.body.ops:
+        of(program.ops[op])
+    return found

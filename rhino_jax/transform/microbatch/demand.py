@@ -1,0 +1,163 @@
+"""From what values are to what runs where: only what is needed, as late as possible.
+
+A value that is needed in full is made by the last loop that is early enough, so that
+sums which only the update reads are no reason to run anything twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rhino_jax.transform.microbatch.analysis import Found
+from rhino_jax.transform.microbatch.cut import Crossing, Loop
+from rhino_jax.transform.microbatch.generated import leaves_of
+from rhino_jax.transform.microbatch.states import (
+    Partial,
+    Rows,
+    State,
+    Whole,
+    is_outside,
+)
+
+
+@dataclass(slots=True)
+class Body:
+    """What one loop does.
+
+    Attributes:
+      ops: ids.
+      sliced: (value, place) of whole values of which a piece takes its rows.
+      whole: values that it reads as they are.
+      made: values that it makes in full, for what comes later.
+    """
+
+    ops: set[int] = field(default_factory=set)
+    sliced: set[tuple[int, tuple[int, int, int]]] = field(default_factory=set)
+    whole: set[int] = field(default_factory=set)
+    made: list[int] = field(default_factory=list)
+
+
+class Demand:
+    """Attributes:
+    found: the analysis.
+    time: of every value that is needed in full, before which loop.
+    made: those of them that loops make.
+    bodies: of every loop.
+    """
+
+    def __init__(self, found: Found) -> None:
+        self.found, self.flat = found, found.flat
+        self.time: dict[int, int] = {}
+        self.made: set[int] = set()
+        self.bodies: list[Body] = []
+        self._inputs = dict.fromkeys(found.flat.top.inputs)
+        outputs = found.flat.top.outputs
+        self.want(outputs, 1 << 30)
+        after = max((self._phase(v) + 1 for v in self.made), default=0)
+        self.time = dict.fromkeys(self.time, after)
+        while True:
+            before = dict(self.time)
+            self.bodies = [Body() for _ in range(after)]
+            for loop in reversed(range(after)):
+                self._body(loop)
+            if self.time == before:
+                break
+
+    def _phase(self, value: int) -> int:
+        return self.found.states[value].phase
+
+    def want(self, values: Iterable[int], time: int) -> None:
+        """Values are needed in full before a loop."""
+        queue = list(values)
+        while queue:
+            value = queue.pop()
+            if self.time.get(value, time + 1) <= time:
+                continue
+            self.time[value] = time
+            item, state = self.flat.maker.get(value), self.found.states[value]
+            if item is None:
+                continue
+            if is_outside(state) or not _is_of_loop(state):
+                queue += item.operands
+            else:
+                self.made.add(value)
+
+    def _body(self, loop: int) -> None:
+        body = self.bodies[loop]
+        body.made = sorted(v for v in self.made if self.time[v] == loop + 1)
+        queue: list[tuple[int, State]] = [(v, self.found.states[v]) for v in body.made]
+        seen = set(queue)
+        while queue:
+            value, use = queue.pop()
+            state, item = self.found.states[value], self.flat.maker.get(value)
+            is_target = value in body.made
+            is_known = self.time.get(value, loop + 1) <= loop and not is_target
+            if isinstance(use, Rows) and (
+                is_outside(state) or item is None or (is_known and value in self.made)
+            ):
+                self._slice(body, value, use, loop)
+            elif is_outside(state) or (isinstance(use, Whole) and state != use):
+                body.whole.add(value)
+                self.want([value], loop)
+            else:
+                assert item is not None
+                body.ops.add(item.op.id)
+                uses = self.found.flow.ran[item.op.id].uses
+                more = set(zip(item.operands, uses, strict=True)) - seen
+                seen |= more
+                queue += more
+
+    def _slice(self, body: Body, value: int, rows: Rows, loop: int) -> None:
+        size = self.found.flow.sizes.rows
+        leaves = leaves_of(self.flat, value, rows, size, self._inputs)
+        if leaves is None or value in self.made:
+            body.sliced.add((value, rows.place))
+            self.want([value], loop)
+        else:
+            body.whole |= leaves
+            self.want(leaves, loop)
+
+    def loops(self) -> tuple[Loop, ...]:
+        """The loops, as data."""
+        return tuple(
+            Loop(tuple(sorted(b.ops)), _entering(b), self._leaving(b))
+            for b in self.bodies
+        )
+
+    def _leaving(self, body: Body) -> tuple[Crossing, ...]:
+        return tuple(_leaving(v, self.found.states[v]) for v in body.made)
+
+    def outside(self) -> tuple[tuple[int, ...], ...]:
+        """Ids of the ops that run in full, by the loop before which they do."""
+        known: dict[int, int] = {}
+        found: list[list[int]] = [[] for _ in range(len(self.bodies) + 1)]
+        for item in self.flat.top.items:
+            wanted = [v for v in item.results if v in self.time]
+            for value in wanted:
+                if value in self.made:
+                    known[value] = self.time[value]
+            if not any(v not in self.made for v in wanted):
+                continue
+            at = max((known.get(v, 0) for v in item.operands), default=0)
+            known.update((v, at) for v in item.results if v not in self.made)
+            found[at].append(item.op.id)
+        return tuple(map(tuple, found))
+
+
+def _is_of_loop(state: State) -> bool:
+    """Whether only a loop makes a value in full."""
+    return isinstance(state, Whole) or state.cheap is None
+
+
+def _entering(body: Body) -> tuple[Crossing, ...]:
+    whole = [Crossing(v, "whole") for v in sorted(body.whole)]
+    return (*whole, *(Crossing(v, "sliced", *p) for v, p in sorted(body.sliced)))
+
+
+def _leaving(value: int, state: State) -> Crossing:
+    if isinstance(state, Partial):
+        return Crossing(value, state.reducer)
+    if isinstance(state, Rows):
+        return Crossing(value, "stacked", *state.place)
+    return Crossing(value, "unchanged")

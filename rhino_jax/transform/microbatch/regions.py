@@ -1,0 +1,188 @@
+"""What ops with regions make of whole, cut and partial operands.
+
+A region runs inside one loop over pieces: whatever it needs of the batch in full must
+be known before. Where it is not, `Coupled` says who needs what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.ir.program import Program, RegionKind
+from rhino_jax.transform.microbatch.blocks import Block, Item
+from rhino_jax.transform.microbatch.flow import Needs, Ran, Sizes, run_plain
+from rhino_jax.transform.microbatch.states import Partial, Rows, State, Whole, inside
+
+
+class Coupled(Exception):
+    """An op inside a region needs something of the batch in full.
+
+    Attributes:
+      item: the op.
+      why: in words.
+    """
+
+    def __init__(self, item: Item, why: str) -> None:
+        super().__init__(why)
+        self.item, self.why = item, why
+
+
+@dataclass(slots=True)
+class Flow:
+    """Attributes:
+    program, sizes: what is walked.
+    states: of every value that was met, by id; inside regions relative to the loop.
+    ran: of every op that was met, by id, how it runs.
+    """
+
+    program: Program
+    sizes: Sizes
+    states: dict[int, State] = field(default_factory=dict)
+    ran: dict[int, Ran] = field(default_factory=dict)
+
+    def block(self, block: Block, enters: Sequence[State]) -> list[State]:
+        """Walk a region; the states of what leaves it.
+
+        Raises:
+          Coupled: an op needs the batch.
+        """
+        self.states.update(zip(block.inputs, enters, strict=True))
+        for item in block.items:
+            states = [self.states[v] for v in item.operands]
+            if item.blocks:
+                ran = self.region(item, states)
+            else:
+                found = run_plain(self.program, item, states, self.sizes)
+                if isinstance(found, Needs):
+                    found = self.masked(item, states, found)
+                ran = found
+            self.keep(item, ran)
+        return [self.states[v] for v in block.outputs]
+
+    def keep(self, item: Item, ran: Ran) -> None:
+        self.ran[item.op.id] = ran
+        self.states.update(zip(item.results, ran.results, strict=True))
+
+    def masked(self, item: Item, states: list[State], needs: Needs) -> Ran:
+        """An op that would be linear if a whole operand were partial, too.
+
+        All but the first piece then have zeros there.
+        """
+        at = [s for s in states if isinstance(s, Partial)]
+        is_sum = bool(at) and all(s.reducer == "sum" for s in at)
+        if item.op.name in ("add", "add_any", "sub") and is_sum:
+            if all(isinstance(s, Whole | Partial) for s in states):
+                return Ran((at[0],) * len(states), (at[0],))
+        raise Coupled(item, needs.why)
+
+    def region(self, item: Item, states: Sequence[State]) -> Ran:
+        """An op with regions, inside a loop; states are relative to it.
+
+        Raises:
+          Coupled: an op in it needs the batch.
+        """
+        assert item.op.call is not None
+        if all(isinstance(s, Whole) for s in states):
+            self.skip(item)
+            return Ran(tuple(states), (Whole(),) * len(item.results))
+        return _KINDS[item.op.call.kind](self, item, states)
+
+    def skip(self, item: Item) -> None:
+        """Regions of an op that runs as it was."""
+
+    def joined(self, item: Item, a: State, b: State) -> State:
+        """What a value is that is one or the other."""
+        if isinstance(a, Whole) and isinstance(b, Whole):
+            return replace(a, is_zero=a.is_zero and b.is_zero)
+        if isinstance(a, Whole):
+            a, b = b, a
+        if a == b or (
+            isinstance(b, Whole) and not (isinstance(a, Partial) and a.reducer != "sum")
+        ):
+            return a
+        raise Coupled(item, "what it carries is once cut, once a sum over the batch")
+
+
+def _call(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+    return Ran(tuple(states), tuple(flow.block(item.blocks[0], states)))
+
+
+def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+    call = item.op.call
+    assert call is not None
+    first = call.num_consts + call.num_carry
+    enters = []
+    for state in states[first:]:
+        if isinstance(state, Rows):
+            if state.dim == 0:
+                raise Coupled(item, "it runs over the batch, row after row")
+            state = state.moved(-1)
+        enters.append(state)
+
+    def body(carries: Sequence[State]) -> list[State]:
+        return flow.block(
+            item.blocks[0], [*states[: call.num_consts], *carries, *enters]
+        )
+
+    carries, leaves = _fixed(flow, item, states[call.num_consts : first], body)
+    stacks = [
+        s.moved(1) if isinstance(s, Rows) else s for s in leaves[call.num_carry :]
+    ]
+    uses = (*states[: call.num_consts], *carries, *states[first:])
+    return Ran(uses, (*carries, *stacks))
+
+
+def _while(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+    call = item.op.call
+    assert call is not None
+    conds = call.num_cond_consts
+    first = conds + call.num_consts
+
+    def body(carries: Sequence[State]) -> list[State]:
+        (goes_on,) = flow.block(item.blocks[0], [*states[:conds], *carries])
+        if not isinstance(goes_on, Whole):
+            raise Coupled(item, "how long it runs depends on the whole batch")
+        return flow.block(item.blocks[1], [*states[conds:first], *carries])
+
+    carries, _ = _fixed(flow, item, states[first:], body)
+    return Ran((*states[:first], *carries), tuple(carries))
+
+
+def _fixed(
+    flow: Flow,
+    item: Item,
+    carries: Sequence[State],
+    body: Callable[[Sequence[State]], list[State]],
+) -> tuple[list[State], list[State]]:
+    """Carries that leave a loop's body as they enter it, and all that leaves it."""
+    found = list(carries)
+    while True:
+        leaves = body(found)
+        joined = [flow.joined(item, a, b) for a, b in zip(found, leaves, strict=False)]
+        if joined == found:
+            return found, leaves
+        found = joined
+
+
+def _cond(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+    if not isinstance(states[0], Whole):
+        raise Coupled(item, "which way it goes depends on the whole batch")
+    found: list[State] = flow.block(item.blocks[0], states[1:])
+    for block in item.blocks[1:]:
+        leaves = flow.block(block, states[1:])
+        found = [flow.joined(item, a, b) for a, b in zip(found, leaves, strict=True)]
+    return Ran(tuple(states), tuple(found))
+
+
+_KINDS: dict[RegionKind, Callable[[Flow, Item, Sequence[State]], Ran]] = {
+    RegionKind.CALL: _call,
+    RegionKind.SCAN: _scan,
+    RegionKind.WHILE: _while,
+    RegionKind.COND: _cond,
+}
+
+
+def relative(states: Sequence[State]) -> list[State]:
+    """The operands of a region as it sees them."""
+    return [inside(s) for s in states]
