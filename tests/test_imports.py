@@ -48,6 +48,7 @@ OPTAX = "needs Optax, 0.1 s: no use to `--help` and to commands on saved plans"
 INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.wishes", "search"): AT_START,
     ("planning.wishes", "verify.refine"): AT_START,
+    ("planning.partial_sums", "search"): AT_START,
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
     ("planning.layout", "analysis"): ALONG,
