@@ -19,6 +19,7 @@ from rhino_jax.analysis.graph import Graph
 from rhino_jax.analysis.materialised import Materialised
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import NOWHERE, copied_ports, read_ports
+from rhino_jax.analysis.views import are_views
 from rhino_jax.disjoint import united
 from rhino_jax.numbering import number_rows
 
@@ -107,7 +108,8 @@ def _read(graph: Graph, fusions: np.ndarray, materialised: Materialised) -> Kern
         & columns.is_fusible[maker]
         & (materialised.matmul_of[maker] != reader)
     )
-    is_read = columns.is_op[reader] & (in_memory[port] | is_again)
+    reads_itself = columns.is_op[reader] & ~are_views(graph)[reader]
+    is_read = reads_itself & (in_memory[port] | is_again)
     read = np.flatnonzero(is_read & (group[maker] != group[reader]))
     read = read[np.lexsort((columns.operand[read], columns.place[reader[read]]))]
     pairs = group[reader[read]] * len(graph.ports) + port[read]

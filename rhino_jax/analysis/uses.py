@@ -9,6 +9,7 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Columns, Graph
 from rhino_jax.analysis.matmul_depth import MatmulDepth
+from rhino_jax.analysis.views import are_views
 
 
 NOWHERE = -1
@@ -35,7 +36,7 @@ class Readers:
     @classmethod
     def of(cls, graph: Graph) -> Readers:
         columns, num_ports = graph.columns, len(graph.ports)
-        is_copied = columns.is_copy[columns.target]
+        is_copied = (columns.is_copy | are_views(graph))[columns.target]
         behind = copied_ports(graph)[columns.source]
         is_behind = behind != NOWHERE
         port = np.concatenate([columns.source[~is_copied], behind[is_behind]])
@@ -61,11 +62,11 @@ class Readers:
 
 
 def copied_ports(graph: Graph) -> np.ndarray:
-    """[ports], of a shared copy the port that it copies, if need be through another
-    copy; of others NOWHERE."""
+    """[ports], of a shared copy, or of a view, the port that it copies, if need be
+    through another copy; of others NOWHERE."""
     columns = graph.columns
     of_node = np.full(len(graph.nodes), NOWHERE)
-    is_copied = columns.is_copy[columns.target]
+    is_copied = (columns.is_copy | are_views(graph))[columns.target]
     copies, sources = columns.target[is_copied], columns.source[is_copied]
     of_node[copies] = sources
     behind = of_node[columns.maker[sources]]

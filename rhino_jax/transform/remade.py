@@ -9,15 +9,19 @@ from typing import Any
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.transform import Transform
+from rhino_jax.ir.transform import MICROBATCHES, PARTIAL_SUMS, Transform
 from rhino_jax.transform.microbatch import microbatched
+from rhino_jax.transform.partial_sums.emit import delayed
 
 
 Pass = Callable[[Any, Program, str], Any]
 """A closed jaxpr, the program that was imported from it, and a choice → a closed jaxpr
 of the same arguments, constants and results."""
 
-PASSES: Mapping[str, Pass] = {"micro-batches": microbatched}
+PASSES: Mapping[str, Pass] = {
+    MICROBATCHES: microbatched,
+    PARTIAL_SUMS: delayed,
+}
 """Name of a `Transform` → how it is done."""
 
 

@@ -1,0 +1,94 @@
+"""Prices without a plan: every sum is over a mesh axis, and costs what it is large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rhino_jax._compat import jaxpr_consts, open_jaxpr
+from rhino_jax.frontend.trace import Traced, trace
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.transform import Transform
+from rhino_jax.transform.partial_sums import Site, as_text, sites
+from rhino_jax.transform.remade import remade
+
+
+@dataclass(frozen=True)
+class BytePrices:
+    """Every summed factor that is even is cut by one axis of `pieces` devices."""
+
+    program: Program
+    pieces: int = 4
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.pieces,)
+
+    @property
+    def cuts(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+        return {op.id: self._cut(op) for op in self.program.ops if op.rule}
+
+    def _cut(self, op: Op) -> tuple[tuple[int, ...], ...]:
+        assert op.rule is not None
+        cut: list[tuple[int, ...]] = [() for _ in op.rule.factors]
+        for f, factor in enumerate(op.rule.factors):
+            if factor.reducer == "sum" and factor.size % self.pieces == 0:
+                cut[f] = (0,)
+                break
+        return tuple(cut)
+
+    def close(self, value: int, axes: tuple[int, ...]) -> tuple[float, float]:
+        size = float(self.program.values[value].bytes)
+        return size, size
+
+    def held_s(self, op: Op, axes: tuple[int, ...]) -> float:
+        return 0.0
+
+
+def delayed_everywhere(
+    fn: Any, args: Any, pieces: int = 4
+) -> tuple[Traced, Traced, list[Site]]:
+    """A function, the same with sums left open wherever that saves bytes, and where."""
+    traced = trace(fn, args, {})
+    found = sites(traced.program, BytePrices(traced.program, pieces), 0.5)
+    size = len(traced.program.ops)
+    again = remade(
+        traced, [Transform("partial sums", size, size, as_text(s.group for s in found))]
+    )
+    return traced, again, found
+
+
+def ran(traced: Traced, args: Any) -> list[np.ndarray]:
+    """Results, as arrays."""
+    closed = traced.closed_jaxpr
+    flat = jax.tree.leaves(args)
+    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
+    return [np.asarray(x) for x in jax.core.eval_jaxpr(opened, consts, *flat)]
+
+
+def normal(
+    shapes: Iterable[tuple[int, ...]], dtype: Any = jnp.float32
+) -> list[jax.Array]:
+    """Arrays of random numbers, always the same."""
+    keys = jax.random.split(jax.random.key(0), 64)
+    return [
+        jax.random.normal(key, shape, dtype)
+        for key, shape in zip(keys, shapes, strict=False)
+    ]
+
+
+def sums(traced: Traced) -> list[tuple[str, int]]:
+    """(name, runs in a step) of the ops that sum over a dim of pieces in front."""
+    return [
+        (op.name, count)
+        for op, count in traced.program.walk()
+        if op.name == "reduce_sum"
+        and op.rule
+        and op.rule.operands[0][0][0] == 0
+        and op.rule.factors[0].reducer == "sum"
+    ]
