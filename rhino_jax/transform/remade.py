@@ -10,13 +10,14 @@ from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import Transform
+from rhino_jax.transform.recompute.written_anew import recomputed
 
 
 Pass = Callable[[Any, Program, str], Any]
 """A closed jaxpr, the program that was imported from it, and a choice → a closed jaxpr
 of the same arguments, constants and results."""
 
-PASSES: Mapping[str, Pass] = {}
+PASSES: Mapping[str, Pass] = {"recompute": recomputed}
 """Name of a `Transform` → how it is done."""
 
 
