@@ -9,9 +9,10 @@ from typing import Any
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.transform import MICROBATCHES, PARTIAL_SUMS, Transform
+from rhino_jax.ir.transform import MICROBATCHES, PARTIAL_SUMS, RECOMPUTE, Transform
 from rhino_jax.transform.microbatch import microbatched
 from rhino_jax.transform.partial_sums.emit import delayed
+from rhino_jax.transform.recompute.written_anew import recomputed
 
 
 Pass = Callable[[Any, Program, str], Any]
@@ -20,6 +21,7 @@ of the same arguments, constants and results."""
 
 PASSES: Mapping[str, Pass] = {
     MICROBATCHES: microbatched,
+    RECOMPUTE: recomputed,
     PARTIAL_SUMS: delayed,
 }
 """Name of a `Transform` → how it is done."""

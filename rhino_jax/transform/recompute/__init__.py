@@ -1,1 +1,8 @@
-"""Values of the forward pass that the backward pass makes again."""
+"""Values that the backward pass makes again, or fetches from the host's memory.
+
+In: a closed jaxpr, its program, and a `choice.Choice` as text.
+Out: a closed jaxpr of the same results, with less to keep for the backward pass.
+Order: `lines` (regions with calls entered), `late` (what is backward), `stacks` (what
+loops keep), `kept` (what may be dropped, and its cost), `again` and `decided` (what
+runs again), `equations`, `remade`, `frame` and `emit` (the new jaxpr), `written_anew`.
+"""

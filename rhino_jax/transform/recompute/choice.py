@@ -1,0 +1,41 @@
+"""What was chosen, as text: a plan keeps it, and whoever runs the plan reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the backward pass makes again. Ids are of the program before the pass.
+
+    Attributes:
+      recompute: values to be made again; of a loop's stack the loop's result. What
+        these need is made again, too, down to what the backward pass reads anyway.
+      keep: values that are kept for it though the backward pass reads them not.
+      offload: values that wait in the host's memory.
+      first: (op id of a forward loop, number): so many slices of its stacks, the first
+        ones, are kept as they were.
+    """
+
+    recompute: tuple[int, ...] = ()
+    keep: tuple[int, ...] = ()
+    offload: tuple[int, ...] = ()
+    first: tuple[tuple[int, int], ...] = ()
+
+    def __str__(self) -> str:
+        """As JSON; empty where nothing is to be done."""
+        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        return (
+            json.dumps({k: v for k, v in said.items() if v})
+            if any(said.values())
+            else ""
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Choice:
+        """The choice that a text says."""
+        said = json.loads(text) if text else {}
+        first = tuple((int(loop), int(k)) for loop, k in said.pop("first", ()))
+        return cls(first=first, **{k: tuple(map(int, v)) for k, v in said.items()})

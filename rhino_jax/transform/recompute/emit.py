@@ -1,0 +1,152 @@
+"""A program run again line by line, with what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from jax import lax
+
+from rhino_jax.transform.recompute.decided import Decided, Pair, leaves
+from rhino_jax.transform.recompute.frame import Frame, Plan, Read
+from rhino_jax.transform.recompute.lines import Block, Line
+from rhino_jax.transform.recompute.remade import Remade
+from rhino_jax.transform.recompute.stacks import call_of, is_scan
+
+
+def emit(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
+    """The program's results, of the arrays of its inputs."""
+    frame = Frame(plan, plan.decided[None])
+    frame.early.update(zip(frame.block.inputs, inputs, strict=True))
+    run(frame)
+    return frame.outputs()
+
+
+def run(frame: Frame) -> None:
+    """All lines of a block."""
+    for k, line in enumerate(frame.block.lines):
+        is_late = frame.decided.halves.is_late[k]
+        frame.reading = line if is_late else None
+        read: Read = frame.read_late if is_late else frame.read
+        if is_scan(line) and changes_loop(frame.plan, frame.decided, k):
+            with frame.plan.equations.context(line):
+                results = loop(frame, k, line, read)
+        else:
+            operands = [read(v) for v in line.reads]
+            results = frame.plan.equations.bind(line, operands)
+        frame.made(line, results, is_late)
+
+
+def changes_loop(plan: Plan, decided: Decided, k: int) -> bool:
+    """Whether a loop stacks other values, or something in its body changes."""
+    if k in decided.stacks or k in decided.added or k in decided.pairs:
+        return True
+    inner = plan.decided.get(decided.block.lines[k].op.id)
+    return inner is not None and changes(plan, inner)
+
+
+def changes(plan: Plan, decided: Decided) -> bool:
+    """Whether anything changes in a block, or in a loop inside of it."""
+    if decided.again.lines or decided.offloaded:
+        return True
+    lines = enumerate(decided.block.lines)
+    return any(is_scan(line) and changes_loop(plan, decided, k) for k, line in lines)
+
+
+def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
+    """A loop with other stacks; its results, None where a stack was dropped."""
+    call, decided, plan = call_of(line), frame.decided, frame.plan
+    first, num_consts = call.num_consts + call.num_carry, call.num_consts
+    pairs = decided.pairs.get(k, ())
+    gone = {position for pair in pairs for position in pair.dropped}
+    own = [p for p in range(first, len(line.reads)) if p not in gone]
+    consts = [read(v) for v in line.reads[:num_consts]]
+    carries = [read(v) for v in line.reads[num_consts:first]]
+    slices = [read(line.reads[p]) for p in own]
+    needs = [needed(frame, pair, slices) for pair in pairs]
+    left_out = decided.stacks.get(k, frozenset())
+    added = decided.added.get(k, ())
+
+    def step(carry: Any, xs: Any) -> Any:
+        inner = Frame(plan, plan.decided[line.op.id])
+        inputs = inner.block.inputs
+        inner.early.update(zip(inputs, [*consts, *carry], strict=False))
+        inner.early.update((inputs[p], x) for p, x in zip(own, xs, strict=False))
+        for pair, found in zip(pairs, needs, strict=True):
+            have = {v: xs[x] if is_slice else x for v, (is_slice, x) in found.items()}
+            make_again(inner, pair, pair_body(frame, pair), have)
+        run(inner)
+        outs = inner.outputs()
+        stacked = outs[call.num_carry :]
+        ys = [y for s, y in enumerate(stacked) if s not in left_out]
+        return outs[: call.num_carry], [*ys, *(inner.read(v) for v in added)]
+
+    params = plan.equations.of[line.op.id].params
+    carry, ys = lax.scan(
+        step,
+        carries,
+        slices,
+        length=call.trip_count,
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    news = ys[len(ys) - len(added) :]
+    frame.stacks.update(((k, v), y) for v, y in zip(added, news, strict=True))
+    rest = iter(ys)
+    num_stacks = len(line.makes) - call.num_carry
+    kept = [None if s in left_out else next(rest) for s in range(num_stacks)]
+    return [*carry, *kept]
+
+
+def pair_body(frame: Frame, pair: Pair) -> Block:
+    """The body whose lines run again."""
+    return frame.plan.blocks.of(frame.block.lines[pair.loop].op)
+
+
+def needed(frame: Frame, pair: Pair, slices: list[Any]) -> dict[int, tuple[bool, Any]]:
+    """What a backward loop needs of a forward loop's body as it was.
+
+    Args:
+      frame: that both loops run in.
+      pair: the loops.
+      slices: arrays that the backward loop scans over; is added to.
+    Returns:
+      Value of the body → (whether it is scanned over, its place in `slices` or the
+      array).
+    """
+    forward, body = frame.block.lines[pair.loop], pair_body(frame, pair)
+    call = call_of(forward)
+    first = call.num_consts + call.num_carry
+    place = {v: i for i, v in enumerate(body.inputs)}
+    gone = frame.decided.stacks.get(pair.loop, frozenset())
+    stacked = enumerate(body.outputs[call.num_carry :])
+    slot = {v: s for s, v in stacked if s not in gone}
+    found: dict[int, tuple[bool, Any]] = {}
+    for v in leaves(pair):
+        at = place.get(v, -1)
+        if 0 <= at < call.num_consts:
+            found[v] = False, frame.read_late(forward.reads[at])
+            continue
+        if at >= first:
+            stack = frame.read_late(forward.reads[at])
+        elif v in slot:
+            stack = frame.read_late(forward.makes[call.num_carry + slot[v]])
+        else:
+            stack = frame.stacks[pair.loop, v]
+        same = [i for i, x in enumerate(slices) if x is stack]
+        found[v] = True, same[0] if same else len(slices)
+        if not same:
+            slices.append(stack)
+    return found
+
+
+def make_again(inner: Frame, pair: Pair, body: Block, have: Mapping[int, Any]) -> None:
+    """Let inputs of a backward loop's body that were dropped be made again."""
+    # A loop of its own shares nothing with the forward loop: nothing needs a barrier.
+    remade = Remade(inner.plan.equations, body, pair.again, have.__getitem__, list)
+    for position, value in pair.dropped.items():
+        source: Callable[[], Any] = partial(have.__getitem__, value)
+        if value in pair.again.values:
+            source = partial(remade.value, value)
+        inner.sources[inner.block.inputs[position]] = source

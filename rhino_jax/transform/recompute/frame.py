@@ -1,0 +1,136 @@
+"""One run of a block: what its lines made, and what late lines read in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rhino_jax.transform.recompute.decided import Decided
+from rhino_jax.transform.recompute.equations import Equations
+from rhino_jax.transform.recompute.lines import Block, Blocks, Line
+from rhino_jax.transform.recompute.remade import Remade
+
+
+Read = Callable[[int], Any]
+"""Value id → array."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What is run, and how.
+
+    Attributes:
+      blocks: of the program.
+      equations: its equations.
+      decided: op id of a loop (None: the whole) → what changes in its block.
+    """
+
+    blocks: Blocks
+    equations: Equations
+    decided: Mapping[int | None, Decided]
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """One run of a block.
+
+    Attributes:
+      plan, decided: what runs.
+      early: value → array, as the lines made it.
+      late: value → array, as late lines read it where that is another.
+      stacks: (forward loop, value of its body) → what it stacked besides.
+      sources: input → how it is made again, where it was dropped.
+      reading: the late line that runs now, if it is late.
+      last: the last value that something can wait for; a late one if there is any.
+    """
+
+    plan: Plan
+    decided: Decided
+    early: dict[int, Any] = field(default_factory=dict)
+    late: dict[int, Any] = field(default_factory=dict)
+    stacks: dict[tuple[int, int], Any] = field(default_factory=dict)
+    sources: dict[int, Callable[[], Any]] = field(default_factory=dict)
+    remade: Remade | None = None
+    reading: Line | None = None
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.decided.again.lines:
+            self.remade = Remade(
+                self.plan.equations,
+                self.block,
+                self.decided.again,
+                self.read_late,
+                self.barred,
+            )
+
+    @property
+    def block(self) -> Block:
+        return self.decided.block
+
+    def outputs(self) -> list[Any]:
+        """What leaves the block."""
+        return [self.read(v) for v in self.block.outputs]
+
+    def read(self, value: int) -> Any:
+        """A value as it was made."""
+        if value in self.sources:
+            return self.sources[value]()
+        literals = self.plan.equations.literals
+        return literals[value] if value in literals else self.early[value]
+
+    def read_late(self, value: int) -> Any:
+        """A value as late lines read it."""
+        if value in self.late:
+            return self.late[value]
+        if self.remade is not None and value in self.remade.again.values:
+            self.late[value] = self.remade.value(value)
+            return self.late[value]
+        return self.read(value)
+
+    def made(self, line: Line, results: Sequence[Any], is_late: bool) -> None:
+        """Take down what a line made."""
+        self.early.update(zip(line.makes, results, strict=True))
+        for v in line.makes:
+            if can_tie(self.early[v]) and (is_late or not self._has_late()):
+                self.last = v
+
+    def _has_late(self) -> bool:
+        return self.last is not None and not self.decided.halves.is_early(self.last)
+
+    def tie(self) -> int | None:
+        """The late value for which what is read now has to wait."""
+        for v in self.reading.reads if self.reading is not None else ():
+            is_late = v in self.block.maker and not self.decided.halves.is_early(v)
+            if is_late and can_tie(self.early[v]):
+                return v
+        return self.last
+
+    def barred(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays that are not to be had before the late value of this moment."""
+        tie = self.tie()
+        waits = [] if tie is None else [self.late.get(tie, self.early[tie])]
+        with ExitStack() as stack:
+            if self.reading is not None:
+                stack.enter_context(self.plan.equations.context(self.reading))
+            found = list(lax.optimization_barrier([*arrays, *waits]))
+        if tie is not None:
+            self.late[tie] = found.pop()
+        return found
+
+
+def can_tie(array: Any) -> bool:
+    """Whether something can be made to wait for an array."""
+    dtype = getattr(array, "dtype", None)
+    return (
+        isinstance(array, jax.core.Tracer)
+        and dtype is not None
+        and dtype != jax.dtypes.float0
+        and not jnp.issubdtype(dtype, jax.dtypes.extended)
+    )

@@ -1,0 +1,159 @@
+"""A region as one list of lines: calls that mean nothing but their bodies are entered.
+
+Whoever looks at a program and whoever rewrites its jaxpr see the same lines, named by
+the same value ids.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
+
+
+INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
+"""Calls that mean nothing but their bodies."""
+
+NEVER_AGAIN = frozenset({
+    "debug_callback", "debug_print", "io_callback", "pure_callback", "python_callback",
+    "get", "swap", "addupdate", "new_ref", "ref_set", "infeed", "outfeed", "run_state",
+    "run_scoped", "ref_get", "ref_swap", "ref_addupdate", "freeze", "core_call_ref",
+    "create_token", "after_all",
+})  # fmt: skip
+"""Primitives that do more than give results, or hide what they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An op that runs in a region, or in a call that was entered.
+
+    Attributes:
+      op: the op.
+      within: the calls around it, outermost first.
+      reads: ids of its operands; of an entered call's input, that of what is passed.
+      makes: ids of its results.
+    """
+
+    op: Op
+    within: tuple[Op, ...]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """A region's lines.
+
+    Attributes:
+      inputs, outputs: value ids, as of the region; of an output that an entered call
+        made, the id inside of it.
+      lines: in order.
+      maker: value id → position of the line that makes it.
+      alias: id of a result of an entered call → that of what it is.
+    """
+
+    inputs: tuple[int, ...]
+    lines: tuple[Line, ...]
+    outputs: tuple[int, ...]
+    maker: dict[int, int]
+    alias: dict[int, int]
+
+    def named(self, value: int) -> int:
+        """The id by which lines know a value."""
+        return self.alias.get(value, value)
+
+
+def block_of(program: Program, region: Region) -> Block:
+    """The lines of a region of a program."""
+    lines: list[Line] = []
+    alias: dict[int, int] = {}
+
+    def enter(inner: Region, within: tuple[Op, ...]) -> None:
+        for op_id in inner.ops:
+            op = program.ops[op_id]
+            reads = tuple(alias.get(v, v) for v in op.operands)
+            if not is_entered(program, op):
+                lines.append(Line(op, within, reads, op.results))
+                continue
+            assert op.call is not None
+            (body,) = op.call.regions
+            alias.update(zip(body.inputs, reads, strict=True))
+            enter(body, (*within, op))
+            left = [alias.get(v, v) for v in body.outputs]
+            alias.update(zip(op.results, left, strict=True))
+
+    enter(region, ())
+    return Block(
+        region.inputs,
+        tuple(lines),
+        tuple(alias.get(v, v) for v in region.outputs),
+        {v: k for k, line in enumerate(lines) for v in line.makes},
+        alias,
+    )
+
+
+def is_entered(program: Program, op: Op) -> bool:
+    """Whether a call is nothing but its body: one with arrays of its own stays."""
+    if op.name not in INLINED or op.call is None or op.call.kind is not RegionKind.CALL:
+        return False
+    return not holds_arrays(program, op.call.regions[0])
+
+
+def holds_arrays(program: Program, region: Region) -> bool:
+    """Whether a region, or one inside of it, has arrays that are constants."""
+    for op_id in region.ops:
+        op = program.ops[op_id]
+        if any(_is_array(program, v) for v in op.operands):
+            return True
+        if op.call and any(holds_arrays(program, r) for r in op.call.regions):
+            return True
+    return any(_is_array(program, v) for v in region.outputs)
+
+
+def _is_array(program: Program, value: int) -> bool:
+    found = program.values[value]
+    return found.is_literal and found.rank > 0
+
+
+def may_run_again(program: Program, op: Op) -> bool:
+    """Whether an op gives the same when it is run twice, and does nothing else."""
+    if op.name in NEVER_AGAIN:
+        return False
+    regions = op.call.regions if op.call is not None else ()
+    return all(
+        may_run_again(program, program.ops[inner]) for r in regions for inner in r.ops
+    )
+
+
+class Blocks:
+    """The blocks of a program, each made when it is asked for."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._found: dict[tuple[int, int], Block] = {}
+
+    @functools.cached_property
+    def top(self) -> Block:
+        """That of the whole program."""
+        return block_of(self.program, self.program.body)
+
+    def of(self, op: Op, region: int = 0) -> Block:
+        """That of a region of an op."""
+        assert op.call is not None
+        key = op.id, region
+        if key not in self._found:
+            self._found[key] = block_of(self.program, op.call.regions[region])
+        return self._found[key]
+
+    def all(self) -> Iterator[tuple[Op | None, Block]]:
+        """Every block and the op whose it is, outer ones first."""
+        todo: list[tuple[Op | None, Block]] = [(None, self.top)]
+        while todo:
+            owner, block = todo.pop(0)
+            yield owner, block
+            for line in block.lines:
+                call = line.op.call
+                for k in range(len(call.regions) if call else 0):
+                    todo.append((line.op, self.of(line.op, k)))

@@ -1,0 +1,64 @@
+"""Steps written anew and run beside those that their users wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rhino_jax import models
+from rhino_jax._compat import open_jaxpr
+from rhino_jax.frontend.trace import Traced, trace
+from rhino_jax.ir.transform import Transform
+from rhino_jax.transform.recompute.choice import Choice
+from rhino_jax.transform.remade import remade
+
+
+def workload(name: str, **changes: Any) -> tuple[Traced, tuple[Any, ...]]:
+    """A tiny model's step, traced, and its arguments.
+
+    SGD by default: Adam divides small gradients by themselves, and so shows nothing
+    but their rounding.
+    """
+    if "decode" not in name:
+        changes.setdefault("optimizer", "sgd")
+    found = models.get(name, **changes)
+    args = found.make_args(jax.random.key(0))
+    return trace(found.step, args, {}), args
+
+
+def with_choice(traced: Traced, choice: Choice) -> Traced:
+    """The step with a choice done."""
+    return remade(traced, [Transform("recompute", 0, 0, str(choice))])
+
+
+def compiled(traced: Traced) -> Any:
+    """The step on arrays, compiled for one CPU."""
+    return jax.jit(as_function(traced)).lower(*traced.arguments.arrays).compile()
+
+
+def as_function(traced: Traced) -> Callable[..., Any]:
+    """The step as a function of arrays."""
+    opened, consts = open_jaxpr(traced.closed_jaxpr), traced.consts
+    return lambda *xs: jax.core.eval_jaxpr(opened, consts, *xs)
+
+
+def flops(step: Any) -> float:
+    """Of a compiled step, loops' bodies once."""
+    return float(step.cost_analysis()["flops"])
+
+
+def assert_same(
+    got: Sequence[Any], expected: Sequence[Any], rtol: float = 1e-5
+) -> None:
+    """Equal but for rounding, relative to the largest element."""
+    for a, b in zip(got, expected, strict=True):
+        if jnp.issubdtype(b.dtype, jnp.floating):
+            wide = np.asarray(b, np.float64)
+            atol = rtol * float(np.abs(wide).max(initial=1e-30))
+            np.testing.assert_allclose(np.asarray(a, np.float64), wide, rtol, atol)
+        else:
+            np.testing.assert_array_equal(a, b)

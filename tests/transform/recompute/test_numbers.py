@@ -1,0 +1,76 @@
+"""Steps that make values again give the numbers of the steps as they were written."""
+
+from __future__ import annotations
+
+import random
+
+import jax
+import pytest
+
+from rhino_jax.frontend.trace import Traced, trace
+from rhino_jax.transform.recompute.choice import Choice
+from rhino_jax.transform.recompute.kept import find_kept
+from tests import helpers_models
+from tests.transform.recompute.stepped import (
+    assert_same,
+    compiled,
+    with_choice,
+    workload,
+)
+
+
+FAST = {
+    "mlp-tiny": {},
+    "gpt-tiny-unrolled": {"num_layers": 1},
+    "gpt-tiny": {"remat": False},
+    "rnn-tiny": {},
+}
+SLOW = {
+    "gpt-tiny-unrolled": {"remat": True},
+    "gpt-tiny": {},
+    "llama-tiny": {"remat": False},
+    "llama-tiny-unrolled": {},
+    "moe-tiny": {},
+    "t5-tiny": {},
+    "two-tower-tiny": {},
+    "unet-tiny": {},
+    "wide-resnet-tiny": {},
+    "decode-tiny": {},
+}
+
+
+def check(traced: Traced, args: object, seed: int, subsets: int = 1) -> None:
+    """Drop all that can be dropped, then random halves."""
+    arrays = jax.tree.leaves(args)
+    expected = compiled(traced)(*arrays)
+    values = [k.value for k in find_kept(traced.program) if k.lines]
+    rng = random.Random(seed)
+    choices = [values]
+    choices += [[v for v in values if rng.random() < 0.5] for _ in range(subsets)]
+    for chosen in choices:
+        changed = with_choice(traced, Choice(recompute=tuple(chosen)))
+        assert [e.path for e in changed.program.inputs] == [
+            e.path for e in traced.program.inputs
+        ]
+        assert_same(compiled(changed)(*arrays), expected)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_tiny_models(name: str) -> None:
+    traced, args = workload(name, **FAST[name])
+    check(traced, args, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_all_tiny_models(name: str) -> None:
+    traced, args = workload(name, **SLOW[name])
+    check(traced, args, seed=1, subsets=3)
+
+
+@pytest.mark.slow
+def test_dropout_draws_the_same_numbers() -> None:
+    step, args, _ = helpers_models.linen_cnn("sgd")
+    traced = trace(step, args, {})
+    assert any(op.name == "random_bits" for op in traced.program.ops)
+    check(traced, args, seed=2)
