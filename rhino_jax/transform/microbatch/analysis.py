@@ -21,6 +21,7 @@ from rhino_jax.transform.microbatch.states import (
     Rows,
     State,
     Whole,
+    known_after,
 )
 
 
@@ -57,11 +58,13 @@ class Found:
     flat: the program.
     flow: states of values and how ops run.
     meetings: where rows of the batch meet, in order.
+    full: values that are needed in full.
     """
 
     flat: Flat
     flow: Flow
     meetings: list[Meeting] = field(default_factory=list)
+    full: set[int] = field(default_factory=set)
 
     @property
     def states(self) -> dict[int, State]:
@@ -95,7 +98,7 @@ def _is_zero(const: object) -> bool:
 
 def _run(found: Found, item: Item) -> Ran:
     """How an op runs, with operands in full where it needs that."""
-    states = [found.states[v] for v in item.operands]
+    states = _as_known(found, item)
     is_cut = not all(isinstance(s, Whole) for s in states)
     while True:
         done = (
@@ -109,12 +112,27 @@ def _run(found: Found, item: Item) -> Ran:
         values = tuple(item.operands[i] for i in done.operands)
         phase = max(s.phase for s in known)
         found.meetings.append(Meeting(item, values, done.why, phase))
+        found.full.update(values)
         for i, state in zip(done.operands, known, strict=True):
             states[i] = state
     if is_cut and all(isinstance(s, Whole) for s in done.results):
         last = found.meetings[-1]
         found.meetings[-1] = replace(last, is_costly=True)
     return done
+
+
+def _as_known(found: Found, item: Item) -> list[State]:
+    """States of operands, in full where all are had so and something waits for it."""
+    states = [found.states[v] for v in item.operands]
+    held = [not isinstance(s, Whole) for s in states]
+    waits = max((s.phase for s in states if isinstance(s, Whole)), default=0)
+    if all(
+        v in found.full and known_after(s) <= waits
+        for v, s, is_held in zip(item.operands, states, held, strict=True)
+        if is_held
+    ):
+        return [in_full(s) if h else s for s, h in zip(states, held, strict=True)]
+    return states
 
 
 def _run_region(found: Found, item: Item, states: Sequence[State]) -> Ran | Needs:

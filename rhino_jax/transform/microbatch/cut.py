@@ -55,7 +55,7 @@ class Cut:
       opened: ids of recomputed regions that are taken apart.
       flops, again_flops, meeting_flops: of the program as it was; of what runs in more
         than one loop, but for its first run; of ops on the whole batch outside loops.
-      why: of every loop but the first, why it has to wait: what the batch is needed for.
+      why: of every loop but the first, why it has to wait.
     """
 
     rows: int

@@ -18,6 +18,7 @@ from rhino_jax.transform.microbatch.states import (
     State,
     Whole,
     is_outside,
+    is_there,
 )
 
 
@@ -91,22 +92,18 @@ class Demand:
         while queue:
             value, use = queue.pop()
             state, item = self.found.states[value], self.flat.maker.get(value)
-            is_target = value in body.made
-            is_known = self.time.get(value, loop + 1) <= loop and not is_target
-            if isinstance(use, Rows) and (
-                is_outside(state) or item is None or (is_known and value in self.made)
-            ):
-                self._slice(body, value, use, loop)
-            elif is_outside(state) or (isinstance(use, Whole) and state != use):
-                body.whole.add(value)
-                self.want([value], loop)
-            else:
-                assert item is not None
+            is_late = self.time.get(value, loop + 1) > loop or value not in self.made
+            if item is not None and is_there(state, use) and is_late:
                 body.ops.add(item.op.id)
                 uses = self.found.flow.ran[item.op.id].uses
                 more = set(zip(item.operands, uses, strict=True)) - seen
                 seen |= more
                 queue += more
+            elif isinstance(use, Rows):
+                self._slice(body, value, use, loop)
+            else:
+                body.whole.add(value)
+                self.want([value], loop)
 
     def _slice(self, body: Body, value: int, rows: Rows, loop: int) -> None:
         size = self.found.flow.sizes.rows

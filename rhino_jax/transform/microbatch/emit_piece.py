@@ -22,7 +22,7 @@ from rhino_jax.transform.microbatch.generated import (
 )
 from rhino_jax.transform.microbatch.local import local_params
 from rhino_jax.transform.microbatch.pieces import Piece, positions
-from rhino_jax.transform.microbatch.states import Partial, Rows, State, Whole
+from rhino_jax.transform.microbatch.states import Partial, Rows, State, Whole, is_there
 
 
 hide_frames(__file__)
@@ -124,13 +124,15 @@ class Inside:
     def read(self, value: int, use: State) -> Any:
         """A value as an op reads it."""
         state = self.found.states[value]
-        if isinstance(use, Rows):
-            if isinstance(state, Rows) and value in self.env:
-                return self.env[value]
+        if isinstance(use, Rows) and not isinstance(state, Rows | Partial):
             return self.sliced(value, use)
-        if isinstance(use, Whole) and not isinstance(state, Whole):
-            return self._outer(value)
-        return self.coerced(self.asis(value), state, use)
+        if is_there(state, use) and value in self.env:
+            return self.coerced(self.env[value], state, use)
+        if isinstance(use, Rows):
+            return self.sliced(value, use)
+        if isinstance(state, Whole):
+            return self.coerced(self.asis(value), state, use)
+        return self._outer(value)
 
     def coerced(self, x: Any, state: State, use: State) -> Any:
         """What is there in a piece in one state, in another."""

@@ -81,6 +81,18 @@ def is_outside(state: State) -> bool:
     return isinstance(state, Whole) and not state.is_inside
 
 
+def is_there(state: State, use: State) -> bool:
+    """Whether a loop that makes a value in one state has it in another.
+
+    Else the value is needed in full, or comes from outside.
+    """
+    if isinstance(state, Whole):
+        return state.is_inside and (not isinstance(use, Whole) or state == use)
+    if isinstance(state, Rows):
+        return isinstance(use, Rows) and state.place == use.place
+    return isinstance(use, Partial)
+
+
 def known_after(state: State) -> int:
     """How many loops run before a value is known in full."""
     if isinstance(state, Whole):
