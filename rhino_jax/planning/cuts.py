@@ -144,7 +144,9 @@ class Explorer:
             return None
         if self.first.fits:
             search = search.on(self._mesh_axes())
-        tried = Tried(name, search, search.asking(level="fast").find())
+        tried = Tried(
+            name, search, search.asking(level="fast", has_recipes=False).find()
+        )
         self.tried.append(tried)
         return tried
 

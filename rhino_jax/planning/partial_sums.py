@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rhino_jax.cost.collectives import collective_s, wire_bytes
@@ -121,7 +121,11 @@ def with_open_sums(search: Search, plan: Plan) -> tuple[Search, Plan]:
     choice = as_text(site.group for site in found)
     again = search.after([Transform(PARTIAL_SUMS, 0, 0, choice)]).on(plan.mesh_axes)
     try:
-        second = again.plan()
+        second = replace(
+            again.asking(has_recipes=False).plan(),
+            recipes=plan.recipes,
+            meshes=plan.meshes,
+        )
     except InfeasiblePlanError:
         return search, plan
     least_s = (1 - LEAST_GAIN) * plan.predicted.step_time_s

@@ -14,6 +14,7 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.optimize.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
+from rhino_jax.optimize.problem import Labels
 from rhino_jax.plan.plan import Plan
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.search.candidates import Candidate, candidates_of, plain_of
@@ -205,10 +206,15 @@ def _search(
     different = distinct_meshes(meshes, target)
     if len(meshes) == 1:
         mesh_problem = build_mesh_problem(analysis, different[0], request)
-        mesh_problem = RECIPES.run(
-            watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
-        )
-        return [SOLVE.run(watch, mesh_problem, effort, request, progress)], (), []
+        starts: list[Labels] = []
+        if request.has_recipes:
+            mesh_problem = RECIPES.run(
+                watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
+            )
+        else:
+            starts = first_choices(mesh_problem)
+        found = SOLVE.run(watch, mesh_problem, effort, request, progress, starts)
+        return [found], (), []
     every: list[SolvedMesh] = []
     compared: list[tuple[tuple[int, ...], float]] = []
     limits = MoreAxes.of(request)
@@ -228,9 +234,11 @@ def _search(
         best = every[0].solution.objective
         if progress is not None and math.isfinite(best):
             progress(best, None)
-    mesh_problem = RECIPES.run(
-        watch, every[0].mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
-    )
+    mesh_problem = every[0].mesh_problem
+    if request.has_recipes:
+        mesh_problem = RECIPES.run(
+            watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
+        )
     known = every[0].solution.labels
     starts = [] if known is None else [known]
     every[0] = SOLVE.run(watch, mesh_problem, effort, request, progress, starts)

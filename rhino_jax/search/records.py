@@ -40,6 +40,8 @@ class Request:
       seed: of CP-SAT.
       density: how much of programs plans annotate, "all", "matmul" or "batch", and
         are priced by; see `rhino_jax.plan.density`.
+      has_recipes: whether recipes are searched, to be told beside the plan; else their
+        first choices only start the search, as for a variant of what has been planned.
       watch: called after every pass, or None.
     """
 
@@ -51,6 +53,7 @@ class Request:
     deadline: float = math.inf
     seed: int = 0
     density: str = "all"
+    has_recipes: bool = True
     value_pins: Mapping[int, ValuePin] = field(default_factory=dict)
     watch: Watch | None = field(default=None, compare=False)
 
