@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rhino_jax.ir.program import Program
+from rhino_jax.transform.microbatch.blocks import Flat
 from rhino_jax.transform.microbatch.states import Rows
 
 
@@ -32,19 +33,30 @@ def data_inputs(program: Program) -> list[int]:
     return [i for i, root in zip(slots, roots, strict=True) if root == roots[-1]]
 
 
-def candidates(program: Program) -> list[tuple[int, Inputs]]:
+def candidates(flat: Flat) -> list[tuple[int, Inputs]]:
     """Sizes of the batch, likeliest first, and the inputs that would hold it.
 
     A dim that happens to have that size is no harm: it is read in full where it turns
-    out to be another.
+    out to be another. Where a program takes a first dim apart, as one does that
+    accumulates gradients itself, each part of it may be what is cut.
     """
+    program = flat.program
     values = [program.values[program.inputs[i].value] for i in data_inputs(program)]
-    found: dict[tuple[int, int], Inputs] = {}
+    found: dict[tuple[int, int, int], Inputs] = {}
     for value in values:
-        for dim in range(min(value.rank, 2)):
-            size = value.shape[dim]
-            if size > 1:
-                inputs = found.setdefault((dim, size), {})
-                inputs[value.id] = Rows(dim, cheap=0)
-    order = sorted(found, key=lambda key: (key[0], -len(found[key]), -key[1]))
-    return [(key[1], found[key]) for key in order]
+        found.setdefault((0, value.shape[0], 1), {})[value.id] = Rows(0, cheap=0)
+    seconds = {v.shape[min(v.rank - 1, 1)] for v in values}
+    if len(seconds) == 1:  # time first, in all of them
+        key = 1, seconds.pop(), 1
+        found[key] = {v.id: Rows(min(v.rank - 1, 1), cheap=0) for v in values}
+    for item in flat.top.items:
+        value = program.values[item.operands[0]] if item.operands else None
+        if item.op.name != "reshape" or value not in values or not value.rank:
+            continue
+        made = program.values[item.results[0]].shape
+        if len(made) > 1 and made[0] * made[1] == value.shape[0]:
+            key = 0, made[1], made[0]
+            found.setdefault(key, {})[value.id] = Rows(0, outer=made[0], cheap=0)
+    # The first dim, in one, of as many inputs as may be.
+    order = sorted(found, key=lambda k: (k[0], k[2], -len(found[k]), -k[1]))
+    return [(key[1], found[key]) for key in order if key[1] > 1]

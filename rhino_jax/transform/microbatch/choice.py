@@ -14,11 +14,14 @@ class Choice:
     count: pieces.
     accumulate: type in which sums of narrower floats are kept over the pieces.
     most_loops: a batch that needs more loops than these is not cut.
+    most_meeting: nor is one of whose FLOPs more than this share would run on all of it
+      at once, outside of loops.
     """
 
     count: int
     accumulate: str = "float32"
     most_loops: int = 3
+    most_meeting: float = 0.1
 
     @classmethod
     def read(cls, text: str) -> Choice:

@@ -19,11 +19,10 @@ from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cut import Cut
 from rhino_jax.transform.microbatch.demand import Demand
 from rhino_jax.transform.microbatch.flow import Sizes
+from rhino_jax.transform.microbatch.generated import leaves_of
 from rhino_jax.transform.microbatch.meeting import meeting_flops
+from rhino_jax.transform.microbatch.states import Rows, Whole
 
-
-MOST_MEETING = 0.1
-"""Share of the program's FLOPs that may run on the whole batch, outside of loops."""
 
 CHEAP = 4
 """A value of up to this many times the largest input of data may be made in full."""
@@ -36,7 +35,7 @@ def find_cut(closed: Any, program: Program, choice: Choice) -> tuple[Cut, Found]
       MicrobatchError: it cannot be cut into so many pieces; says what op needs what.
     """
     first: MicrobatchError | None = None
-    for rows, inputs in candidates(program):
+    for rows, inputs in candidates(flatten(closed, program)):
         try:
             return _cut(closed, program, choice, rows, inputs)
         except MicrobatchError as error:
@@ -64,6 +63,7 @@ def _cut(
             break
         except Opened as error:
             opened.add(error.op)
+    _check_batch(program, found)
     demand = Demand(found)
     flops = _flops(program)
     total = sum(flops[op] for op in program.body.ops)
@@ -99,14 +99,38 @@ def _check_count(program: Program, count: int, rows: int) -> None:
     )
 
 
+def _check_batch(program: Program, found: Found) -> None:
+    """Refuse a dim that is contracted with a weight: it is no batch."""
+    for item in found.flat.top.items:
+        uses = found.flow.ran[item.op.id].uses
+        if not item.op.traits.is_contraction:
+            continue
+        for value, use in zip(item.operands, uses, strict=True):
+            state = found.states[value]
+            rows = found.flow.sizes.rows
+            if (
+                state == Whole()
+                and isinstance(use, Rows)
+                and leaves_of(found.flat, value, use, rows, {}) is None
+            ):
+                raise MicrobatchError(
+                    f"`{program.name}` has no batch of {rows}: a dim of its data of"
+                    " that size is contracted with a parameter.",
+                    where=str(item.op.source),
+                    numbers=f"`{item.op.name}` of operands "
+                    f"{[program.values[v].shape for v in item.operands]}",
+                    fix="let the batch be the first dim of all data.",
+                )
+
+
 def _waits(found: Found, demand: Demand) -> list[Meeting]:
     """Of every loop but the first, a meeting that makes it wait."""
     body_ops = [set(body.ops) for body in demand.bodies]
     waits: dict[int, Meeting] = {}
     for meeting in found.meetings:
-        is_needed = any(v in demand.time for v in meeting.values)
+        is_full = any(v in demand.time for v in meeting.item.results)
         is_run = any(meeting.item.op.id in ops for ops in body_ops)
-        if is_needed and (is_run or meeting.is_costly):
+        if is_run or (is_full and meeting.is_costly):
             waits.setdefault(meeting.phase, meeting)
     return [waits[p] for p in sorted(waits) if 0 < p < len(demand.bodies)]
 
@@ -137,13 +161,13 @@ def _check(
             fix="take out what couples the rows of a batch (of BatchNorm in training:"
             " use statistics that are fixed, or GroupNorm), or `microbatches=1`.",
         )
-    if cut.meeting_flops > MOST_MEETING * cut.flops:
+    if cut.meeting_flops > choice.most_meeting * cut.flops:
         costly = [m for m in found.meetings if m.is_costly]
         raise MicrobatchError(
             f"`{program.name}` does too much on its whole batch at once to be cut.",
             where=_where(costly),
             numbers=f"{cut.meeting_flops / cut.flops:.0%} of the FLOPs, at most"
-            f" {MOST_MEETING:.0%}; {_couplings(costly)}",
+            f" {choice.most_meeting:.0%}; {_couplings(costly)}",
             fix="take out what couples the rows of a batch, or `microbatches=1`.",
         )
 

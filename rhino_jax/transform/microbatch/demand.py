@@ -92,8 +92,13 @@ class Demand:
         while queue:
             value, use = queue.pop()
             state, item = self.found.states[value], self.flat.maker.get(value)
-            is_late = self.time.get(value, loop + 1) > loop or value not in self.made
-            if item is not None and is_there(state, use) and is_late:
+            # A sum that is known is no sum over pieces any more: made again.
+            is_known = (
+                value in self.made
+                and self.time[value] <= loop
+                and not isinstance(state, Partial)
+            )
+            if item is not None and is_there(state, use) and not is_known:
                 body.ops.add(item.op.id)
                 uses = self.found.flow.ran[item.op.id].uses
                 more = set(zip(item.operands, uses, strict=True)) - seen

@@ -70,6 +70,12 @@ class Inside:
         """A value as the loop has it."""
         return self.env[value] if value in self.env else self._outer(value)
 
+    def full(self, value: int) -> Any:
+        """A value in full; of one that pieces make, what a loop before made."""
+        if isinstance(self.found.states[value], Whole):
+            return self.asis(value)
+        return self._outer(value)
+
     def item(self, item: Item) -> None:
         ran = self.found.flow.ran[item.op.id]
         with item.context():
@@ -158,7 +164,7 @@ class Inside:
         size = self.found.flow.sizes.rows
         if leaves_of(self.found.flat, value, rows, size, self._inputs) is not None:
             return self.remade(value, rows)
-        return self.piece.of(self.asis(value), rows)
+        return self.piece.of(self.full(value), rows)
 
     def remade(self, value: int, rows: Rows) -> Any:
         """A piece of what an op makes from its place alone, or from such."""
@@ -172,7 +178,7 @@ class Inside:
             spot = spot_of(item, value, rows, self.found.flow.sizes.rows)
             assert spot is not None
             arrays = [
-                self.asis(v) if cut is None else self.sliced(v, cut)
+                self.full(v) if cut is None else self.sliced(v, cut)
                 for v, cut in operands_cut(item, spot)
             ]
             (result,) = self.bound(item, arrays, [shape])
@@ -202,5 +208,5 @@ class Inside:
             part = along * jnp.asarray(step, jnp.uint32)
             at = at + lax.broadcast_in_dim(part, shape, (d,))
             step *= whole.shape[d]
-        words = key_words(self.asis(item.operands[0]))
+        words = key_words(self.full(item.operands[0]))
         return threefry_words(words, at, whole.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax import lax
@@ -72,11 +72,11 @@ def _while(inside: Inside, item: Item, arrays: Sequence[Any]) -> list[Any]:
     first = conds + call.num_consts
     leaves = inside.found.flow.ran[item.op.id].results
 
-    def goes_on(carry: list[Any]) -> Any:
+    def goes_on(carry: Iterable[Any]) -> Any:
         (found,) = inside.block(item.blocks[0], [*arrays[:conds], *carry])
         return found
 
-    def body(carry: list[Any]) -> list[Any]:
+    def body(carry: Iterable[Any]) -> list[Any]:
         enters = [*arrays[conds:first], *carry]
         return _run(inside, item.blocks[1], enters, leaves)
 

@@ -88,5 +88,5 @@ def _draws_by_position(item: Item) -> bool:
     """Whether each random word is a function of a key and its position."""
     key, drawn = item.eqn.invars[0].aval, item.eqn.outvars[0].aval
     is_small = math.prod(drawn.shape) < 2**32
-    is_free = bool(jax.config.jax_threefry_partitionable)
+    is_free = bool(jax.config.values["jax_threefry_partitionable"])
     return is_free and is_small and key.shape == () and str(key.dtype) == "key<fry>"

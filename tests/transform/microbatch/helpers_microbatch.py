@@ -1,0 +1,63 @@
+"""Running a function undivided and in micro-batches, and comparing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rhino_jax._compat import jaxpr_consts, open_jaxpr
+from rhino_jax.frontend.trace import trace
+from rhino_jax.transform.microbatch import Cut, may_cut, microbatched
+
+
+def run(closed: Any, arrays: Any) -> list[Any]:
+    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
+    return jax.jit(lambda xs: jax.core.eval_jaxpr(opened, consts, *xs))(arrays)
+
+
+def numbers(x: Any) -> np.ndarray:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x).astype(np.float64)
+
+
+def arrays_of(args: Any) -> list[Any]:
+    return [x for x in jax.tree.leaves(args) if hasattr(x, "dtype")]
+
+
+def check(step, args, donate=(), counts=(3,), rtol=1e-4, **options):
+    """Micro-batches give what the undivided step gives.
+
+    A gradient that is exactly zero is noise, far below all others: what is compared
+    is the difference to the largest of all, too.
+    """
+    traced = trace(step, args, {}, donate_argnums=donate)
+    arrays, cuts = arrays_of(args), []
+    expected = run(traced.closed_jaxpr, arrays)
+    most = max(np.abs(numbers(x)).max(initial=0) for x in expected)
+    for count in counts:
+        found = may_cut(traced.closed_jaxpr, traced.program, count, **options)
+        if not isinstance(found, Cut):
+            raise found
+        cuts.append(found)
+        choice = json.dumps({"count": count, **options})
+        new = microbatched(traced.closed_jaxpr, traced.program, choice)
+        for end, a, b in zip(
+            traced.program.outputs, expected, run(new, arrays), strict=True
+        ):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            a, b = numbers(a), numbers(b)
+            atol = rtol * np.abs(a).max(initial=0) + 3e-7 * most
+            where = f"{end.path}, m = {count}"
+            np.testing.assert_allclose(b, a, rtol=rtol, atol=atol, err_msg=where)
+    return cuts
+
+
+def cut_of(step, args, count=2, donate=(), **options):
+    """What would run where, or the refusal."""
+    traced = trace(step, args, {}, donate_argnums=donate)
+    return may_cut(traced.closed_jaxpr, traced.program, count, **options)
