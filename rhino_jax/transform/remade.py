@@ -10,6 +10,7 @@ from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import Transform
+from rhino_jax.transform.recompute.as_kept import kept_instead
 from rhino_jax.transform.recompute.written_anew import recomputed
 
 
@@ -17,7 +18,10 @@ Pass = Callable[[Any, Program, str], Any]
 """A closed jaxpr, the program that was imported from it, and a choice → a closed jaxpr
 of the same arguments, constants and results."""
 
-PASSES: Mapping[str, Pass] = {"recompute": recomputed}
+PASSES: Mapping[str, Pass] = {
+    "un-remat": kept_instead,
+    "recompute": recomputed,
+}
 """Name of a `Transform` → how it is done."""
 
 
