@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
+UN_REMAT = "un-remat"
 MICROBATCHES = "micro-batches"
 RECOMPUTE = "recompute"
 PARTIAL_SUMS = "partial sums"

@@ -9,9 +9,16 @@ from typing import Any
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.transform import MICROBATCHES, PARTIAL_SUMS, RECOMPUTE, Transform
+from rhino_jax.ir.transform import (
+    MICROBATCHES,
+    PARTIAL_SUMS,
+    RECOMPUTE,
+    UN_REMAT,
+    Transform,
+)
 from rhino_jax.transform.microbatch import microbatched
 from rhino_jax.transform.partial_sums.emit import delayed
+from rhino_jax.transform.recompute.as_kept import kept_instead
 from rhino_jax.transform.recompute.written_anew import recomputed
 
 
@@ -20,6 +27,7 @@ Pass = Callable[[Any, Program, str], Any]
 of the same arguments, constants and results."""
 
 PASSES: Mapping[str, Pass] = {
+    UN_REMAT: kept_instead,
     MICROBATCHES: microbatched,
     RECOMPUTE: recomputed,
     PARTIAL_SUMS: delayed,

@@ -25,14 +25,16 @@ class Pair:
     """What a backward loop makes again of a forward loop's body.
 
     Attributes:
-      loop: position of the forward loop.
+      loop: position of the forward loop; None: the block around both.
       dropped: operand of the backward loop → what was stacked there.
       again: what runs again in its body, of the forward loop's body.
+      replaced: value of the backward loop's body → value that is read for it.
     """
 
-    loop: int
+    loop: int | None
     dropped: Mapping[int, int]
     again: Again
+    replaced: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +48,8 @@ class Decided:
       added: forward loop → values of its body that are stacked besides.
       pairs: backward loop → what it makes again.
       offloaded: values that wait in the host's memory.
+      same: value → value that is read for it.
+      skipped: lines that do not run.
     """
 
     halves: Halves
@@ -54,6 +58,8 @@ class Decided:
     added: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     pairs: Mapping[int, tuple[Pair, ...]] = field(default_factory=dict)
     offloaded: frozenset[int] = frozenset()
+    same: Mapping[int, int] = field(default_factory=dict)
+    skipped: frozenset[int] = frozenset()
 
     @property
     def block(self) -> Block:
@@ -90,6 +96,7 @@ def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
     for several in pairs.values():
         for pair in several:
             for value in stacked_anew(blocks, block, pair):
+                assert pair.loop is not None
                 added[pair.loop][value] = None
     offloaded = {block.named(v) for v in choice.offload} & set(halves.late_uses)
     return Decided(
@@ -139,11 +146,14 @@ def leaves(pair: Pair) -> tuple[int, ...]:
         found.update(dict.fromkeys(read))
     made = pair.again.values
     found.update(dict.fromkeys(v for v in pair.dropped.values() if v not in made))
+    found.update(dict.fromkeys(pair.replaced.values()))
     return tuple(found)
 
 
 def stacked_anew(blocks: Blocks, block: Block, pair: Pair) -> tuple[int, ...]:
     """Those of them that no operand and no stack of the forward loop holds."""
+    if pair.loop is None:
+        return ()
     forward = block.lines[pair.loop]
     body, call = blocks.of(forward.op), call_of(forward)
     first = call.num_consts + call.num_carry

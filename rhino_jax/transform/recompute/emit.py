@@ -10,7 +10,7 @@ from jax import lax
 
 from rhino_jax.transform.recompute.decided import Decided, Pair, leaves
 from rhino_jax.transform.recompute.frame import Frame, Plan, Read
-from rhino_jax.transform.recompute.lines import Block, Line
+from rhino_jax.transform.recompute.lines import Line
 from rhino_jax.transform.recompute.remade import Remade
 from rhino_jax.transform.recompute.stacks import call_of, is_scan
 
@@ -26,6 +26,8 @@ def emit(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
 def run(frame: Frame) -> None:
     """All lines of a block."""
     for k, line in enumerate(frame.block.lines):
+        if k in frame.decided.skipped:
+            continue
         is_late = frame.decided.halves.is_late[k]
         frame.reading = line if is_late else None
         read: Read = frame.read_late if is_late else frame.read
@@ -48,7 +50,7 @@ def changes_loop(plan: Plan, decided: Decided, k: int) -> bool:
 
 def changes(plan: Plan, decided: Decided) -> bool:
     """Whether anything changes in a block, or in a loop inside of it."""
-    if decided.again.lines or decided.offloaded:
+    if decided.again.lines or decided.offloaded or decided.same or decided.skipped:
         return True
     lines = enumerate(decided.block.lines)
     return any(is_scan(line) and changes_loop(plan, decided, k) for k, line in lines)
@@ -75,7 +77,7 @@ def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
         inner.early.update((inputs[p], x) for p, x in zip(own, xs, strict=False))
         for pair, found in zip(pairs, needs, strict=True):
             have = {v: xs[x] if is_slice else x for v, (is_slice, x) in found.items()}
-            make_again(inner, pair, pair_body(frame, pair), have)
+            make_again(inner, pair, frame, have)
         run(inner)
         outs = inner.outputs()
         stacked = outs[call.num_carry :]
@@ -99,11 +101,6 @@ def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
     return [*carry, *kept]
 
 
-def pair_body(frame: Frame, pair: Pair) -> Block:
-    """The body whose lines run again."""
-    return frame.plan.blocks.of(frame.block.lines[pair.loop].op)
-
-
 def needed(frame: Frame, pair: Pair, slices: list[Any]) -> dict[int, tuple[bool, Any]]:
     """What a backward loop needs of a forward loop's body as it was.
 
@@ -115,8 +112,10 @@ def needed(frame: Frame, pair: Pair, slices: list[Any]) -> dict[int, tuple[bool,
       Value of the body → (whether it is scanned over, its place in `slices` or the
       array).
     """
-    forward, body = frame.block.lines[pair.loop], pair_body(frame, pair)
-    call = call_of(forward)
+    if pair.loop is None:
+        return {v: (False, frame.read_late(v)) for v in leaves(pair)}
+    forward = frame.block.lines[pair.loop]
+    body, call = frame.plan.blocks.of(forward.op), call_of(forward)
     first = call.num_consts + call.num_carry
     place = {v: i for i, v in enumerate(body.inputs)}
     gone = frame.decided.stacks.get(pair.loop, frozenset())
@@ -141,8 +140,20 @@ def needed(frame: Frame, pair: Pair, slices: list[Any]) -> dict[int, tuple[bool,
     return found
 
 
-def make_again(inner: Frame, pair: Pair, body: Block, have: Mapping[int, Any]) -> None:
-    """Let inputs of a backward loop's body that were dropped be made again."""
+def make_again(inner: Frame, pair: Pair, frame: Frame, have: Mapping[int, Any]) -> None:
+    """Let a backward loop's body read what it has, and make the rest again.
+
+    Args:
+      inner: the body's frame.
+      pair: the loops.
+      frame: the frame that both loops are in.
+      have: value of the forward loop's body → array.
+    """
+    for value, other in pair.replaced.items():
+        inner.sources[value] = partial(have.__getitem__, other)
+    if pair.loop is None or not pair.dropped:
+        return
+    body = frame.plan.blocks.of(frame.block.lines[pair.loop].op)
     # A loop of its own shares nothing with the forward loop: nothing needs a barrier.
     remade = Remade(inner.plan.equations, body, pair.again, have.__getitem__, list)
     for position, value in pair.dropped.items():

@@ -80,6 +80,7 @@ class Frame:
 
     def read(self, value: int) -> Any:
         """A value as it was made."""
+        value = self.decided.same.get(value, value)
         if value in self.sources:
             return self.sources[value]()
         literals = self.plan.equations.literals
@@ -108,7 +109,7 @@ class Frame:
         """The late value for which what is read now has to wait."""
         for v in self.reading.reads if self.reading is not None else ():
             is_late = v in self.block.maker and not self.decided.halves.is_early(v)
-            if is_late and can_tie(self.early[v]):
+            if is_late and can_tie(self.early.get(v)):
                 return v
         return self.last
 

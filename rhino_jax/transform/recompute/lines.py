@@ -65,8 +65,10 @@ class Block:
         return self.alias.get(value, value)
 
 
-def block_of(program: Program, region: Region) -> Block:
-    """The lines of a region of a program."""
+def block_of(
+    program: Program, region: Region, entered: frozenset[str] = INLINED
+) -> Block:
+    """The lines of a region of a program; names of calls that are entered."""
     lines: list[Line] = []
     alias: dict[int, int] = {}
 
@@ -74,7 +76,7 @@ def block_of(program: Program, region: Region) -> Block:
         for op_id in inner.ops:
             op = program.ops[op_id]
             reads = tuple(alias.get(v, v) for v in op.operands)
-            if not is_entered(program, op):
+            if not is_entered(program, op, entered):
                 lines.append(Line(op, within, reads, op.results))
                 continue
             assert op.call is not None
@@ -94,9 +96,9 @@ def block_of(program: Program, region: Region) -> Block:
     )
 
 
-def is_entered(program: Program, op: Op) -> bool:
+def is_entered(program: Program, op: Op, entered: frozenset[str]) -> bool:
     """Whether a call is nothing but its body: one with arrays of its own stays."""
-    if op.name not in INLINED or op.call is None or op.call.kind is not RegionKind.CALL:
+    if op.name not in entered or op.call is None or op.call.kind is not RegionKind.CALL:
         return False
     return not holds_arrays(program, op.call.regions[0])
 
@@ -130,21 +132,22 @@ def may_run_again(program: Program, op: Op) -> bool:
 class Blocks:
     """The blocks of a program, each made when it is asked for."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, entered: frozenset[str] = INLINED) -> None:
+        self.program, self.entered = program, entered
         self._found: dict[tuple[int, int], Block] = {}
 
     @functools.cached_property
     def top(self) -> Block:
         """That of the whole program."""
-        return block_of(self.program, self.program.body)
+        return block_of(self.program, self.program.body, self.entered)
 
     def of(self, op: Op, region: int = 0) -> Block:
         """That of a region of an op."""
         assert op.call is not None
         key = op.id, region
         if key not in self._found:
-            self._found[key] = block_of(self.program, op.call.regions[region])
+            inner = op.call.regions[region]
+            self._found[key] = block_of(self.program, inner, self.entered)
         return self._found[key]
 
     def all(self) -> Iterator[tuple[Op | None, Block]]:

@@ -54,11 +54,16 @@ def flops(step: Any) -> float:
 def assert_same(
     got: Sequence[Any], expected: Sequence[Any], rtol: float = 1e-5
 ) -> None:
-    """Equal but for rounding, relative to the largest element."""
+    """Equal but for rounding, relative to the largest element.
+
+    Gradients that are zero, as of a bias before a norm, hold rounding alone.
+    """
     for a, b in zip(got, expected, strict=True):
+        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
         if jnp.issubdtype(b.dtype, jnp.floating):
             wide = np.asarray(b, np.float64)
-            atol = rtol * float(np.abs(wide).max(initial=1e-30))
+            atol = rtol * float(np.abs(wide).max(initial=1e-5))
             np.testing.assert_allclose(np.asarray(a, np.float64), wide, rtol, atol)
         else:
             np.testing.assert_array_equal(a, b)

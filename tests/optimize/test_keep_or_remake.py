@@ -1,0 +1,126 @@
+"""What is kept and what is made again, against all choices that there are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from rhino_jax.optimize.keep_or_remake import (
+    KEEP,
+    OFFLOAD,
+    REMAKE,
+    Answer,
+    Candidate,
+    Question,
+    choose,
+    evaluate,
+)
+
+
+def chain(rng: random.Random, length: int, *, hosts: bool = False) -> Question:
+    """A chain of layers: value i is made at time i of value i - 1, and read when the
+    backward pass comes by, last made first."""
+    candidates = []
+    for i in range(length):
+        late = 2 * length - i
+        uses = (late, late + 1) if rng.random() < 0.5 and i else (late,)
+        candidates.append(
+            Candidate(
+                bytes=rng.randint(1, 9),
+                start=i + 1,
+                uses=uses,
+                needs=(i - 1,) if i else (),
+                remake_s=rng.randint(1, 20) * 1e-3 if i else None,
+                offload_s=rng.randint(1, 20) * 1e-3 if hosts else None,
+                extra_bytes=rng.choice([0, 0, 2]),
+            )
+        )
+    base = [(0, 0)]
+    base += [(t, rng.randint(0, 4)) for t in range(1, 2 * length + 2)]
+    return Question(tuple(candidates), tuple(base), length + 1)
+
+
+def best(question: Question, budget: int, words: tuple[str, ...]) -> Answer | None:
+    """By looking at every choice."""
+    found = (
+        evaluate(question, choices)
+        for choices in itertools.product(words, repeat=len(question.candidates))
+    )
+    fitting = [a for a in found if a is not None and a.peak_bytes <= budget]
+    return min(fitting, key=lambda a: a.added_s, default=None)
+
+
+def check(question: Question, words: tuple[str, ...]) -> int:
+    """At five budgets from what is needed least to what is needed most."""
+    all_kept = evaluate(question, (KEEP,) * len(question.candidates))
+    assert all_kept is not None
+    most, count = all_kept.peak_bytes, 0
+    for share in (0.5, 0.6, 0.7, 0.85, 1.0):
+        budget = int(share * most)
+        expected, found = best(question, budget, words), choose(question, budget)
+        assert (found is None) == (expected is None), budget
+        if found is not None and expected is not None:
+            assert found.peak_bytes <= budget
+            assert found.added_s == pytest.approx(expected.added_s)
+            assert found.bound_s == pytest.approx(expected.added_s)
+            count += 1
+    return count
+
+
+def test_chains_against_all_choices() -> None:
+    rng = random.Random(0)
+    assert sum(check(chain(rng, n), (KEEP, REMAKE)) for n in (3, 5, 7, 8)) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_chains_of_twelve(seed: int) -> None:
+    rng = random.Random(seed)
+    check(chain(rng, 12), (KEEP, REMAKE))
+
+
+def test_values_that_may_wait_elsewhere() -> None:
+    rng = random.Random(1)
+    for n in (3, 5, 6):
+        check(chain(rng, n, hosts=True), (KEEP, REMAKE, OFFLOAD))
+
+
+def test_values_that_only_others_need() -> None:
+    """The input of a cheap op is worth keeping though nothing late reads it."""
+    candidates = (
+        Candidate(bytes=4, start=1, uses=(), remake_s=10.0),
+        Candidate(bytes=8, start=2, uses=(10,), needs=(0,), remake_s=1.0),
+        Candidate(bytes=8, start=3, uses=(9,), needs=(0,), remake_s=1.0),
+    )
+    question = Question(candidates, ((0, 0),), 9)
+    found = choose(question, 12)
+    assert found is not None
+    assert found.choices == (KEEP, REMAKE, KEEP) or found.added_s == 1.0
+    assert choose(question, 4) is None
+
+
+def layered(layers: int) -> Question:
+    """Equal layers, each with a large value that is cheap to make again."""
+    candidates = []
+    for k in range(layers):
+        late = 10 * layers - 2 * k
+        needs = (2 * k - 2,) if k else ()
+        candidates.append(Candidate(4, 2 * k, (late,), needs, 1.0, like=0, layer=k))
+        candidates.append(
+            Candidate(16, 2 * k + 1, (late - 1,), (2 * k,), 0.1, like=1, layer=k)
+        )
+    return Question(tuple(candidates), ((0, 0),), 2 * layers)
+
+
+def test_equal_layers_do_alike() -> None:
+    """The first layers do one thing, the others another."""
+    question = layered(24)
+    all_kept = 24 * 20
+    found = choose(question, all_kept - 10 * 16)
+    assert found is not None
+    large = [c == KEEP for c in found.choices[1::2]]
+    assert sum(a != b for a, b in itertools.pairwise(large)) <= 1
+    assert found.added_s == pytest.approx(0.1 * large.count(False))
+    assert large.count(False) in (10, 11)

@@ -1,0 +1,54 @@
+"""`jax.checkpoint` as a wish: what it computes twice can be kept instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+from rhino_jax.ir.transform import Transform
+from rhino_jax.transform.recompute.as_kept import ALL, has_remat
+from rhino_jax.transform.recompute.choice import Choice
+from rhino_jax.transform.recompute.kept import find_kept
+from rhino_jax.transform.remade import remade
+from tests.transform.recompute.stepped import (
+    assert_same,
+    compiled,
+    flops,
+    with_choice,
+    workload,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpt-tiny-unrolled", {"remat": True, "num_layers": 1}),
+        ("gpt-tiny", {}),
+        pytest.param("llama-tiny", {}, marks=pytest.mark.slow),
+        pytest.param("gpt-tiny-unrolled", {"remat": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_equal_and_cheaper(name: str, changes: dict[str, Any]) -> None:
+    traced, args = workload(name, **changes)
+    arrays = jax.tree.leaves(args)
+    kept = remade(traced, [Transform("un-remat", 0, 0, ALL)])
+    assert has_remat(traced.program)
+    assert not has_remat(kept.program)
+    before, after = compiled(traced), compiled(kept)
+    expected = before(*arrays)
+    assert_same(after(*arrays), expected)
+    plain = compiled(workload(name, **{**changes, "remat": False})[0])
+    assert flops(after) == pytest.approx(flops(plain), rel=5e-3)
+    assert flops(before) > 1.1 * flops(plain)
+    # And what is kept now may be dropped again.
+    values = tuple(k.value for k in find_kept(kept.program) if k.lines)
+    again = compiled(with_choice(kept, Choice(recompute=values)))
+    assert_same(again(*arrays), expected)
+    assert flops(again) > 1.1 * flops(after)
+
+
+def test_what_is_as_written_is_not_touched() -> None:
+    traced, _ = workload("gpt-tiny")
+    assert remade(traced, [Transform("un-remat", 0, 0, "")]) is traced
