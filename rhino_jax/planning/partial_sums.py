@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from rhino_jax.ir.spec import Spec, replicated, share_of
 from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import Plan
-from rhino_jax.transform.partial_sums import Site, as_text, sites
+from rhino_jax.transform.partial_sums import Site, accumulated, as_text, sites
 from rhino_jax.transform.remade import remade
 
 
@@ -120,6 +121,9 @@ def with_delayed_sums(
 ) -> tuple[Traced, Plan]:
     """A plan in which partial sums stay open, where one is faster.
 
+    Sums that the first plan has are left open by that plan; sums of loops whatever it
+    has, since a plan that sums in every trip has none.
+
     Args:
       traced: the function.
       mesh_axes: (name, size), major first.
@@ -127,25 +131,51 @@ def with_delayed_sums(
       asked: what is asked for, of a program: pins on values go by its ids.
       first: the plan to beat, made for the same; None: it is made here.
     Returns:
-      Of the two plans the one with the lower predicted step, and the function that it
-      is a plan of: `traced`, or what `remade` makes of it by the plan's transforms.
+      Of the plans the one with the lowest predicted step, and the function that it is a
+      plan of: `traced`, or what `remade` makes of it by the plan's transforms.
     """
     from rhino_jax.search.driver import make_plan
 
     program = traced.program
     if first is None:
         first = make_plan(program, mesh_axes, target, asked(program))
-    found = sites_of(program, first, target)
-    if not found:
-        return traced, first
+    plans = [(traced, first)]
+
+    def plan_with(found: Sequence[Site]) -> tuple[Traced, Plan] | None:
+        if not found:
+            return None
+        again = remade(traced, [_transform(program, found)])
+        request = replace(asked(again.program), level="fast")
+        try:
+            plan = make_plan(again.program, mesh_axes, target, request)
+        except InfeasiblePlanError:
+            return None
+        plans.append((again, plan))
+        return plans[-1]
+
+    plan_with(sites_of(program, first, target))
+    sizes = [size for _, size in mesh_axes]
+    supposed = plan_with(accumulated(program, [math.prod(sizes)]))
+    if supposed is not None:
+        used = _axes_of_pieces(supposed[0].program, supposed[1], math.prod(sizes))
+        if 0 < math.prod(sizes[a] for a in used) < math.prod(sizes):
+            plan_with(accumulated(program, [sizes[a] for a in used]))
+    return min(plans, key=lambda found: found[1].predicted.step_time_s)
+
+
+def _transform(program: Program, found: Sequence[Site]) -> Transform:
     size = len(program.ops)
-    choice = as_text(site.group for site in found)
-    again = remade(traced, [Transform(NAME, size, size, choice)])
-    request = replace(asked(again.program), level="fast")
-    try:
-        second = make_plan(again.program, mesh_axes, target, request)
-    except InfeasiblePlanError:
-        return traced, first
-    if second.predicted.step_time_s < first.predicted.step_time_s:
-        return again, second
-    return traced, first
+    return Transform(NAME, size, size, as_text(site.group for site in found))
+
+
+def _axes_of_pieces(program: Program, plan: Plan, count: int) -> tuple[int, ...]:
+    """The mesh axes by which most of what is summed over `count` pieces is cut."""
+    weights: Counter[tuple[int, ...]] = Counter()
+    values, held = program.values, plan.decisions.values
+    for op in program.ops:
+        value = values[op.operands[0]] if op.operands else None
+        if op.name == "reduce_sum" and value and value.shape[0] == count:
+            spec = held.get(value.id)
+            if spec:
+                weights[tuple(sorted(spec[0]))] += value.bytes
+    return weights.most_common(1)[0][0] if weights else ()
