@@ -36,11 +36,14 @@ class Readers:
     @classmethod
     def of(cls, graph: Graph) -> Readers:
         columns, num_ports = graph.columns, len(graph.ports)
-        is_copied = (columns.is_copy | are_views(graph))[columns.target]
+        is_view = are_views(graph)
+        # What reads a view reads what is viewed alone.
+        is_own = ~(columns.is_copy | is_view)[columns.target]
+        is_own &= ~is_view[columns.maker[columns.source]]
         behind = copied_ports(graph)[columns.source]
         is_behind = behind != NOWHERE
-        port = np.concatenate([columns.source[~is_copied], behind[is_behind]])
-        node = np.concatenate([columns.target[~is_copied], columns.target[is_behind]])
+        port = np.concatenate([columns.source[is_own], behind[is_behind]])
+        node = np.concatenate([columns.target[is_own], columns.target[is_behind]])
         order = np.argsort(port, kind="stable")
         port, node = port[order], node[order]
         begin = np.searchsorted(port, np.arange(num_ports + 1))

@@ -32,7 +32,7 @@ from rhino_jax.ir.spec import (
 )
 from rhino_jax.model.op_collectives import OpCollectives, is_over
 from rhino_jax.model.sizes import PortSpecs, Sizes
-from rhino_jax.model.strategies import Strategy, all_specs, strategies
+from rhino_jax.model.strategies import Strategy, all_specs, moves, strategies
 from rhino_jax.numbering import for_each, number, number_rows
 
 
@@ -74,8 +74,7 @@ class _Draft(NamedTuple):
     """What options share that differ only in what of them lies in memory.
 
     Attributes:
-      strategies, flops: as of `Options`.
-      ports: specs under them.
+      strategies, flops, ports: as of `Options`; specs under them.
       arithmetic: operations that take time, the idle parts of arrays with them.
       steps_s: seconds of collectives.
     """
@@ -292,6 +291,8 @@ class OptionBuilder:
             traffic += self.sizes.held_bytes(draft.ports.ins[i], values[op.operands[i]])
         for i in [p.result for p in node.ports if materialised[p.id]]:
             traffic += self.sizes.held_bytes(draft.ports.made[i], values[op.results[i]])
+        if kernels.reads[node.id]:
+            traffic *= moves(op, draft.strategies, self.mesh.sizes)
         dtype = values[op.operands[0]].dtype if op.operands else "float32"
         compute_s = op_s(self.target, draft.arithmetic, traffic, dtype)
         compute_s += self.target.launch_s * kernels.launches[node.id]

@@ -12,12 +12,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from rhino_jax.hardware.mesh import long_axes
 from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
+from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.pricing import PRICING
 
 
@@ -301,6 +305,25 @@ def _batch_dims(rule: Rule) -> frozenset[int]:
         *({f for dim in operand for f in dim} for operand in rule.operands)
     )
     return frozenset(i for i, dim in enumerate(rule.results[0]) if shared & set(dim))
+
+
+def moves(op: Op, found: Sequence[Strategy], sizes: tuple[int, ...]) -> np.ndarray:
+    """[strategies], 0 where every device has but one index of what an op sums, and only
+    collectives have anything to do; 1 elsewhere."""
+    rule = op.rule
+    summed = [f for f, x in enumerate(rule.factors) if x.reducer] if rule else []
+    if rule is None or not summed or op.traits.kind is not OpKind.REDUCTION:
+        return np.ones(len(found))
+    return np.array(
+        [
+            any(
+                math.prod(sizes[a] for a in s.cut[f]) < rule.factors[f].size
+                for f in summed
+            )
+            for s in found
+        ],
+        dtype=float,
+    )
 
 
 @functools.cache

@@ -41,7 +41,8 @@ def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
     """
     if isinstance(microbatches, int) and microbatches > 1:
         search = search.after([cut_in(microbatches)])
-    first = search.find()
+    first: Found | None = search.find()
+    assert first is not None
     variants: tuple[Variant, ...] = ()
     if first.is_bound_by_memory and microbatches == AUTO:
         explorer = Explorer(search, first)

@@ -4,13 +4,24 @@ In: a closed jaxpr with its program; what a first plan of it cuts, and prices.
 Out: a closed jaxpr of the same arguments and results, in which sums over mesh axes are
 dims in front of values, summed where that is cheapest.
 Order: `linear` (ops that a sum may be moved past), `reach` (how far it could be),
-`flow` and `sites` (how far it is worth it), `choice` (as text); `values`, `pieces`,
+`flow` and `sites` (how far it is worth it under a plan), `accumulated` (in loops under
+any), `choice` (as text); `values`, `pieces`,
 `loops`, `remats` and `emit` (the new jaxpr).
 """
 
+from rhino_jax.transform.partial_sums.accumulated import accumulated
 from rhino_jax.transform.partial_sums.choice import Group, as_text, from_text
 from rhino_jax.transform.partial_sums.emit import delayed
 from rhino_jax.transform.partial_sums.sites import Prices, Site, sites
 
 
-__all__ = ["Group", "Prices", "Site", "as_text", "delayed", "from_text", "sites"]
+__all__ = [
+    "Group",
+    "Prices",
+    "Site",
+    "accumulated",
+    "as_text",
+    "delayed",
+    "from_text",
+    "sites",
+]

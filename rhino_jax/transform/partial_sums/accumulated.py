@@ -1,0 +1,68 @@
+"""Sums inside loops that only add them up: worth leaving open whatever the plan.
+
+A plan that sums in every trip avoids to cut what is summed, and so never shows that it
+would be worth it. Here every such sum is taken to be over one mesh axis of all devices,
+and a planner sees which mesh axes it cuts the pieces by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.transform.partial_sums.reach import visible
+from rhino_jax.transform.partial_sums.sites import Axes, Site, sites
+
+
+@dataclass(frozen=True)
+class _Supposed:
+    """Every sum is over all these pieces, and costs its bytes; see `sites.Prices`."""
+
+    program: Program
+    pieces: Sequence[int]
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.pieces
+
+    @cached_property
+    def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+        return {op.id: self._cut(op) for op in self.program.ops if op.rule}
+
+    def _cut(self, op: Op) -> tuple[tuple[int, ...], ...]:
+        assert op.rule is not None
+        count = math.prod(self.pieces)
+        found: list[tuple[int, ...]] = [()] * len(op.rule.factors)
+        for f, factor in enumerate(op.rule.factors):
+            if factor.reducer == "sum" and factor.size % count == 0:
+                found[f] = tuple(range(len(self.pieces)))
+                break
+        return tuple(found)
+
+    def close(self, value: int, axes: Axes) -> tuple[float, float]:
+        size = float(self.program.values[value].bytes)
+        return size, size
+
+    def held_s(self, op: Op, axes: Axes) -> float:
+        return 0.0
+
+
+def accumulated(program: Program, pieces: Sequence[int]) -> list[Site]:
+    """Where sums of loops could be left open until behind them.
+
+    Args:
+      pieces: sizes of the mesh axes that they are supposed to go over.
+    """
+    runs = visible(program)
+    found = sites(program, _Supposed(program, pieces), 0.0)
+    makers = {v: op for op in runs for v in program.ops[op].results}
+    return [
+        site
+        for site in found
+        if any(v in makers for v in site.closed)
+        and max(runs[op] for op in site.ops)
+        > min(runs[makers[v]] for v in site.closed if v in makers)
+    ]
