@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.errors import InfeasiblePlanError, MicrobatchError
-from rhino_jax.ir.transform import MICROBATCHES, Transform, chosen
+from rhino_jax.ir.transform import MICROBATCHES, UN_REMAT, Transform, chosen
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Variant
 from rhino_jax.planning.partial_sums import with_open_sums
 from rhino_jax.planning.search import Search
 from rhino_jax.search.found import Found
 from rhino_jax.transform.microbatch import may_cut
+from rhino_jax.transform.recompute.as_kept import ALL, has_remat
 from rhino_jax.units import format_bytes
 
 
@@ -39,18 +40,27 @@ def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
       InfeasiblePlanError: nothing fits, whatever is done.
       MicrobatchError: the program has no batch that can be cut as it is asked to be.
     """
+    has_wish = has_remat(search.traced.program)
+    if recompute == "none" and has_wish:
+        search = search.after([KEPT_INSTEAD])
     if isinstance(microbatches, int) and microbatches > 1:
         search = search.after([cut_in(microbatches)])
     first: Found | None = search.find()
     assert first is not None
     variants: tuple[Variant, ...] = ()
-    if first.is_bound_by_memory and microbatches == AUTO:
-        explorer = Explorer(search, first)
+    explorer = Explorer(
+        search, first, microbatches == AUTO, recompute == AUTO, has_wish
+    )
+    if explorer.has_more:
         search, first = explorer.best()
         variants = explorer.variants()
     plan = search.plan(first)
     plan = with_open_sums(search, plan)[1]
     return replace(plan, variants=variants)
+
+
+KEPT_INSTEAD = Transform(UN_REMAT, 0, 0, ALL)
+"""Nothing is made again that `jax.checkpoint` would have."""
 
 
 def cut_in(count: int) -> Transform:
@@ -85,12 +95,24 @@ class Explorer:
     Attributes:
       search: of the program as it is.
       first: what was found of that.
+      may_cut, may_recompute: whether micro-batches, and recompute, are free to choose.
+      has_wish: the program says `jax.checkpoint`.
       tried: all that was searched.
     """
 
     search: Search
     first: Found
+    may_cut: bool
+    may_recompute: bool
+    has_wish: bool
     tried: list[Tried] = field(default_factory=list)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether other variants may be faster, or fit."""
+        if self.may_recompute and self.has_wish:
+            return True
+        return self.may_cut and self.first.is_bound_by_memory
 
     def best(self) -> tuple[Search, Found | None]:
         """The search of the best variant, and what it found, where that is known.
@@ -99,9 +121,12 @@ class Explorer:
           InfeasiblePlanError: nothing fits.
         """
         self.tried.append(Tried("as written", self.search, self.first))
-        for tried in self._cut_in_time():
-            if not tried.found.is_bound_by_memory:
-                break
+        if self.may_recompute and self.has_wish:
+            self._try("nothing made again", [KEPT_INSTEAD])
+        if all(t.found.is_bound_by_memory for t in self.tried) and self.may_cut:
+            for tried in self._cut_in_time():
+                if not tried.found.is_bound_by_memory:
+                    break
         best = min(self.tried, key=lambda t: t.found.step_s)
         if not best.found.fits:
             raise self._nothing_fits()
