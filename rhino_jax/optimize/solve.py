@@ -13,9 +13,9 @@ from rhino_jax.optimize.incumbents import Effort, Incumbents, Report
 from rhino_jax.optimize.least_peak import low_peaks
 from rhino_jax.optimize.memory_search import DualSolution, search_memory
 from rhino_jax.optimize.moves.descent import descend
-from rhino_jax.optimize.moves.fusion import fuse
+from rhino_jax.optimize.moves.fusion import Fused, fuse
 from rhino_jax.optimize.overlap import Overlap
-from rhino_jax.optimize.pairwise import solve_pairwise
+from rhino_jax.optimize.pairwise import PairwiseSolution, solve_pairwise
 from rhino_jax.optimize.parameters import WEIGHTS
 from rhino_jax.optimize.problem import Labels, Problem
 
@@ -90,23 +90,12 @@ def solve_overlapped(
         variables = found.variables
         bound = max(bound, found.bound)
         if problem.peak(found.labels) > problem.limit:
-            incumbents.offer(found.labels)
-            if incumbents.best is None:
-                for low_choice in low_peaks(problem):
-                    incumbents.offer(low_choice)
-            dual = search_memory(overlap, incumbents, found, weight, effort)
-            if dual is None:
-                break
-            bound = max(bound, dual.bound)
-            report(None, bound)
-            if effort.proves or incumbents.best is None:
-                weighted = overlap.weighted(dual.prices.weight)
-                fused = fuse(weighted, incumbents.best, dual.choices, effort)
+            fused, dual = _within_memory(overlap, incumbents, found, weight, effort)
+            if dual is not None:
+                bound = max(bound, dual.bound)
+                report(None, bound)
+            if fused is not None:
                 bound, variables = max(bound, fused.bound), fused.variables
-                if fused.labels is not None:
-                    incumbents.offer(fused.labels)
-            if incumbents.best is not None:
-                incumbents.offer(descend(overlap, incumbents.best))
             break
         labels = min([*mine, found.labels], key=weighted.objective)
         polished = labels if overlap.hides_nothing else descend(overlap, labels)
@@ -137,6 +126,33 @@ def solve_overlapped(
         (len(problem.costs), found.nodes),
         dual,
     )
+
+
+def _within_memory(
+    overlap: Overlap,
+    incumbents: Incumbents,
+    found: PairwiseSolution,
+    weight: float,
+    effort: Effort,
+) -> tuple[Fused | None, DualSolution | None]:
+    """Offer choices within the limit, which `found` is beyond."""
+    problem = overlap.problem
+    incumbents.offer(found.labels)
+    if incumbents.best is None:
+        for low_choice in low_peaks(problem):
+            incumbents.offer(low_choice)
+    dual = search_memory(overlap, incumbents, found, weight, effort)
+    if dual is None:
+        return None, None
+    fused = None
+    if effort.proves or incumbents.best is None:
+        weighted = overlap.weighted(dual.prices.weight)
+        fused = fuse(weighted, incumbents.best, dual.choices, effort)
+        if fused.labels is not None:
+            incumbents.offer(fused.labels)
+    if incumbents.best is not None:
+        incumbents.offer(descend(overlap, incumbents.best))
+    return fused, dual
 
 
 def _brief(effort: Effort) -> Effort:

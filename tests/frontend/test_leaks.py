@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
+import types
 from typing import Any
 
 import jax
@@ -71,6 +74,118 @@ def captured(trainer: Trainer) -> Any:
 
 def argument(x: jax.Array, trainer: Trainer) -> jax.Array:
     return trainer.step(x)
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """Has no `__dict__`."""
+
+    weights: Any = None
+
+    def step(self, x: jax.Array) -> jax.Array:
+        self.weights = x * 2
+        return x
+
+
+class Shared:
+    """Keeps what it has in its class."""
+
+    weights: Any = None
+
+    @classmethod
+    def step(cls, x: jax.Array) -> jax.Array:
+        cls.weights = x * 2
+        return x
+
+    def set_on_class(self, x: jax.Array) -> jax.Array:
+        return type(self).step(x)
+
+
+def set_global(x: jax.Array) -> jax.Array:
+    global WEIGHTS
+    WEIGHTS = WEIGHTS - x
+    return x
+
+
+def set_new_global(x: jax.Array) -> jax.Array:
+    global NOT_THERE_YET
+    NOT_THERE_YET = x * 2
+    return x
+
+
+def set_attribute(x: jax.Array) -> jax.Array:
+    set_attribute.last = x * 2  # type: ignore[attr-defined]
+    return x
+
+
+def rebinds() -> tuple[Any, Any]:
+    weights: Any = 0.0
+
+    def step(x: jax.Array) -> jax.Array:
+        nonlocal weights
+        weights = weights - x
+        return x
+
+    return step, lambda: weights
+
+
+WEIGHTS: Any = 0.0
+QUEUE: collections.deque[Any] = collections.deque([1.0], maxlen=2)
+OBJECTS = np.array([None, 1.0], object)
+NESTED = ({"weights": 0.0},)
+MODULE: Any = types.ModuleType("module")
+MODULE.weights = 0.0
+DEEP = functools.reduce(lambda inner, _: [inner], range(9), Trainer())
+slotted, step_of_closure = Slotted(), rebinds()
+HOLDERS: dict[str, tuple[Any, str, Any]] = {
+    "slots": (slotted.step, "self.weights", lambda: slotted.weights),
+    "class method": (Shared.step, "Shared.weights", lambda: Shared.weights),
+    "class": (Shared().set_on_class, "Shared.weights", lambda: Shared.weights),
+    "nonlocal": (step_of_closure[0], "weights", step_of_closure[1]),
+    "global": (set_global, "WEIGHTS", lambda: WEIGHTS),
+    "new global": (
+        set_new_global,
+        "NOT_THERE_YET",
+        lambda: globals().get("NOT_THERE_YET"),
+    ),
+    "attribute of a function": (
+        set_attribute,
+        "set_attribute.__dict__['last']",
+        lambda: getattr(set_attribute, "last", None),
+    ),
+    "deque": (lambda x: QUEUE.append(x * 2), "QUEUE[1]", lambda: list(QUEUE)),
+    "array of objects": (
+        lambda x: OBJECTS.__setitem__(0, x * 2),
+        "OBJECTS[0]",
+        lambda: list(OBJECTS),
+    ),
+    "tuple": (
+        lambda x: NESTED[0].update(weights=x * 2),
+        "NESTED[0]['weights']",
+        lambda: NESTED[0],
+    ),
+    "module": (
+        lambda x: setattr(MODULE, "weights", x * 2),
+        "MODULE.weights",
+        lambda: MODULE.weights,
+    ),
+    "far": (
+        lambda x: functools.reduce(lambda a, _: a[0], range(9), DEEP).step(x),
+        f"DEEP{'[0]' * 9}.weights",
+        lambda: None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_whatever_keeps_a_value_is_given_back_what_it_held(name: str) -> None:
+    fn, path, held = HOLDERS[name]
+    before = held()
+    for _ in range(2):
+        with pytest.raises(rhino.TraceError, match="would be lost") as caught:
+            shard(fn)(X)
+        assert caught.value.where == path
+        assert held() == before
 
 
 trainer = Trainer()

@@ -64,6 +64,14 @@ def _is_of_nnx(x: Any) -> bool:
 
 def reached_by(fn: Any) -> Iterator[tuple[str, Any]]:
     """(name, value) of what a function captures, and what the functions in it do."""
+    for inner in functions_reached_by(fn):
+        for name, value in _captured(inner):
+            if not isinstance(value, (*_FUNCTIONS, *PLAIN)):
+                yield name, value
+
+
+def functions_reached_by(fn: Any) -> Iterator[Any]:
+    """The function, and the user's functions that it and they capture."""
     seen: set[int] = set()
     left = [fn]
     while left and len(seen) < _AT_MOST:
@@ -71,12 +79,12 @@ def reached_by(fn: Any) -> Iterator[tuple[str, Any]]:
         if id(fn) in seen:
             continue
         seen.add(id(fn))
-        for name, value in _captured(fn):
-            if isinstance(value, _FUNCTIONS):
-                if not _is_library(value):
-                    left.append(value)
-            elif not isinstance(value, PLAIN):
-                yield name, value
+        yield fn
+        left += [
+            value
+            for _, value in _captured(fn)
+            if isinstance(value, _FUNCTIONS) and not _is_library(value)
+        ]
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, JITTED)
@@ -105,7 +113,7 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not filled yet
             continue
-    for name in _names(fn.__code__):
+    for name in names_used(fn.__code__):
         if name in fn.__globals__:
             yield name, fn.__globals__[name]
     for i, value in enumerate(fn.__defaults__ or ()):
@@ -113,14 +121,17 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from (fn.__kwdefaults__ or {}).items()
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_used(code: types.CodeType) -> Iterator[str]:
     """Names that a function and those defined in it use."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _names(inner)
+            yield from names_used(inner)
 
 
 def _is_library(fn: Any) -> bool:
-    module = getattr(fn, "__module__", None) or ""
-    return module.split(".")[0] in ("jax", "optax", "flax", "equinox", "numpy")
+    return (getattr(fn, "__module__", None) or "").split(".")[0] in LIBRARIES
+
+
+LIBRARIES = ("jax", "optax", "flax", "equinox", "numpy")
+"""Their functions capture nothing of the user's."""

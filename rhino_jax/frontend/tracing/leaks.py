@@ -1,26 +1,37 @@
 """What a function keeps of its trace in objects that it can reach.
 
 Such a value is dead when the trace ends: a state that is kept so (an attribute of a
-plain object, a list outside of the function) is never updated again, without a word.
-Objects are compared before and after the trace, and given back what they held.
+plain object, a list outside of the function, a variable that it declares `nonlocal` or
+`global`) is never updated again, without a word. What can hold one is compared before
+and after the trace, and given back what it held.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterable, MutableMapping
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 
 from rhino_jax._compat import is_outermost
 from rhino_jax.errors import TraceError
-from rhino_jax.frontend.tracing.captured import PLAIN, reached_by
+from rhino_jax.frontend.tracing.captured import (
+    PLAIN,
+    functions_reached_by,
+    reached_by,
+)
+from rhino_jax.frontend.tracing.holders import (
+    NOTHING,
+    Variables,
+    items,
+    restore,
+    step,
+    within,
+)
 
-
-_DEPTH = 4
-"""How deep objects within objects are looked at."""
 
 _AT_MOST = 2_000
 """How many objects are looked at: a trace must not wait for this."""
@@ -37,22 +48,20 @@ class Watch:
     def __init__(
         self, fn: Callable[..., Any], statics: Iterable[tuple[str, Any]]
     ) -> None:
-        self._before: dict[int, tuple[str, Any, Any]] = {}
-        self._is_on = is_outermost()
-        if self._is_on:
-            for path, value in (*statics, *reached_by(fn)):
-                self._look(path, value, 0)
+        self._before: dict[int, tuple[str, Any, dict[Any, Any]]] = {}
+        if is_outermost():
+            self._look(deque((*statics, *reached_by(fn), *_variables(fn))))
 
-    def _look(self, path: str, value: Any, depth: int) -> None:
-        if depth > _DEPTH or len(self._before) >= _AT_MOST or id(value) in self._before:
-            return
-        items = _items(value)
-        if items is None:
-            return
-        self._before[id(value)] = (path, value, dict(items))
-        for name, inner in items.items():
-            if not isinstance(inner, PLAIN):
-                self._look(path + _step(value, name), inner, depth + 1)
+    def _look(self, left: deque[tuple[str, Any]]) -> None:
+        """The nearest first, so that what is far ends where there is too much."""
+        while left and len(self._before) < _AT_MOST:
+            path, value = left.popleft()
+            if id(value) in self._before:
+                continue
+            held = items(value)
+            if held is not None:
+                self._before[id(value)] = (path, value, held)
+                left.extend(within(path, value, held))
 
     def check(self, what: str, name: str) -> None:
         """Refuse a function that kept a tracer, and take that back.
@@ -62,13 +71,12 @@ class Watch:
         """
         leaks = []
         for path, value, before in self._before.values():
-            after = _items(value) or {}
-            for key, now in after.items():
-                if before.get(key, _NOTHING) is now or not _holds_tracer(now):
+            for key, now in (items(value) or {}).items():
+                if before.get(key, NOTHING) is now or not _holds_tracer(now):
                     continue
-                _restore(value, key, before)
+                restore(value, key, before)
                 if not _is_cached_property(value, key):
-                    leaks.append((path + _step(value, key), now))
+                    leaks.append((step(path, value, key), now))
         if not leaks:
             return
         path, now = leaks[0]
@@ -86,25 +94,14 @@ class Watch:
         )
 
 
-_NOTHING = object()
-
-
-def _items(value: Any) -> dict[Any, Any] | None:
-    """What a mutable object holds, by attribute, key or number; None if it is none."""
-    if isinstance(value, list | dict):
-        if len(value) > _AT_MOST:
-            return None
-        return dict(enumerate(value)) if isinstance(value, list) else dict(value)
-    if isinstance(value, PLAIN) or inspect.isroutine(value):
-        return None
-    try:
-        return dict(object.__getattribute__(value, "__dict__"))
-    except (AttributeError, TypeError, ValueError):
-        return None
-
-
-def _step(value: Any, key: Any) -> str:
-    return f"[{key!r}]" if isinstance(value, list | dict) else f".{key}"
+def _variables(fn: Any) -> Iterator[tuple[str, Any]]:
+    """What functions bind and are given as attributes; classes of class methods."""
+    for inner in functions_reached_by(fn):
+        if isinstance(inner, types.FunctionType):
+            yield inner.__name__, Variables(inner)
+            yield f"{inner.__name__}.__dict__", vars(inner)
+        elif isinstance(inner, types.MethodType) and isinstance(inner.__self__, type):
+            yield inner.__self__.__qualname__, inner.__self__
 
 
 def _holds_tracer(value: Any) -> bool:
@@ -121,14 +118,3 @@ def _is_cached_property(value: Any, key: Any) -> bool:
     """Whether it is only remembered: it is computed again by the next who asks."""
     kind = getattr(type(value), key, None) if isinstance(key, str) else None
     return isinstance(kind, functools.cached_property)
-
-
-def _restore(value: Any, key: Any, before: dict[Any, Any]) -> None:
-    if isinstance(value, list):
-        value[:] = list(before.values())
-        return
-    held: MutableMapping[Any, Any] = value if isinstance(value, dict) else vars(value)
-    if key in before:
-        held[key] = before[key]
-    else:
-        held.pop(key, None)
