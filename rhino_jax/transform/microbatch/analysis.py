@@ -81,7 +81,7 @@ def analyse(flat: Flat, cut: Mapping[int, Rows], sizes: Sizes) -> Found:
     Raises:
       Opened: a recomputed region has to be taken apart.
     """
-    found = Found(flat, Flow(flat.program, sizes))
+    found = Found(flat, Flow(flat, sizes))
     states = found.states
     for value, const in flat.consts.items():
         states[value] = Whole(is_zero=_is_zero(const))
@@ -104,7 +104,7 @@ def _run(found: Found, item: Item) -> Ran:
         done = (
             _run_region(found, item, states)
             if item.blocks
-            else run_plain(found.flat.program, item, states, found.flow.sizes)
+            else run_plain(found.flat, item, states, found.flow.sizes)
         )
         if isinstance(done, Ran):
             break

@@ -22,6 +22,7 @@ from rhino_jax.transform.microbatch.generated import (
 )
 from rhino_jax.transform.microbatch.local import local_params
 from rhino_jax.transform.microbatch.pieces import Piece, positions
+from rhino_jax.transform.microbatch.row_numbers import ByRows
 from rhino_jax.transform.microbatch.states import Partial, Rows, State, Whole, is_there
 
 
@@ -90,6 +91,8 @@ class Inside:
                     self.shape(v, s)
                     for v, s in zip(item.results, ran.results, strict=True)
                 ]
+                if ran.by_rows is not None:
+                    arrays[1] = _own_rows(arrays[1], ran.by_rows)
                 results = self.bound(item, arrays, shapes)
         for value, x in zip(item.results, results, strict=True):
             self.env[value] = x
@@ -210,3 +213,10 @@ class Inside:
             step *= whole.shape[d]
         words = key_words(self.full(item.operands[0]))
         return threefry_words(words, at, whole.dtype)
+
+
+def _own_rows(indices: Any, by: ByRows) -> Any:
+    """Indices of which one is the row of the piece."""
+    rows = lax.broadcasted_iota(indices.dtype, indices.shape, by.dim)
+    last = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1)
+    return lax.select(last == by.column, rows, indices)

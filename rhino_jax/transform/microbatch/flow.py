@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.transform.microbatch.blocks import Item
+from rhino_jax.transform.microbatch.blocks import Flat, Item
 from rhino_jax.transform.microbatch.linear import JOINING, groups_of, is_kept_zero
+from rhino_jax.transform.microbatch.row_numbers import ByRows, by_rows
 from rhino_jax.transform.microbatch.states import (
     Partial,
     Rows,
@@ -31,10 +32,12 @@ class Ran:
     Attributes:
       uses: how each operand is read.
       results: what is made.
+      by_rows: where it is a look-up in which each row finds itself, how.
     """
 
     uses: tuple[State, ...]
     results: tuple[State, ...]
+    by_rows: ByRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,12 @@ class Sizes:
 
 
 def run_plain(
-    program: Program, item: Item, states: Sequence[State], sizes: Sizes
+    flat: Flat, item: Item, states: Sequence[State], sizes: Sizes
 ) -> Ran | Needs:
     """What an op without regions does.
 
     Args:
-      program: of the op.
+      flat: its program.
       item: the op.
       states: of its operands.
       sizes: of the batch.
@@ -80,12 +83,13 @@ def run_plain(
             Whole(phase, s.is_zero, True) if isinstance(s, Whole) else s for s in states
         )
         return Ran(tuple(states), tuple(passed))
-    found = _on_partials(item, states)
+    found = _on_partials(item, states) or _on_own_rows(flat, item, states)
     if found is None:
         found = _on_cuts(item, states, sizes)
     if isinstance(found, Needs):
         return found
-    return Ran(found.uses, _priced(program, item, states, found.results, sizes))
+    results = _priced(flat.program, item, states, found.results, sizes)
+    return replace(found, results=results)
 
 
 def together(states: Sequence[State]) -> Whole | tuple[int, ...]:
@@ -140,6 +144,21 @@ def _on_partials(item: Item, states: Sequence[State]) -> Ran | Needs | None:
                 return Ran(tuple(states), (made,) * len(item.results))
             return Needs(tuple(at), f"{what} meets what is known after it")
     return Needs(tuple(at), f"it is not linear in {what}")
+
+
+def _on_own_rows(flat: Flat, item: Item, states: Sequence[State]) -> Ran | None:
+    """A look-up in which each row finds itself."""
+    found = by_rows(flat, item, states)
+    if found is None:
+        return None
+    cut = next(s for s in states if isinstance(s, Rows))
+    phase = max(s.phase for s in states)
+    made = Rows(found.result, cut.outer, cut.inner, phase)
+    uses = (
+        s if isinstance(s, Rows) else Rows(d, cut.outer, cut.inner)
+        for s, d in zip(states, found.operands, strict=True)
+    )
+    return Ran(tuple(uses), (made,), found)
 
 
 def _is_zero(state: State) -> bool:

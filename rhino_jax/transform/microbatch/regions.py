@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.ir.program import Program, RegionKind
-from rhino_jax.transform.microbatch.blocks import Block, Item
+from rhino_jax.ir.program import RegionKind
+from rhino_jax.transform.microbatch.blocks import Block, Flat, Item
 from rhino_jax.transform.microbatch.flow import Needs, Ran, Sizes, run_plain
 from rhino_jax.transform.microbatch.states import Partial, Rows, State, Whole, inside
 
@@ -31,12 +31,12 @@ class Coupled(Exception):
 @dataclass(slots=True)
 class Flow:
     """Attributes:
-    program, sizes: what is walked.
+    flat, sizes: what is walked.
     states: of every value that was met, by id; inside regions relative to the loop.
     ran: of every op that was met, by id, how it runs.
     """
 
-    program: Program
+    flat: Flat
     sizes: Sizes
     states: dict[int, State] = field(default_factory=dict)
     ran: dict[int, Ran] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Flow:
             if item.blocks:
                 ran = self.region(item, states)
             else:
-                found = run_plain(self.program, item, states, self.sizes)
+                found = run_plain(self.flat, item, states, self.sizes)
                 if isinstance(found, Needs):
                     found = self.masked(item, states, found)
                 ran = found

@@ -197,11 +197,32 @@ LINEAR_LOSSES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LINEAR_LOSSES, ids=lambda f: f.__name__)
 def test_one_loop_gives_the_numbers_of_the_undivided_step(loss):
-    for cut in checked(loss):
+    for cut in checked(loss, (2, 3)):
         assert len(cut.loops) == 1
         assert cut.again_flops == cut.meeting_flops == 0
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_several_losses_take_one_loop(first):
+    """Compiled together: each is an output, their gradients are summed."""
+    losses = LINEAR_LOSSES[first::4]
+
+    def loss(p, b):
+        each = {f.__name__: f(p, b) for f in losses}
+        return sum(each.values()), each
+
+    for cut in checked(loss, has_aux=True):
+        assert len(cut.loops) == 1
+        assert cut.again_flops == cut.meeting_flops == 0
+
+
+def test_rows_that_find_themselves_are_not_stacked():
+    step, args = step_of(by_row_number)
+    (loop,) = cut_of(step, args, donate=(0, 1)).loops
+    assert {c.how for c in loop.leaving} == {"sum"}
 
 
 def balanced(p, b):
@@ -288,7 +309,7 @@ def test_optimizers_run_once(make):
 
 
 def test_pieces_that_do_not_divide():
-    for cut in checked(masked, (3, 5, 7, 8)):
+    for cut in checked(masked, (5, 8)):
         assert cut.piece_rows * cut.count >= B
 
 
