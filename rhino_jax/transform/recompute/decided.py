@@ -48,6 +48,7 @@ class Decided:
       added: forward loop → values of its body that are stacked besides.
       pairs: backward loop → what it makes again.
       offloaded: values that wait in the host's memory.
+      hosted_stacks: stacks of which each slice does.
       same: value → value that is read for it.
       skipped: lines that do not run.
     """
@@ -58,6 +59,7 @@ class Decided:
     added: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     pairs: Mapping[int, tuple[Pair, ...]] = field(default_factory=dict)
     offloaded: frozenset[int] = frozenset()
+    hosted_stacks: frozenset[int] = frozenset()
     same: Mapping[int, int] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
 
@@ -86,8 +88,9 @@ def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
     halves = halves_of(block)
     dropped = {block.named(v) for v in choice.recompute}
     explicit = {block.named(v) for v in choice.keep}
-    stacks = [s for s in find_stacks(blocks, halves) if s.value in dropped]
-    stacked = {s.value for s in stacks}
+    all_stacks = find_stacks(blocks, halves)
+    stacks = [s for s in all_stacks if s.value in dropped]
+    stacked = {s.value for s in all_stacks}
     wanted = [v for v in halves.late_uses if v in dropped and v not in stacked]
     kept = ({*halves.late_uses, *halves.bound} - set(wanted)) | explicit
     remade = again(blocks.program, block, wanted, kept)
@@ -98,14 +101,15 @@ def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
             for value in stacked_anew(blocks, block, pair):
                 assert pair.loop is not None
                 added[pair.loop][value] = None
-    offloaded = {block.named(v) for v in choice.offload} & set(halves.late_uses)
+    sent = {block.named(v) for v in choice.offload} - dropped
     return Decided(
         halves,
         remade,
         _slots(stacks),
         {loop: tuple(values) for loop, values in added.items()},
         pairs,
-        frozenset(offloaded - remade.values - stacked),
+        frozenset((sent & set(halves.late_uses)) - remade.values - stacked),
+        frozenset(sent & stacked),
     )
 
 

@@ -11,6 +11,7 @@ from jax import lax
 from rhino_jax.transform.recompute.decided import Decided, Pair, leaves
 from rhino_jax.transform.recompute.frame import Frame, Plan, Read
 from rhino_jax.transform.recompute.lines import Line
+from rhino_jax.transform.recompute.offload import from_host, to_host, waits_on_host
 from rhino_jax.transform.recompute.remade import Remade
 from rhino_jax.transform.recompute.stacks import call_of, is_scan
 
@@ -42,9 +43,12 @@ def run(frame: Frame) -> None:
 
 def changes_loop(plan: Plan, decided: Decided, k: int) -> bool:
     """Whether a loop stacks other values, or something in its body changes."""
+    line = decided.block.lines[k]
     if k in decided.stacks or k in decided.added or k in decided.pairs:
         return True
-    inner = plan.decided.get(decided.block.lines[k].op.id)
+    if not decided.hosted_stacks.isdisjoint((*line.reads, *line.makes)):
+        return True
+    inner = plan.decided.get(line.op.id)
     return inner is not None and changes(plan, inner)
 
 
@@ -69,11 +73,14 @@ def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
     needs = [needed(frame, pair, slices) for pair in pairs]
     left_out = decided.stacks.get(k, frozenset())
     added = decided.added.get(k, ())
+    hosted = decided.hosted_stacks
 
     def step(carry: Any, xs: Any) -> Any:
         inner = Frame(plan, plan.decided[line.op.id])
         inputs = inner.block.inputs
         inner.early.update(zip(inputs, [*consts, *carry], strict=False))
+        if hosted:
+            xs = [from_host(x) if waits_on_host(x) else x for x in xs]
         inner.early.update((inputs[p], x) for p, x in zip(own, xs, strict=False))
         for pair, found in zip(pairs, needs, strict=True):
             have = {v: xs[x] if is_slice else x for v, (is_slice, x) in found.items()}
@@ -81,7 +88,11 @@ def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
         run(inner)
         outs = inner.outputs()
         stacked = outs[call.num_carry :]
-        ys = [y for s, y in enumerate(stacked) if s not in left_out]
+        ys = [
+            to_host(y) if line.makes[call.num_carry + s] in hosted else y
+            for s, y in enumerate(stacked)
+            if s not in left_out
+        ]
         return outs[: call.num_carry], [*ys, *(inner.read(v) for v in added)]
 
     params = plan.equations.of[line.op.id].params

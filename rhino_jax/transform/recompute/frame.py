@@ -14,6 +14,7 @@ from jax import lax
 from rhino_jax.transform.recompute.decided import Decided
 from rhino_jax.transform.recompute.equations import Equations
 from rhino_jax.transform.recompute.lines import Block, Blocks, Line
+from rhino_jax.transform.recompute.offload import AHEAD, from_host, to_host
 from rhino_jax.transform.recompute.remade import Remade
 
 
@@ -48,6 +49,8 @@ class Frame:
       sources: input → how it is made again, where it was dropped.
       reading: the late line that runs now, if it is late.
       last: the last value that something can wait for; a late one if there is any.
+      ties: late values that something can wait for, as they were made.
+      hosted: what waits in the host's memory.
     """
 
     plan: Plan
@@ -59,6 +62,8 @@ class Frame:
     remade: Remade | None = None
     reading: Line | None = None
     last: int | None = None
+    ties: list[Any] = field(default_factory=list)
+    hosted: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.decided.again.lines:
@@ -93,12 +98,20 @@ class Frame:
         if self.remade is not None and value in self.remade.again.values:
             self.late[value] = self.remade.value(value)
             return self.late[value]
+        if value in self.hosted:
+            ties = self.ties[-AHEAD:][:1]
+            self.late[value] = from_host(self.hosted[value], ties)
+            return self.late[value]
         return self.read(value)
 
     def made(self, line: Line, results: Sequence[Any], is_late: bool) -> None:
         """Take down what a line made."""
         self.early.update(zip(line.makes, results, strict=True))
         for v in line.makes:
+            if v in self.decided.offloaded and self.early[v] is not None:
+                self.hosted[v] = to_host(self.early[v])
+            if is_late and can_tie(self.early[v]):
+                self.ties.append(self.early[v])
             if can_tie(self.early[v]) and (is_late or not self._has_late()):
                 self.last = v
 
