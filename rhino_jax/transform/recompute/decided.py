@@ -48,6 +48,8 @@ class Decided:
       added: forward loop → values of its body that are stacked besides.
       pairs: backward loop → what it makes again.
       offloaded: values that wait in the host's memory.
+      split: loop that runs in two parts → how many slices its first part has; these
+        are kept as they were.
       hosted_stacks: stacks of which each slice does.
       same: value → value that is read for it.
       skipped: lines that do not run.
@@ -60,6 +62,7 @@ class Decided:
     pairs: Mapping[int, tuple[Pair, ...]] = field(default_factory=dict)
     offloaded: frozenset[int] = frozenset()
     hosted_stacks: frozenset[int] = frozenset()
+    split: Mapping[int, int] = field(default_factory=dict)
     same: Mapping[int, int] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
 
@@ -89,6 +92,9 @@ def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
     dropped = {block.named(v) for v in choice.recompute}
     explicit = {block.named(v) for v in choice.keep}
     all_stacks = find_stacks(blocks, halves)
+    for loop, count in choice.first:
+        trips = blocks.program.ops[loop].call
+        assert trips is not None and 0 < count < trips.trip_count, (loop, count)
     stacks = [s for s in all_stacks if s.value in dropped]
     stacked = {s.value for s in all_stacks}
     wanted = [v for v in halves.late_uses if v in dropped and v not in stacked]
@@ -110,7 +116,23 @@ def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
         pairs,
         frozenset((sent & set(halves.late_uses)) - remade.values - stacked),
         frozenset(sent & stacked),
+        _split(block, pairs, dict(choice.first)),
     )
+
+
+def _split(
+    block: Block, pairs: Mapping[int, tuple[Pair, ...]], first: Mapping[int, int]
+) -> dict[int, int]:
+    """Forward and backward loops that run in two parts."""
+    found: dict[int, int] = {}
+    for at, several in pairs.items():
+        loops = [pair.loop for pair in several if pair.loop is not None]
+        counts = {first.get(block.lines[loop].op.id, 0) for loop in loops}
+        assert len(counts) == 1, "loops that one loop goes back through part alike"
+        (count,) = counts
+        if count:
+            found.update(dict.fromkeys([at, *loops], count))
+    return found
 
 
 def _slots(stacks: list[Stack]) -> dict[int, frozenset[int]]:

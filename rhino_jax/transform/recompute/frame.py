@@ -16,6 +16,7 @@ from rhino_jax.transform.recompute.equations import Equations
 from rhino_jax.transform.recompute.lines import Block, Blocks, Line
 from rhino_jax.transform.recompute.offload import AHEAD, from_host, to_host
 from rhino_jax.transform.recompute.remade import Remade
+from rhino_jax.transform.recompute.slices import Part
 
 
 Read = Callable[[int], Any]
@@ -46,6 +47,8 @@ class Frame:
       early: value → array, as the lines made it.
       late: value → array, as late lines read it where that is another.
       stacks: (forward loop, value of its body) → what it stacked besides.
+      parts: stack of a loop that ran in two parts → what each stacked, None where the
+        second stacked nothing.
       sources: input → how it is made again, where it was dropped.
       reading: the late line that runs now, if it is late.
       last: the last value that something can wait for; a late one if there is any.
@@ -58,6 +61,7 @@ class Frame:
     early: dict[int, Any] = field(default_factory=dict)
     late: dict[int, Any] = field(default_factory=dict)
     stacks: dict[tuple[int, int], Any] = field(default_factory=dict)
+    parts: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     sources: dict[int, Callable[[], Any]] = field(default_factory=dict)
     remade: Remade | None = None
     reading: Line | None = None
@@ -88,6 +92,8 @@ class Frame:
         value = self.decided.same.get(value, value)
         if value in self.sources:
             return self.sources[value]()
+        if value in self.parts and self.early.get(value) is None:
+            self.early[value] = lax.concatenate(self.parts[value], 0)
         literals = self.plan.equations.literals
         return literals[value] if value in literals else self.early[value]
 
@@ -103,6 +109,12 @@ class Frame:
             self.late[value] = from_host(self.hosted[value], ties)
             return self.late[value]
         return self.read(value)
+
+    def stack(self, value: int, part: Part | None, read: Read) -> tuple[Any, bool]:
+        """A stack for a part of a loop, and whether it has this part's slices alone."""
+        if part is not None and value in self.parts:
+            return self.parts[value][part.number], True
+        return read(value), False
 
     def made(self, line: Line, results: Sequence[Any], is_late: bool) -> None:
         """Take down what a line made."""
