@@ -48,6 +48,9 @@ class Decided:
       added: forward loop → values of its body that are stacked besides.
       pairs: backward loop → what it makes again.
       offloaded: values that wait in the host's memory.
+      split: loop that runs in two parts → how many slices its first part has; these
+        are kept as they were.
+      hosted_stacks: stacks of which each slice does.
       same: value → value that is read for it.
       skipped: lines that do not run.
     """
@@ -58,6 +61,8 @@ class Decided:
     added: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     pairs: Mapping[int, tuple[Pair, ...]] = field(default_factory=dict)
     offloaded: frozenset[int] = frozenset()
+    hosted_stacks: frozenset[int] = frozenset()
+    split: Mapping[int, int] = field(default_factory=dict)
     same: Mapping[int, int] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
 
@@ -86,8 +91,12 @@ def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
     halves = halves_of(block)
     dropped = {block.named(v) for v in choice.recompute}
     explicit = {block.named(v) for v in choice.keep}
-    stacks = [s for s in find_stacks(blocks, halves) if s.value in dropped]
-    stacked = {s.value for s in stacks}
+    all_stacks = find_stacks(blocks, halves)
+    for loop, count in choice.first:
+        trips = blocks.program.ops[loop].call
+        assert trips is not None and 0 < count < trips.trip_count, (loop, count)
+    stacks = [s for s in all_stacks if s.value in dropped]
+    stacked = {s.value for s in all_stacks}
     wanted = [v for v in halves.late_uses if v in dropped and v not in stacked]
     kept = ({*halves.late_uses, *halves.bound} - set(wanted)) | explicit
     remade = again(blocks.program, block, wanted, kept)
@@ -98,15 +107,32 @@ def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
             for value in stacked_anew(blocks, block, pair):
                 assert pair.loop is not None
                 added[pair.loop][value] = None
-    offloaded = {block.named(v) for v in choice.offload} & set(halves.late_uses)
+    sent = {block.named(v) for v in choice.offload} - dropped
     return Decided(
         halves,
         remade,
         _slots(stacks),
         {loop: tuple(values) for loop, values in added.items()},
         pairs,
-        frozenset(offloaded - remade.values - stacked),
+        frozenset((sent & set(halves.late_uses)) - remade.values - stacked),
+        frozenset(sent & stacked),
+        _split(block, pairs, dict(choice.first)),
     )
+
+
+def _split(
+    block: Block, pairs: Mapping[int, tuple[Pair, ...]], first: Mapping[int, int]
+) -> dict[int, int]:
+    """Forward and backward loops that run in two parts."""
+    found: dict[int, int] = {}
+    for at, several in pairs.items():
+        loops = [pair.loop for pair in several if pair.loop is not None]
+        counts = {first.get(block.lines[loop].op.id, 0) for loop in loops}
+        assert len(counts) == 1, "loops that one loop goes back through part alike"
+        (count,) = counts
+        if count:
+            found.update(dict.fromkeys([at, *loops], count))
+    return found
 
 
 def _slots(stacks: list[Stack]) -> dict[int, frozenset[int]]:

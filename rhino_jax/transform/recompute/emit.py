@@ -11,8 +11,10 @@ from jax import lax
 from rhino_jax.transform.recompute.decided import Decided, Pair, leaves
 from rhino_jax.transform.recompute.frame import Frame, Plan, Read
 from rhino_jax.transform.recompute.lines import Line
+from rhino_jax.transform.recompute.offload import from_host, to_host, waits_on_host
 from rhino_jax.transform.recompute.remade import Remade
-from rhino_jax.transform.recompute.stacks import call_of, is_scan
+from rhino_jax.transform.recompute.slices import Part, Slices
+from rhino_jax.transform.recompute.stacks import call_of, is_scan, num_carried
 
 
 def emit(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
@@ -42,9 +44,17 @@ def run(frame: Frame) -> None:
 
 def changes_loop(plan: Plan, decided: Decided, k: int) -> bool:
     """Whether a loop stacks other values, or something in its body changes."""
-    if k in decided.stacks or k in decided.added or k in decided.pairs:
+    line = decided.block.lines[k]
+    if (
+        k in decided.split
+        or k in decided.stacks
+        or k in decided.added
+        or k in decided.pairs
+    ):
         return True
-    inner = plan.decided.get(decided.block.lines[k].op.id)
+    if not decided.hosted_stacks.isdisjoint((*line.reads, *line.makes)):
+        return True
+    inner = plan.decided.get(line.op.id)
     return inner is not None and changes(plan, inner)
 
 
@@ -58,21 +68,54 @@ def changes(plan: Plan, decided: Decided) -> bool:
 
 def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
     """A loop with other stacks; its results, None where a stack was dropped."""
-    call, decided, plan = call_of(line), frame.decided, frame.plan
-    first, num_consts = call.num_consts + call.num_carry, call.num_consts
-    pairs = decided.pairs.get(k, ())
+    call, decided = call_of(line), frame.decided
+    carries = [read(v) for v in line.reads[call.num_consts : num_carried(line)[1]]]
+    left_out = decided.stacks.get(k, frozenset())
+    num_stacks = len(line.makes) - call.num_carry
+    split = decided.split.get(k)
+    if split is None:
+        carries, ys = steps(frame, k, read, carries, None)
+        rest = iter(ys)
+        kept = [None if s in left_out else next(rest) for s in range(num_stacks)]
+        return [*carries, *kept]
+    parts = Part(0, 0, split), Part(1, split, call.trip_count)
+    found: dict[int, list[Any]] = {}
+    is_reverse = frame.plan.equations.of[line.op.id].params["reverse"]
+    for part in parts[::-1] if is_reverse else parts:
+        carries, found[part.number] = steps(frame, k, read, carries, part)
+    seconds = iter(found[1])
+    for s, first in enumerate(found[0]):
+        value = line.makes[call.num_carry + s]
+        second = None if s in left_out else next(seconds)
+        frame.parts[value] = first, second
+    return [*carries, *[None] * num_stacks]
+
+
+def steps(
+    frame: Frame, k: int, read: Read, carries: list[Any], part: Part | None
+) -> tuple[list[Any], list[Any]]:
+    """A loop, or some steps of it; its carries and stacks. The first ones of a loop
+    that is split stack all and make nothing again."""
+    line, decided, plan = frame.block.lines[k], frame.decided, frame.plan
+    call, first = call_of(line), num_carried(line)[1]
+    is_first = part is not None and part.number == 0
+    pairs = () if is_first else decided.pairs.get(k, ())
+    left_out = frozenset() if is_first else decided.stacks.get(k, frozenset())
+    added = () if is_first else decided.added.get(k, ())
     gone = {position for pair in pairs for position in pair.dropped}
     own = [p for p in range(first, len(line.reads)) if p not in gone]
-    consts = [read(v) for v in line.reads[:num_consts]]
-    carries = [read(v) for v in line.reads[num_consts:first]]
-    slices = [read(line.reads[p]) for p in own]
+    consts = [read(v) for v in line.reads[: call.num_consts]]
+    slices = Slices(part)
+    for p in own:
+        slices.add(*frame.stack(line.reads[p], part, read))
     needs = [needed(frame, pair, slices) for pair in pairs]
-    left_out = decided.stacks.get(k, frozenset())
-    added = decided.added.get(k, ())
+    hosted = decided.hosted_stacks
 
-    def step(carry: Any, xs: Any) -> Any:
+    def step(carry: Any, scanned: Any) -> Any:
         inner = Frame(plan, plan.decided[line.op.id])
-        inputs = inner.block.inputs
+        inputs, xs = inner.block.inputs, slices.at_step(scanned)
+        if hosted:
+            xs = [from_host(x) if waits_on_host(x) else x for x in xs]
         inner.early.update(zip(inputs, [*consts, *carry], strict=False))
         inner.early.update((inputs[p], x) for p, x in zip(own, xs, strict=False))
         for pair, found in zip(pairs, needs, strict=True):
@@ -80,37 +123,36 @@ def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
             make_again(inner, pair, frame, have)
         run(inner)
         outs = inner.outputs()
-        stacked = outs[call.num_carry :]
-        ys = [y for s, y in enumerate(stacked) if s not in left_out]
+        ys = [
+            to_host(y) if line.makes[call.num_carry + s] in hosted else y
+            for s, y in enumerate(outs[call.num_carry :])
+            if s not in left_out
+        ]
         return outs[: call.num_carry], [*ys, *(inner.read(v) for v in added)]
 
     params = plan.equations.of[line.op.id].params
     carry, ys = lax.scan(
         step,
         carries,
-        slices,
-        length=call.trip_count,
+        slices.scanned(),
+        length=call.trip_count if part is None else part.stop - part.start,
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    news = ys[len(ys) - len(added) :]
+    ys, news = ys[: len(ys) - len(added)], ys[len(ys) - len(added) :]
     frame.stacks.update(((k, v), y) for v, y in zip(added, news, strict=True))
-    rest = iter(ys)
-    num_stacks = len(line.makes) - call.num_carry
-    kept = [None if s in left_out else next(rest) for s in range(num_stacks)]
-    return [*carry, *kept]
+    return list(carry), list(ys)
 
 
-def needed(frame: Frame, pair: Pair, slices: list[Any]) -> dict[int, tuple[bool, Any]]:
+def needed(frame: Frame, pair: Pair, slices: Slices) -> dict[int, tuple[bool, Any]]:
     """What a backward loop needs of a forward loop's body as it was.
 
     Args:
       frame: that both loops run in.
       pair: the loops.
-      slices: arrays that the backward loop scans over; is added to.
+      slices: what the backward loop reads slices of; is added to.
     Returns:
-      Value of the body → (whether it is scanned over, its place in `slices` or the
-      array).
+      Value of the body → (whether it is a slice, its place among them or the array).
     """
     if pair.loop is None:
         return {v: (False, frame.read_late(v)) for v in leaves(pair)}
@@ -126,17 +168,17 @@ def needed(frame: Frame, pair: Pair, slices: list[Any]) -> dict[int, tuple[bool,
         at = place.get(v, -1)
         if 0 <= at < call.num_consts:
             found[v] = False, frame.read_late(forward.reads[at])
-            continue
-        if at >= first:
-            stack = frame.read_late(forward.reads[at])
-        elif v in slot:
-            stack = frame.read_late(forward.makes[call.num_carry + slot[v]])
+        elif at >= first or v in slot:
+            value = (
+                forward.reads[at]
+                if at >= first
+                else forward.makes[call.num_carry + slot[v]]
+            )
+            stack = frame.stack(value, slices.part, frame.read_late)
+            found[v] = True, slices.add(*stack)
         else:
-            stack = frame.stacks[pair.loop, v]
-        same = [i for i, x in enumerate(slices) if x is stack]
-        found[v] = True, same[0] if same else len(slices)
-        if not same:
-            slices.append(stack)
+            is_part = slices.part is not None
+            found[v] = True, slices.add(frame.stacks[pair.loop, v], is_part)
     return found
 
 

@@ -14,7 +14,9 @@ from jax import lax
 from rhino_jax.transform.recompute.decided import Decided
 from rhino_jax.transform.recompute.equations import Equations
 from rhino_jax.transform.recompute.lines import Block, Blocks, Line
+from rhino_jax.transform.recompute.offload import AHEAD, from_host, to_host
 from rhino_jax.transform.recompute.remade import Remade
+from rhino_jax.transform.recompute.slices import Part
 
 
 Read = Callable[[int], Any]
@@ -45,9 +47,13 @@ class Frame:
       early: value → array, as the lines made it.
       late: value → array, as late lines read it where that is another.
       stacks: (forward loop, value of its body) → what it stacked besides.
+      parts: stack of a loop that ran in two parts → what each stacked, None where the
+        second stacked nothing.
       sources: input → how it is made again, where it was dropped.
       reading: the late line that runs now, if it is late.
       last: the last value that something can wait for; a late one if there is any.
+      ties: late values that something can wait for, as they were made.
+      hosted: what waits in the host's memory.
     """
 
     plan: Plan
@@ -55,10 +61,13 @@ class Frame:
     early: dict[int, Any] = field(default_factory=dict)
     late: dict[int, Any] = field(default_factory=dict)
     stacks: dict[tuple[int, int], Any] = field(default_factory=dict)
+    parts: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     sources: dict[int, Callable[[], Any]] = field(default_factory=dict)
     remade: Remade | None = None
     reading: Line | None = None
     last: int | None = None
+    ties: list[Any] = field(default_factory=list)
+    hosted: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.decided.again.lines:
@@ -83,6 +92,8 @@ class Frame:
         value = self.decided.same.get(value, value)
         if value in self.sources:
             return self.sources[value]()
+        if value in self.parts and self.early.get(value) is None:
+            self.early[value] = lax.concatenate(self.parts[value], 0)
         literals = self.plan.equations.literals
         return literals[value] if value in literals else self.early[value]
 
@@ -93,12 +104,26 @@ class Frame:
         if self.remade is not None and value in self.remade.again.values:
             self.late[value] = self.remade.value(value)
             return self.late[value]
+        if value in self.hosted:
+            ties = self.ties[-AHEAD:][:1]
+            self.late[value] = from_host(self.hosted[value], ties)
+            return self.late[value]
         return self.read(value)
+
+    def stack(self, value: int, part: Part | None, read: Read) -> tuple[Any, bool]:
+        """A stack for a part of a loop, and whether it has this part's slices alone."""
+        if part is not None and value in self.parts:
+            return self.parts[value][part.number], True
+        return read(value), False
 
     def made(self, line: Line, results: Sequence[Any], is_late: bool) -> None:
         """Take down what a line made."""
         self.early.update(zip(line.makes, results, strict=True))
         for v in line.makes:
+            if v in self.decided.offloaded and self.early[v] is not None:
+                self.hosted[v] = to_host(self.early[v])
+            if is_late and can_tie(self.early[v]):
+                self.ties.append(self.early[v])
             if can_tie(self.early[v]) and (is_late or not self._has_late()):
                 self.last = v
 

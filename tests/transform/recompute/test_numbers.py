@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import jax
 import pytest
@@ -74,3 +75,39 @@ def test_dropout_draws_the_same_numbers() -> None:
     traced = trace(step, args, {})
     assert any(op.name == "random_bits" for op in traced.program.ops)
     check(traced, args, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("mlp-tiny", {}), ("gpt-tiny", {"remat": False})],
+)
+def test_values_that_wait_on_the_host(name: str, changes: dict[str, Any]) -> None:
+    """Of a CPU, that is where they are; the program is another."""
+    traced, args = workload(name, **changes)
+    kept = [k.value for k in find_kept(traced.program)]
+    changed = with_choice(
+        traced, Choice(recompute=tuple(kept[::3]), offload=tuple(kept))
+    )
+    moves = [op for op in changed.program.ops if op.name == "device_put"]
+    assert len(moves) >= 2
+    arrays = jax.tree.leaves(args)
+    assert_same(compiled(changed)(*arrays), compiled(traced)(*arrays))
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_first_slices_are_kept(count: int) -> None:
+    traced, args = workload("gpt-tiny", remat=False, num_layers=3)
+    stacks = [k for k in find_kept(traced.program) if k.forward is not None]
+    (forward,) = {k.forward for k in stacks}
+    assert forward is not None
+    # Some are kept in all slices.
+    dropped = tuple(k.value for k in stacks if k.lines)[:-4]
+    changed = with_choice(traced, Choice(recompute=dropped, first=((forward, count),)))
+    lengths = [
+        op.call.trip_count
+        for op in changed.program.ops
+        if op.name == "scan" and op.call is not None
+    ]
+    assert lengths == [count, 3 - count, 3 - count, count]
+    arrays = jax.tree.leaves(args)
+    assert_same(compiled(changed)(*arrays), compiled(traced)(*arrays))
