@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -104,11 +106,11 @@ class _Outside:
             stacks = [x for x, c in zip(made, leaving, strict=True) if c not in kept]
             parts = [x for x, c in zip(made, leaving, strict=True) if c in kept]
             pairs = zip(kept, carry, parts, strict=True)
-            return [_combined(*pair) for pair in pairs], stacks
+            return [self.combined(*pair) for pair in pairs], stacks
 
-        carry, stacks = lax.scan(
-            step, [self.start(c) for c in kept], lax.iota(np.int32, split.full)
-        )
+        starts = [self.start(c) for c in kept]
+        with jax.named_scope("micro-batches"):
+            carry, stacks = lax.scan(step, starts, lax.iota(np.int32, split.full))
         rest: list[Any] = [None] * len(leaving)
         if split.rest:
             rest = piece(None)
@@ -116,34 +118,44 @@ class _Outside:
         for crossing, last in zip(leaving, rest, strict=True):
             if crossing.how == "stacked":
                 rows = Rows(crossing.dim, crossing.outer, crossing.inner)
-                whole = together(next(done[1]), last, rows, split)
+                with self.line(crossing):
+                    whole = together(next(done[1]), last, rows, split)
             else:
                 whole = next(done[0])
                 if last is not None:
-                    whole = _combined(crossing, whole, last)
+                    whole = self.combined(crossing, whole, last)
                 whole = self.finished(crossing, whole)
             self.env[crossing.value] = whole
+
+    def line(self, crossing: Crossing) -> contextlib.AbstractContextManager[None]:
+        """The names and source line of what makes a value that leaves a loop."""
+        maker = self.found.flat.maker.get(crossing.value)
+        return contextlib.nullcontext() if maker is None else maker.context()
 
     def start(self, crossing: Crossing) -> Any:
         """What is there before the first piece."""
         value = self.found.flat.program.values[crossing.value]
         dtype = jnp.dtype(value.dtype)
+        fill: Any = 0
+        if crossing.how != "unchanged":
+            if crossing.how == "sum" and _is_narrow(dtype):
+                dtype = jnp.dtype(self.accumulate)
+            fill = identity(crossing.how, dtype)
+        with self.line(crossing):
+            return lax.full(value.shape, fill, dtype)
+
+    def combined(self, crossing: Crossing, so_far: Any, part: Any) -> Any:
         if crossing.how == "unchanged":
-            return jnp.zeros(value.shape, dtype)
-        if crossing.how == "sum" and _is_narrow(dtype):
-            dtype = jnp.dtype(self.accumulate)
-        return lax.full(value.shape, identity(crossing.how, dtype), dtype)
+            return part
+        with self.line(crossing):
+            part = lax.convert_element_type(part, so_far.dtype)
+            return COMBINE[crossing.how](so_far, part)
 
     def finished(self, crossing: Crossing, x: Any) -> Any:
         dtype = self.found.flat.program.values[crossing.value].dtype
-        return lax.convert_element_type(x, jnp.dtype(dtype))
+        with self.line(crossing):
+            return lax.convert_element_type(x, jnp.dtype(dtype))
 
 
 def _is_narrow(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize < 4
-
-
-def _combined(crossing: Crossing, so_far: Any, part: Any) -> Any:
-    if crossing.how == "unchanged":
-        return part
-    return COMBINE[crossing.how](so_far, lax.convert_element_type(part, so_far.dtype))

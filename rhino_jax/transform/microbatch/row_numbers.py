@@ -108,7 +108,9 @@ def counts_along(flat: Flat, value: int, column: int | None = None) -> int | Non
 def _same_dim(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int | None:
     """A dim after dims of size one have come or gone."""
     kept = [[d for d, n in enumerate(s) if n != 1] for s in (before, after)]
-    if [before[d] for d in kept[0]] != [after[d] for d in kept[1]] or dim not in kept[0]:
+    if [before[d] for d in kept[0]] != [after[d] for d in kept[1]] or dim not in kept[
+        0
+    ]:
         return None
     return kept[1][kept[0].index(dim)]
 
