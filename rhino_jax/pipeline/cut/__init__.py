@@ -1,0 +1,8 @@
+"""Where a program is cut into stages.
+
+In: `ops.Ops`, a graph of ops with seconds and bytes, and `ops.Groups` of devices.
+Out: `ops.Cut`, a stage for every op, with what it costs.
+Order: `ops`, `price` (what any cut costs), `contract` (what never separates),
+`fast` (intervals of one order of the ops), `best` (the graph, by CP-SAT), `choose`
+(both, in turn), `as_work` (a cut as what schedules are made of).
+"""

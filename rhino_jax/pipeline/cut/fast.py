@@ -1,0 +1,185 @@
+"""Cuts of one order of the ops into intervals, by dynamic programming.
+
+Of all intervals of an order, the best; other cuts of the graph are not seen. As in
+`rhino_jax.pipeline.tera`, the least sum under a limit on the bottleneck is found for
+limits from above, each below what the last one needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rhino_jax.pipeline.cut.numbers import Numbers
+from rhino_jax.pipeline.cut.order import Graph
+
+
+_NEVER = 2**61
+
+
+def fast(numbers: Numbers, rounds: int = 8, seed: int = 0) -> np.ndarray | None:
+    """A stage for every op; None where nothing fits.
+
+    The best of several orders; then of orders that keep the stages of the best so far,
+    and are shaken within: each is at least as good, and may move any boundary.
+
+    Args:
+      numbers: the problem.
+      rounds: orders without gain after which to stop.
+      seed: of the shaking.
+    """
+    graph = Graph.of(numbers)
+    best, best_ns = None, _NEVER
+    for order in graph.orders():
+        found = cut_in_order(numbers, order)
+        if found is not None and found[1] < best_ns:
+            best, best_ns = found
+    rng = np.random.default_rng(seed)
+    left = rounds
+    while left and best is not None:
+        order = graph.by_key((best + rng.random(numbers.count)).tolist())
+        found = cut_in_order(numbers, order)
+        left -= 1
+        if found is not None and found[1] < best_ns:
+            best, best_ns = found
+            left = rounds
+    return best
+
+
+def cut_in_order(
+    numbers: Numbers, order: tuple[int, ...]
+) -> tuple[np.ndarray, int] | None:
+    """The best intervals of an order, and their step time in nanoseconds."""
+    table = _Table(numbers, np.array(order))
+    best, best_ns, limit = None, _NEVER, _NEVER
+    steady = numbers.micro_batches - 1
+    while (found := table.least_sum(limit)) is not None:
+        ends, total = found
+        bottleneck = table.bottleneck_of(ends)
+        if total + steady * bottleneck < best_ns:
+            best, best_ns = ends, total + steady * bottleneck
+        # Below this limit sums only grow.
+        if total + steady * numbers.least_bottleneck_ns >= best_ns:
+            break
+        limit = bottleneck - 1
+    if best is None:
+        return None
+    stages = np.empty(numbers.count, int)
+    stages[list(order)] = np.searchsorted(best, np.arange(numbers.count), side="right")
+    return stages, best_ns
+
+
+class _Table:
+    """Times and bytes of every interval of an order, and of every boundary.
+
+    Attributes:
+      stage_ns: [S, n + 1, n + 1], first op and end; `_NEVER` where the interval does no
+        work, does not fit, or holds an op that is pinned elsewhere.
+      slowest_ns: of every boundary and hop, the slower direction, [n + 1, S - 1].
+      hop_ns: of every boundary and hop, with gradients once a step, [n + 1, S - 1].
+    """
+
+    def __init__(self, numbers: Numbers, order: np.ndarray) -> None:
+        count, stages = numbers.count, numbers.stages
+        place = np.empty(count, int)
+        place[order] = np.arange(count)
+        sent = np.zeros((count + 2, stages - 1, 2), np.int64)
+        sent[0] = numbers.latency_ns[:, None]
+        received = np.zeros((count + 2, 2), np.int64)
+        for v, readers in enumerate(numbers.readers):
+            first = place[numbers.sources[v]] + 1
+            last = place[list(readers)].max() + 1
+            for table, what in (
+                (sent, numbers.value_ns),
+                (received, numbers.value_bytes),
+            ):
+                table[first] += what[v]
+                table[last] -= what[v]
+        once = np.zeros((count + 2, stages - 1), np.int64)
+        for p, readers in enumerate(numbers.shared):
+            among = place[list(readers)]
+            once[among.min() + 1] += numbers.shared_ns[p]
+            once[among.max() + 1] -= numbers.shared_ns[p]
+        sent, received, once = (
+            np.cumsum(t, axis=0)[: count + 1] for t in (sent, received, once)
+        )
+        self.slowest_ns = sent.max(axis=2)
+        self.hop_ns = sent.sum(axis=2) + once
+        self.stages = stages
+        self.stage_ns = np.stack(
+            [
+                self._stage(numbers, order, place, received, stage)
+                for stage in range(stages)
+            ]
+        )
+
+    @staticmethod
+    def _stage(
+        numbers: Numbers,
+        order: np.ndarray,
+        place: np.ndarray,
+        received: np.ndarray,
+        stage: int,
+    ) -> np.ndarray:
+        def between(of_ops: np.ndarray) -> np.ndarray:
+            sums = np.concatenate([[0], np.cumsum(of_ops[order])])
+            return sums[None, :] - sums[:, None]
+
+        seconds = between(numbers.op_ns[:, stage])
+        ahead = received[:, :1]
+        in_flight = numbers.in_flight[stage]
+        held = between(numbers.own_bytes) + _shared_bytes(numbers, place)
+        held += in_flight * (between(numbers.activation_bytes) + ahead) + ahead
+        if stage < numbers.stages - 1:
+            held += received[None, :, 1]
+        elsewhere = between((numbers.pins >= 0) & (numbers.pins != stage))
+        is_wrong = (
+            (seconds <= 0) | (held > numbers.limit_bytes[stage]) | (elsewhere > 0)
+        )
+        return np.where(is_wrong, _NEVER, seconds)
+
+    def least_sum(self, limit: int) -> tuple[np.ndarray, int] | None:
+        """Ends of all stages but the last with the least sum of stages and hops, none
+        above the limit."""
+        count = self.stage_ns.shape[1] - 1
+        best = np.full(count + 1, _NEVER)
+        best[0] = 0
+        starts = []
+        for stage in range(self.stages):
+            if stage:
+                hop = np.where(
+                    self.slowest_ns[:, stage - 1] <= limit,
+                    self.hop_ns[:, stage - 1],
+                    _NEVER,
+                )
+                best = np.minimum(best + hop, _NEVER)
+            times = self.stage_ns[stage]
+            sums = best[:, None] + np.where(times <= limit, times, _NEVER)
+            starts.append(sums.argmin(axis=0))
+            best = np.minimum(sums.min(axis=0), _NEVER)
+        if best[count] >= _NEVER:
+            return None
+        ends, end = [], count
+        for of_stage in starts[::-1]:
+            end = int(of_stage[end])
+            ends.append(end)
+        return np.array(ends[-2::-1], int), int(best[count])
+
+    def bottleneck_of(self, ends: np.ndarray) -> int:
+        count = self.stage_ns.shape[1] - 1
+        edges = [0, *map(int, ends), count]
+        times = [self.stage_ns[s, edges[s], edges[s + 1]] for s in range(self.stages)]
+        hops = [self.slowest_ns[end, hop] for hop, end in enumerate(ends)]
+        return int(max([*times, *hops]))
+
+
+def _shared_bytes(numbers: Numbers, place: np.ndarray) -> np.ndarray:
+    """Of every interval the shared parameters that some op in it reads."""
+    count = numbers.count
+    held = np.zeros((count + 1, count + 1), np.int64)
+    for p, readers in enumerate(numbers.shared):
+        before = 0
+        for reader in sorted(place[list(readers)]):
+            # The first reader at or after these starts is this one.
+            held[before : reader + 1, reader + 1] += numbers.shared_bytes[p]
+            before = reader + 1
+    return np.cumsum(held, axis=1)
