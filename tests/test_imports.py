@@ -36,7 +36,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend": "errors keywords _compat ir",
     "transform": "errors keywords _compat ir frontend",
     "plan": "errors units version keywords ir cost hardware",
-    "pipeline": "errors units disjoint ir cost plan",
+    "pipeline": "errors units ir cost plan",
     "report": "errors units ir plan pipeline verify",
     "models": "errors hardware",
 }
@@ -52,6 +52,8 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.wishes", "planning.search"): AT_START,
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
+    ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,
+    ("pipeline.schedules.searched", "pipeline.schedules.cpsat"): AT_START,
     ("planning.layout", "analysis"): ALONG,
     ("planning.layout", "optimize"): AT_START,
     ("cli", "contest"): AT_START,

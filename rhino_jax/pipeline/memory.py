@@ -44,7 +44,8 @@ def memory_of(
     Args:
       graph: tasks, with what they take and give back.
       starts, ends: of every task.
-      sent: when each transfer starts: its bytes are the receiver's from then on.
+      sent: when each transfer starts: its bytes are the receiver's from then on, until
+        its last reader starts, which holds it on.
       step_time_s: when all that nothing frees is freed.
     """
     changes: list[list[tuple[float, int]]] = [[] for _ in range(graph.groups)]
@@ -60,7 +61,7 @@ def memory_of(
             hold(task.group, starts[i], end, h.bytes)
     for i, transfer in enumerate(graph.transfers):
         group = graph.tasks[transfer.targets[0]].group
-        hold(group, sent[i], max(ends[t] for t in transfer.targets), transfer.bytes)
+        hold(group, sent[i], max(starts[t] for t in transfer.targets), transfer.bytes)
     return tuple(
         _profile(c, base) for c, base in zip(changes, graph.base_bytes, strict=True)
     )

@@ -21,7 +21,7 @@ class Network:
     Attributes:
       nodes: tasks, then transfers, each after all that it waits for.
       ends: of every node those that end before it starts.
-      starts: of every node those that start before it does: the readers of what took
+      starts: of every node those that start before it does: the reader that empties
         the buffer that a transfer needs.
       seconds: of every node.
       groups: of every task its group.
@@ -70,14 +70,20 @@ def network_of(simulation: Simulation) -> Network:
         for before, task in pairwise(order):
             ends[task].append(before)
     carried: list[list[int]] = [[] for _ in graph.links]
+    readers: list[list[int]] = [[] for _ in graph.links]
+    unread = [len(t.targets) for t in graph.transfers]
     for node in simulation.sequence:
         if node < count:
+            for i in graph.incoming[node]:
+                unread[i] -= 1
+                if not unread[i]:
+                    readers[graph.transfers[i].link].append(node)
             continue
         link = graph.transfers[node - count].link
         earlier, buffers = carried[link], graph.links[link].buffers
         ends[node] += earlier[-1:]
         if 0 < buffers <= len(earlier):
-            starts[node] += graph.transfers[earlier[-buffers] - count].targets
+            starts[node].append(readers[link][len(earlier) - buffers])
         earlier.append(node)
     seconds = [t.seconds for t in graph.tasks] + [t.seconds for t in graph.transfers]
     return Network(

@@ -124,7 +124,7 @@ class Transfer:
     Attributes:
       source: the task that makes it; it is ready when that ends.
       targets: tasks of one group that wait for it. Its bytes are held there from when
-        it sets out until the last of them ends.
+        it sets out until the last of them starts: what these hold includes it.
       link: position among the graph's links.
       bytes: of one device.
       seconds: on the link, by itself.

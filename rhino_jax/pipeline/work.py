@@ -19,11 +19,13 @@ class Cost:
       backward_s: seconds of its backward pass, in one task.
       input_gradient_s, weight_gradient_s: of the same in two; half of it each unless
         stated. Together they may be more, where both need the same intermediate.
-      activation_bytes: what the forward pass leaves for the backward pass.
+      activation_bytes: what the forward pass leaves for the backward pass, with what
+        it received.
       kept_bytes: of these, what the weights' gradients still need when the inputs'
         are there; all unless stated.
       output_gradient_bytes: what the inputs' gradients leave for the weights', beyond.
-      working_bytes: what any of its tasks takes while it runs.
+      working_bytes: what any of its tasks takes while it runs, with what it received
+        and does not leave.
     """
 
     forward_s: float

@@ -7,6 +7,7 @@ earlier one. Constraints:
     y[j, s] <= y[i, s]            j reads a value of i      monotone
     c[v, s] >= y[i, s] - y[j, s]  v of i, read by j         v crosses hop s
     sum of op_ns in stage s, and of each direction of hop s, <= B
+    all stages and hops from s on <= k B         k in flight at s, that it waits for
     memory of stage s <= limit
 
 Objective: (m - 1) B + all stages + all hops, in nanoseconds. Nodes that may trade
@@ -161,18 +162,23 @@ class _Model:
         most = max(most + int(numbers.latency_ns.max(initial=0)), least)
         bottleneck = model.new_int_var(least, most, "bottleneck")
         total = _Row()
-        total.add([bottleneck], [numbers.micro_batches - 1])
-        for s in range(self.hops + 1):
+        m = numbers.micro_batches
+        total.add([bottleneck], [m - 1])
+        for s in reversed(range(self.hops + 1)):
             stage = self._in_stage(numbers.op_ns[:, s], s)
             model.add(stage.sum <= bottleneck)
             model.add(stage.sum >= 1)
             total.include(stage)
-        for s in range(self.hops):
-            for way in range(2):
+            for way in range(2 if s < self.hops else 0):
                 sent = _Row(int(numbers.latency_ns[s]))
                 sent.add(self.crosses[s], numbers.value_ns[:, s, way])
                 model.add(sent.sum <= bottleneck)
                 total.include(sent)
+            # So far the total has what lies from here on, and (m - 1) B.
+            if numbers.round_trips[s]:
+                model.add(
+                    total.sum <= (int(numbers.round_trips[s]) + m - 1) * bottleneck
+                )
         self._once(total)
         model.minimize(total.sum)
         if limit_ns < NO_LIMIT:

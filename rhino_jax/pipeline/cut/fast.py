@@ -11,9 +11,10 @@ import numpy as np
 
 from rhino_jax.pipeline.cut.numbers import Numbers
 from rhino_jax.pipeline.cut.order import Graph
+from rhino_jax.pipeline.cut.price import ways_ns
 
 
-_NEVER = 2**61
+_NEVER = 2**60
 
 
 def fast(numbers: Numbers, rounds: int = 8, seed: int = 0) -> np.ndarray | None:
@@ -75,7 +76,8 @@ class _Table:
       stage_ns: [S, n + 1, n + 1], first op and end; `_NEVER` where the interval does no
         work, does not fit, or holds an op that is pinned elsewhere.
       slowest_ns: of every boundary and hop, the slower direction, [n + 1, S - 1].
-      hop_ns: of every boundary and hop, with gradients once a step, [n + 1, S - 1].
+      sent_ns: of every boundary and hop, both directions, [n + 1, S - 1].
+      hop_ns: the same, with gradients once a step, [n + 1, S - 1].
     """
 
     def __init__(self, numbers: Numbers, order: np.ndarray) -> None:
@@ -103,7 +105,9 @@ class _Table:
             np.cumsum(t, axis=0)[: count + 1] for t in (sent, received, once)
         )
         self.slowest_ns = sent.max(axis=2)
-        self.hop_ns = sent.sum(axis=2) + once
+        self.sent_ns = sent.sum(axis=2)
+        self.hop_ns = self.sent_ns + once
+        self.round_trips = numbers.round_trips
         self.stages = stages
         self.stage_ns = np.stack(
             [
@@ -138,38 +142,50 @@ class _Table:
         return np.where(is_wrong, _NEVER, seconds)
 
     def least_sum(self, limit: int) -> tuple[np.ndarray, int] | None:
-        """Ends of all stages but the last with the least sum of stages and hops, none
-        above the limit."""
+        """Ends of all stages but the last with the least sum of stages and hops, where
+        nothing that sets the pace is above the limit.
+
+        From the last stage on, so that the way from a stage to the last and back is
+        what was summed up so far.
+        """
         count = self.stage_ns.shape[1] - 1
         best = np.full(count + 1, _NEVER)
-        best[0] = 0
-        starts = []
-        for stage in range(self.stages):
-            if stage:
-                hop = np.where(
-                    self.slowest_ns[:, stage - 1] <= limit,
-                    self.hop_ns[:, stage - 1],
-                    _NEVER,
-                )
-                best = np.minimum(best + hop, _NEVER)
+        best[count] = 0
+        way = np.zeros(count + 1, np.int64)
+        ends = []
+        for stage in reversed(range(self.stages)):
+            if stage < self.stages - 1:
+                is_slow = self.slowest_ns[:, stage] > limit
+                best = np.where(is_slow, _NEVER, best + self.hop_ns[:, stage])
+                way = way + self.sent_ns[:, stage]
             times = self.stage_ns[stage]
-            sums = best[:, None] + np.where(times <= limit, times, _NEVER)
-            starts.append(sums.argmin(axis=0))
-            best = np.minimum(sums.min(axis=0), _NEVER)
-        if best[count] >= _NEVER:
-            return None
-        ends, end = [], count
-        for of_stage in starts[::-1]:
-            end = int(of_stage[end])
+            sums = np.where(times <= limit, times, _NEVER) + np.minimum(best, _NEVER)
+            end = sums.argmin(axis=1)
+            rows = np.arange(count + 1)
+            best, way = sums[rows, end], way[end] + np.minimum(times[rows, end], _NEVER)
+            trips = int(self.round_trips[stage])
+            is_late = (way > trips * limit) if trips else np.zeros(count + 1, bool)
+            best = np.where(is_late, _NEVER, np.minimum(best, _NEVER))
+            way = np.minimum(way, _NEVER)
             ends.append(end)
-        return np.array(ends[-2::-1], int), int(best[count])
+        if best[0] >= _NEVER:
+            return None
+        found, at = [], 0
+        for of_stage in ends[:0:-1]:
+            at = int(of_stage[at])
+            found.append(at)
+        return np.array(found, int), int(best[0])
 
     def bottleneck_of(self, ends: np.ndarray) -> int:
         count = self.stage_ns.shape[1] - 1
         edges = [0, *map(int, ends), count]
-        times = [self.stage_ns[s, edges[s], edges[s + 1]] for s in range(self.stages)]
-        hops = [self.slowest_ns[end, hop] for hop, end in enumerate(ends)]
-        return int(max([*times, *hops]))
+        hops = np.arange(self.stages - 1)
+        times = np.array(
+            [self.stage_ns[s, edges[s], edges[s + 1]] for s in range(self.stages)]
+        )
+        ways = ways_ns(times, self.sent_ns[ends, hops], self.round_trips)
+        slowest = self.slowest_ns[ends, hops].max(initial=0)
+        return int(max(times.max(), slowest, ways.max()))
 
 
 def _shared_bytes(numbers: Numbers, place: np.ndarray) -> np.ndarray:

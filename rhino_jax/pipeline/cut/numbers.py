@@ -34,6 +34,8 @@ class Numbers:
       shared_ns: over every hop, once a step, there and back, [P, S - 1].
       latency_ns: of every hop, one way, [S - 1].
       in_flight: [S].
+      round_trips: micro-batches in flight, of whose gradients the next one has to wait;
+        0 where it does not, [S].
       limit_bytes: [S].
       micro_batches: m.
       pins: stage of every op, or -1, [n].
@@ -51,6 +53,7 @@ class Numbers:
     shared_ns: np.ndarray
     latency_ns: np.ndarray
     in_flight: np.ndarray
+    round_trips: np.ndarray
     limit_bytes: np.ndarray
     micro_batches: int
     pins: np.ndarray
@@ -98,6 +101,9 @@ def numbers_of(problem: Problem) -> Numbers:
     pins = np.full(len(ops.ops), -1)
     for op, stage in problem.pins.items():
         pins[op] = stage
+    in_flight = _ints(problem.in_flight, (-1,))
+    has_backward = any(op.backward_s for op in ops.ops)
+    waits = has_backward & (in_flight < problem.micro_batches)
     return Numbers(
         op_ns=_ns(seconds[:, None] / speeds),
         activation_bytes=_ints([o.activation_bytes for o in ops.ops], (-1,)),
@@ -110,7 +116,8 @@ def numbers_of(problem: Problem) -> Numbers:
         shared_bytes=_ints([p.held_bytes for _, p in shared], (-1,)),
         shared_ns=_ns(2 * gradients[:, None] / rates[None, :]),
         latency_ns=_ns(np.array([h.latency_s for h in hops])),
-        in_flight=_ints(problem.in_flight, (-1,)),
+        in_flight=in_flight,
+        round_trips=np.where(waits, in_flight, 0),
         limit_bytes=_ints(
             [
                 NO_LIMIT if g.limit_bytes is None else g.limit_bytes

@@ -1,12 +1,18 @@
 """What a cut costs.
 
 A pipeline of m micro-batches takes every stage and every hop once, for the first of
-them to pass through, and then m - 1 times whatever is slowest, a stage or one direction
-of a hop; transfers hide behind compute but for the first. With equal stages and no
-transfers that is (m + S - 1) times a stage.
+them to pass through, and then m - 1 times what sets the pace:
+
+- the slowest stage, or one direction of the slowest hop; or
+- the way from a stage to the last and back, over the micro-batches that it has in
+  flight: with k of them, the next one waits for the first to come back. So 1F1B
+  shows most of what is sent, and GPipe nothing but the first.
+
+With equal stages and no transfers that is (m + S - 1) times a stage.
 
 Source: Zheng et al., "Alpa: automating inter- and intra-operator parallelism for
-distributed deep learning" (arXiv 2201.12023), section 5.2, equation 2; hops are ours.
+distributed deep learning" (arXiv 2201.12023), section 5.2, equation 2; hops and ways
+back are ours.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ class Price:
       sent_ns: forward and backward, [S - 1, 2].
       once_ns: gradients of shared parameters.
       held_bytes: [S].
+      round_trips: micro-batches that stages wait for, [S].
       micro_batches: m.
     """
 
@@ -35,11 +42,13 @@ class Price:
     sent_ns: np.ndarray
     once_ns: int
     held_bytes: np.ndarray
+    round_trips: np.ndarray
     micro_batches: int
 
     @property
     def bottleneck_ns(self) -> int:
-        return int(max(self.stage_ns.max(), self.sent_ns.max(initial=0)))
+        ways = ways_ns(self.stage_ns, self.sent_ns.sum(axis=1), self.round_trips)
+        return int(max(self.stage_ns.max(), self.sent_ns.max(initial=0), ways.max()))
 
     @property
     def step_time_ns(self) -> int:
@@ -73,7 +82,22 @@ def price(numbers: Numbers, stages: np.ndarray) -> Price:
         once += int(numbers.shared_ns[p, among[0] : among[-1]].sum())
     ahead, back = received[:count, 0], received[1:, 1]
     held += numbers.in_flight * (left + ahead) + ahead + back
-    return Price(stage_ns, sent_ns, once, held, numbers.micro_batches)
+    m = numbers.micro_batches
+    return Price(stage_ns, sent_ns, once, held, numbers.round_trips, m)
+
+
+def ways_ns(
+    stage_ns: np.ndarray, hop_ns: np.ndarray, round_trips: np.ndarray
+) -> np.ndarray:
+    """Of every stage the pace that waiting for gradients sets; 0 where it does not.
+
+    Args:
+      stage_ns: [S].
+      hop_ns: both directions, [S - 1].
+      round_trips: micro-batches in flight, [S].
+    """
+    ways = np.cumsum((stage_ns + np.append(hop_ns, 0))[::-1])[::-1]
+    return np.where(round_trips > 0, -(-ways // np.maximum(round_trips, 1)), 0)
 
 
 def cut_of(

@@ -46,3 +46,6 @@ NAMED: Mapping[str, Family] = {
         Family("forward-only", "no backward pass", "", forward_only),
     )
 }
+
+TRAINING = tuple(name for name in NAMED if name != "forward-only")
+"""Those that run a whole step, and so can stand in for one another."""

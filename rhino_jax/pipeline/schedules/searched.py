@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import check_memory
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.listed import Rule, listed_graph
-from rhino_jax.pipeline.schedules.named import NAMED
+from rhino_jax.pipeline.schedules.named import NAMED, TRAINING
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
@@ -109,14 +110,13 @@ def search(
 def _candidates(
     work: Work, samples: int, seed: int
 ) -> Iterator[tuple[str, Callable[[], Schedule]]]:
-    for name, family in NAMED.items():
-        if name != "forward-only":
-            yield name, lambda family=family: family.build(work)  # type: ignore[misc]
+    for name in TRAINING:
+        yield name, partial(NAMED[name].build, work)
     for is_split in (False, True):
         graph = graph_of(work, is_split=is_split)
         for rule in _rules(work, samples, seed):
             text = f"listed, {'split' if is_split else 'whole'}, {_words(rule)}"
-            yield text, lambda g=graph, r=rule: listed_graph("listed", g, r)  # type: ignore[misc]
+            yield text, partial(listed_graph, "listed", graph, rule)
 
 
 def _rules(work: Work, samples: int, seed: int) -> Iterator[Rule]:

@@ -8,7 +8,7 @@ from typing import Any
 from rhino_jax.errors import ScheduleError, nearest
 from rhino_jax.pipeline.check import check_complete, check_memory, checked
 from rhino_jax.pipeline.schedules.family import Family
-from rhino_jax.pipeline.schedules.named import NAMED
+from rhino_jax.pipeline.schedules.named import NAMED, TRAINING
 from rhino_jax.pipeline.schedules.searched import searched
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
@@ -45,7 +45,7 @@ def make(name: str, work: Work, **options: Any) -> Schedule:
     return checked(TABLE[name].build(work, **options))
 
 
-def fastest(work: Work, names: Iterable[str] = tuple(NAMED)) -> Simulation:
+def fastest(work: Work, names: Iterable[str] = TRAINING) -> Simulation:
     """The schedule with the shortest simulated step, of those named that suit the
     stages and fit.
 

@@ -127,7 +127,12 @@ def step_time_ns(problem: Problem, stages: tuple[int, ...]) -> int | None:
         if not times[s] or (limit is not None and held[s] > limit):
             return None
     ways = [t for hop in sent for t in hop]
-    steady = (problem.micro_batches - 1) * max(times + ways)
+    paces = times + ways
+    for s, k in enumerate(problem.in_flight):
+        if k < problem.micro_batches:
+            trip = sum(times[s:]) + sum(t for hop in sent[s:] for t in hop)
+            paces.append(-(-trip // k))
+    steady = (problem.micro_batches - 1) * max(paces)
     return steady + sum(times) + sum(ways) + once
 
 
