@@ -157,9 +157,7 @@ class _Model:
 
     def _objective(self, hint: np.ndarray | None, limit_ns: int) -> None:
         numbers, model = self.numbers, self.model
-        least = numbers.least_bottleneck_ns
-        most = int(numbers.op_ns.max(axis=1).sum() + numbers.value_ns.sum())
-        most = max(most + int(numbers.latency_ns.max(initial=0)), least)
+        least, most = numbers.least_bottleneck_ns, numbers.most_pace_ns
         bottleneck = model.new_int_var(least, most, "bottleneck")
         total = _Row()
         m = numbers.micro_batches

@@ -1,8 +1,8 @@
 """Cuts of one order of the ops into intervals, by dynamic programming.
 
 Of all intervals of an order, the best; other cuts of the graph are not seen. As in
-`rhino_jax.pipeline.tera`, the least sum under a limit on the bottleneck is found for
-limits from above, each below what the last one needed.
+`rhino_jax.pipeline.tera`, the least sum under a limit on the pace is found for limits
+from above, each below what the last one needed.
 """
 
 from __future__ import annotations
@@ -31,37 +31,53 @@ def fast(numbers: Numbers, rounds: int = 8, seed: int = 0) -> np.ndarray | None:
     graph = Graph.of(numbers)
     best, best_ns = None, _NEVER
     for order in graph.orders():
-        found = cut_in_order(numbers, order)
-        if found is not None and found[1] < best_ns:
+        found = cut_in_order(numbers, order, best_ns)
+        if found is not None:
             best, best_ns = found
     rng = np.random.default_rng(seed)
     left = rounds
     while left and best is not None:
         order = graph.by_key((best + rng.random(numbers.count)).tolist())
-        found = cut_in_order(numbers, order)
+        found = cut_in_order(numbers, order, best_ns)
         left -= 1
-        if found is not None and found[1] < best_ns:
+        if found is not None:
             best, best_ns = found
             left = rounds
     return best
 
 
 def cut_in_order(
-    numbers: Numbers, order: tuple[int, ...]
+    numbers: Numbers, order: tuple[int, ...], known_ns: int = _NEVER
 ) -> tuple[np.ndarray, int] | None:
-    """The best intervals of an order, and their step time in nanoseconds."""
+    """The best intervals of an order, and their step time in nanoseconds; None where
+    they are no better than a cut that is known."""
     table = _Table(numbers, np.array(order))
-    best, best_ns, limit = None, _NEVER, _NEVER
+    best, best_ns = None, known_ns
     steady = numbers.micro_batches - 1
-    while (found := table.least_sum(limit)) is not None:
+    least = numbers.least_work_ns + numbers.base_ns
+
+    def most(total: int) -> int:
+        """The slowest pace that is still better, with sums of so much at least."""
+        better = (best_ns - 1 - total) // steady if steady else _NEVER
+        return min(better, numbers.most_pace_ns)
+
+    # A good cut first, near to what every cut needs; then all that may be better.
+    pace = numbers.least_bottleneck_ns
+    excess = pace // 128 + 1
+    limit = min(pace + excess, most(least))
+    while (found := table.least_sum(limit)) is None and limit < most(least):
+        excess *= 2
+        limit = min(pace + excess, most(least))
+    is_first = limit < most(least)
+    while found is not None:
         ends, total = found
         bottleneck = table.bottleneck_of(ends)
         if total + steady * bottleneck < best_ns:
             best, best_ns = ends, total + steady * bottleneck
-        # Below this limit sums only grow.
-        if total + steady * numbers.least_bottleneck_ns >= best_ns:
-            break
-        limit = bottleneck - 1
+        # Below a limit sums only grow.
+        limit = most(least) if is_first else min(bottleneck - 1, most(total))
+        is_first = False
+        found = table.least_sum(limit) if limit >= pace else None
     if best is None:
         return None
     stages = np.empty(numbers.count, int)
@@ -164,7 +180,7 @@ class _Table:
             rows = np.arange(count + 1)
             best, way = sums[rows, end], way[end] + np.minimum(times[rows, end], _NEVER)
             trips = int(self.round_trips[stage])
-            is_late = (way > trips * limit) if trips else np.zeros(count + 1, bool)
+            is_late = (way > min(trips * limit, _NEVER)) & (trips > 0)
             best = np.where(is_late, _NEVER, np.minimum(best, _NEVER))
             way = np.minimum(way, _NEVER)
             ends.append(end)

@@ -77,6 +77,12 @@ class Numbers:
         return -(-self.least_work_ns // self.stages)
 
     @property
+    def most_pace_ns(self) -> int:
+        """What no stage and no hop is slower than, nor all of them together."""
+        work = int(self.op_ns.max(axis=1).sum()) + self.base_ns
+        return work + int(self.value_ns.sum())
+
+    @property
     def base_ns(self) -> int:
         """What hops take whatever crosses them."""
         return 2 * int(self.latency_ns.sum())

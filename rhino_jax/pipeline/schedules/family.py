@@ -7,12 +7,8 @@ from dataclasses import dataclass
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
-from rhino_jax.pipeline.tasks import Kind, Schedule, TaskGraph
+from rhino_jax.pipeline.tasks import Key, Kind, Schedule, TaskGraph
 from rhino_jax.pipeline.work import Work
-
-
-Step = tuple[Kind, int, int, int]
-"""Kind, chunk, micro-batch, slice: a task by its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class Family:
 def in_order(
     name: str,
     work: Work,
-    orders: Sequence[Iterable[Step]],
+    orders: Sequence[Iterable[Key]],
     *,
     is_split: bool = False,
     is_forward_only: bool = False,
@@ -56,7 +52,7 @@ def in_order(
     )
 
 
-def _with_loss(graph: TaskGraph, step: Step) -> tuple[int, ...]:
+def _with_loss(graph: TaskGraph, step: Key) -> tuple[int, ...]:
     """A task, and the loss where that is a task of its own and comes next."""
     kind, chunk, batch, part = step
     is_forward = kind is Kind.FORWARD
@@ -73,13 +69,13 @@ def _last(graph: TaskGraph, group: int) -> list[int]:
     ]
 
 
-def forward(chunk: int, micro_batch: int, slices: int = 1) -> list[Step]:
+def forward(chunk: int, micro_batch: int, slices: int = 1) -> list[Key]:
     return [(Kind.FORWARD, chunk, micro_batch, s) for s in range(slices)]
 
 
 def backward(
     chunk: int, micro_batch: int, slices: int = 1, kind: Kind = Kind.BACKWARD
-) -> list[Step]:
+) -> list[Key]:
     """Later slices first: earlier ones wait for gradients of their keys and values."""
     return [(kind, chunk, micro_batch, s) for s in reversed(range(slices))]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rhino_jax.pipeline.schedules.family import Step, forward, in_order
-from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.pipeline.schedules.family import forward, in_order
+from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import Work
 
 
@@ -12,7 +12,7 @@ def forward_only(work: Work) -> Schedule:
     micro-batches of each in turn as there are groups, so that no group waits for the
     first ones to come round."""
 
-    def order(group: int) -> list[Step]:
+    def order(group: int) -> list[Key]:
         return [
             step
             for start in range(0, work.micro_batches, work.groups)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.schedules.family import Step, backward, forward, in_order
-from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.pipeline.schedules.family import backward, forward, in_order
+from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import Work
 
 
@@ -22,7 +22,7 @@ def interleaved(work: Work) -> Schedule:
     v = len(work.chunks) // groups
     total = count * v
 
-    def order(stage: int) -> list[Step]:
+    def order(stage: int) -> list[Key]:
         chunks = work.chunks_of[stage]
 
         def place(k: int) -> tuple[int, int]:

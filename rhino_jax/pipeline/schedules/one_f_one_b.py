@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.family import (
-    Step,
     backward,
     forward,
     in_order,
     need_one_chunk,
 )
-from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import Work
 
 
@@ -49,7 +48,7 @@ def _in_turn(name: str, work: Work, k: int) -> Schedule:
     count = work.micro_batches
     turns = [range(i, min(i + k, count)) for i in range(0, count, k)]
 
-    def order(stage: int) -> list[Step]:
+    def order(stage: int) -> list[Key]:
         warm = min(len(turns), work.groups - stage - 1)
         ahead, found = iter(turns[warm:]), []
         for turn in turns[:warm]:

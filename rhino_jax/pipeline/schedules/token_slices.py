@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.schedules.family import Step, backward, forward, in_order
-from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.pipeline.schedules.family import backward, forward, in_order
+from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import Work
 
 
@@ -24,7 +24,7 @@ def token_slices(work: Work) -> Schedule:
             fix="give every chunk one cost for every slice, or take `gpipe`.",
         )
 
-    def order(group: int) -> list[Step]:
+    def order(group: int) -> list[Key]:
         chunks, batches = work.chunks_of[group], range(work.micro_batches)
         slices = work.slices
         ahead = [s for c in chunks for m in batches for s in forward(c, m, slices)]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.family import (
-    Step,
     backward,
     forward,
     in_order,
     need_one_chunk,
 )
 from rhino_jax.pipeline.schedules.listed import Rule, listed
-from rhino_jax.pipeline.tasks import Kind, Schedule
+from rhino_jax.pipeline.tasks import Key, Kind, Schedule
 from rhino_jax.pipeline.work import Work
 
 
@@ -28,7 +27,7 @@ def zero_bubble(work: Work) -> Schedule:
     need_one_chunk("zero-bubble", work)
     count, slices = work.micro_batches, work.slices
 
-    def order(stage: int) -> list[Step]:
+    def order(stage: int) -> list[Key]:
         warm = min(count, work.groups - stage - 1)
         found = [step for m in range(warm) for step in forward(stage, m, slices)]
         late = 0
