@@ -2,7 +2,8 @@
 
 In: `ops.Ops`, a graph of ops with seconds and bytes, and `ops.Groups` of devices.
 Out: `ops.Cut`, a stage for every op, with what it costs.
-Order: `ops`, `price` (what any cut costs), `contract` (what never separates),
-`fast` (intervals of one order of the ops), `best` (the graph, by CP-SAT), `choose`
-(both, in turn), `as_work` (a cut as what schedules are made of).
+Order: `ops`, `numbers` (the same as integers), `price` (what any cut costs),
+`contract` (what never separates), `order` and `fast` (intervals of orders of the ops),
+`best` (the graph, by CP-SAT), `choose` (both, in turn), `as_work` (a cut as what
+schedules are made of).
 """

@@ -23,7 +23,7 @@ _UNITS = 20_000
 
 
 def reorder(
-    known: Simulation, *, seed: int = 0, effort: float = 2.0
+    known: Simulation, *, seed: int = 0, effort: float = 1.0
 ) -> tuple[tuple[tuple[int, ...], ...] | None, bool]:
     """Orders of the groups of a schedule's tasks that take less time.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
+from rhino_jax.pipeline.schedules.bound import ways_to_end
 from rhino_jax.pipeline.tasks import Kind, Schedule, Task, TaskGraph
 from rhino_jax.pipeline.work import Work
 
@@ -92,26 +93,6 @@ def urgency(graph: TaskGraph, rule: Rule) -> list[float]:
         return _BACKWARD_FIRST[task.kind] + among / whole
 
     return [number(t) + rule.noise * x for t, x in zip(graph.tasks, noise, strict=True)]
-
-
-def ways_to_end(graph: TaskGraph) -> list[float]:
-    """Of every task the seconds of the longest chain that it starts."""
-    ways = [0.0] * len(graph.tasks)
-    left = [0] * len(graph.tasks)
-    for i in range(len(ways)):
-        for source in graph.sources(i):
-            left[source] += 1
-    todo = [i for i, count in enumerate(left) if not count]
-    links = {(t.source, x): t.seconds for t in graph.transfers for x in t.targets}
-    while todo:
-        i = todo.pop()
-        ways[i] += graph.tasks[i].seconds
-        for source in graph.sources(i):
-            ways[source] = max(ways[source], ways[i] + links.get((source, i), 0.0))
-            left[source] -= 1
-            if not left[source]:
-                todo.append(source)
-    return ways
 
 
 class _Lister:

@@ -10,8 +10,9 @@ import pytest
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import check_complete
 from rhino_jax.pipeline.graph import graph_of
+from rhino_jax.pipeline.schedules.bound import bound_s, ways_to, ways_to_end
 from rhino_jax.pipeline.schedules.cpsat import common_unit, reorder
-from rhino_jax.pipeline.schedules.listed import Rule, listed, ways_to_end
+from rhino_jax.pipeline.schedules.listed import Rule, listed
 from rhino_jax.pipeline.schedules.searched import search
 from rhino_jax.pipeline.schedules.table import fastest, make
 from rhino_jax.pipeline.simulator import simulate
@@ -127,6 +128,19 @@ def test_ways_to_the_end() -> None:
     ways = ways_to_end(graph)
     assert ways[graph.find(Kind.FORWARD, 0)] == 9
     assert ways[graph.find(Kind.BACKWARD, 0)] == 2
+    heads = ways_to(graph)
+    assert heads[graph.find(Kind.FORWARD, 0)] == 0
+    assert heads[graph.find(Kind.BACKWARD, 0)] == 7
+
+
+def test_no_schedule_is_faster_than_the_bound() -> None:
+    """Of GPipe with equal tasks the bound is met."""
+    work = chain([Cost(forward_s=1, backward_s=2)] * 3, 4)
+    assert bound_s(graph_of(work)) == simulate(make("gpipe", work)).step_time_s
+    for seed in range(8):
+        made = random_work(seed)
+        found = fastest(made)
+        assert bound_s(found.schedule.graph) <= found.step_time_s
 
 
 def test_common_units() -> None:
