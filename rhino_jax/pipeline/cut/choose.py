@@ -122,10 +122,10 @@ def _infeasible(
     total = numbers.own_bytes.sum() + numbers.shared_bytes.sum()
     total += in_flight * numbers.activation_bytes.sum()
     limits = numbers.limit_bytes
-    is_limited = bool((limits < NO_LIMIT).any())
+    is_limited = bool((limits < NO_LIMIT).all())
     single = numbers.own_bytes + in_flight * numbers.activation_bytes
     largest = int(single.argmax())
-    room = format_bytes(int(limits.sum())) if is_limited else "no limit"
+    room = format_bytes(int(limits.sum())) if is_limited else "no common limit"
     return InfeasiblePlanError(
         f"No cut into {numbers.stages} stages fits."
         if is_proved

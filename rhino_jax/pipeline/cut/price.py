@@ -11,8 +11,7 @@ them to pass through, and then m - 1 times what sets the pace:
 With equal stages and no transfers that is (m + S - 1) times a stage.
 
 Source: Zheng et al., "Alpa: automating inter- and intra-operator parallelism for
-distributed deep learning" (arXiv 2201.12023), section 5.2, equation 2; hops and ways
-back are ours.
+distributed deep learning" (arXiv 2201.12023), section 5; hops and ways back are ours.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.schedules.named import NAMED
 from rhino_jax.pipeline.schedules.table import TABLE, fastest, make
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.pipeline.tasks import Link, Schedule
 from rhino_jax.pipeline.work import Cost, Work, chain
 
 
@@ -90,6 +90,14 @@ def test_zero_bubble_is_exactly_that_of_its_paper(stages: int, m: int) -> None:
     assert max(in_flight(schedule)) <= min(m, stages)
 
 
+@pytest.mark.parametrize("times", [(2, 3, 1), (2, 2, 1), (3, 2, 2)])
+def test_zero_bubble_of_unequal_halves(times: tuple[int, int, int]) -> None:
+    f, i, w = times
+    cost = Cost(forward_s=f, backward_s=i + w, input_gradient_s=i, weight_gradient_s=w)
+    found = simulate(make("zero-bubble", chain([cost] * 4, 8)))
+    assert found.step_time_s == 8 * (f + i + w) + 3 * (f + i - w)
+
+
 @pytest.mark.parametrize(("stages", "m"), [(4, 4), (4, 8), (4, 12), (8, 16)])
 def test_zero_bubble_v_has_less_idle_time_than_h1(stages: int, m: int) -> None:
     schedule = make("zero-bubble-v", equal(stages, m, 2, is_v=True))
@@ -103,6 +111,14 @@ def test_kfkb_holds_k_times_as_much(k: int) -> None:
     schedule = make("kfkb", equal(4, 8), k=k)
     assert in_flight(schedule) == tuple(min(8, k * (4 - s)) for s in range(4))
     assert simulate(schedule).bubble == 3 / 11
+
+
+def test_kfkb_hides_transfers() -> None:
+    """A second micro-batch in turn runs while the first is sent."""
+    work = chain([COST] * 4, 16, sent_bytes=1, link=Link("", 2.0))
+    one, two = (simulate(make("kfkb", work, k=k)).step_time_s for k in (1, 2))
+    assert one == simulate(make("1f1b", work)).step_time_s
+    assert two < 0.85 * one
 
 
 def test_token_slices_shrink_the_bubble() -> None:
