@@ -10,6 +10,7 @@ from rhino_jax.pipeline.schedules.family import (
     need_one_chunk,
 )
 from rhino_jax.pipeline.schedules.listed import Rule, listed
+from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Key, Kind, Schedule
 from rhino_jax.pipeline.work import Work
 
@@ -51,7 +52,8 @@ def zero_bubble_v(work: Work) -> Schedule:
     where the input was, and every group holds as much as the first of 1F1B.
 
     The source places tasks by hand for equal times; here they are listed as time goes,
-    gradients of inputs first, of weights last, with as many activations in flight.
+    gradients of inputs first, of weights last, with as many activations in flight. With
+    equal times that gives the same: groups idle only until their first task.
 
     Source: Qi et al., "Zero bubble pipeline parallelism" (arXiv 2401.10241), section 6.
     """
@@ -61,5 +63,14 @@ def zero_bubble_v(work: Work) -> Schedule:
             where=f"groups of chunks: {[c.group for c in work.chunks]}",
             fix="cut into twice as many chunks as groups, in groups 0 … S-1, S-1 … 0.",
         )
-    rule = Rule(most_in_flight=(2 * work.groups,) * work.groups)
-    return listed("zero-bubble-v", work, rule, is_split=True)
+    limit = (2 * work.groups,) * work.groups
+    found = []
+    # Setting nothing aside fills gaps better, and may get stuck where stages differ.
+    for is_reserved in (False, True):
+        rule = Rule(most_in_flight=limit, is_reserved=is_reserved)
+        try:
+            found.append(listed("zero-bubble-v", work, rule, is_split=True))
+        except ScheduleError:
+            if is_reserved and not found:
+                raise
+    return min(found, key=lambda schedule: simulate(schedule).step_time_s)
