@@ -61,6 +61,22 @@ class RuleError(RhinoError, ValueError):
     """A registered rule that does not fit its op, or is not true of it."""
 
 
+class ScheduleError(RhinoError, ValueError):
+    """A schedule of a pipeline that leaves tasks out, or does not suit its stages."""
+
+
+class DeadlockError(ScheduleError):
+    """A schedule whose tasks wait for one another."""
+
+
+class ScheduleMemoryError(ScheduleError):
+    """A schedule that holds more at once than a group of devices has."""
+
+
+class StageError(RhinoError, ValueError):
+    """A program that cannot be cut into so many stages, or not where it was pinned."""
+
+
 class TraceError(RhinoError, RuntimeError):
     """A function that cannot be traced into a program."""
 

@@ -21,8 +21,8 @@ PLAIN = "errors units version memo numbering disjoint keywords streams _compat"
 ORDER = (
     *PLAIN.split(),
     "ir", "optimize", "contest", "hardware", "cost", "frontend", "transform",
-    "analysis", "model", "recipes", "plan", "search", "processes", "apply", "verify",
-    "report", "face", "planning", "api", "rhino_jax", "models", "bench",
+    "analysis", "model", "recipes", "plan", "pipeline", "search", "processes", "apply",
+    "verify", "report", "face", "planning", "api", "rhino_jax", "models", "bench",
     "commands", "cli", "__main__",
 )  # fmt: skip
 """Packages, and modules of the top level, each after all that it imports."""
@@ -36,7 +36,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend": "errors keywords _compat ir",
     "transform": "errors keywords _compat ir frontend",
     "plan": "errors units version keywords ir cost hardware",
-    "report": "errors units ir plan verify",
+    "pipeline": "errors units ir cost plan",
+    "report": "errors units ir plan pipeline verify",
     "models": "errors hardware",
 }
 """What these packages may import and no more, where the order alone would allow it."""
@@ -51,6 +52,8 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.wishes", "planning.search"): AT_START,
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
+    ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,
+    ("pipeline.schedules.searched", "pipeline.schedules.cpsat"): AT_START,
     ("planning.layout", "analysis"): ALONG,
     ("planning.layout", "optimize"): AT_START,
     ("cli", "contest"): AT_START,

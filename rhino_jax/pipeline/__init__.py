@@ -1,0 +1,10 @@
+"""Pipelines as data: where to cut, what runs when, and how long it takes.
+
+In: seconds and bytes of ops or stages, links between groups of devices, their memory.
+Out: `cut.ops.Cut`s, `tasks.Schedule`s, and `simulation.Simulation`s of them; nothing
+here traces, compiles or runs anything.
+Order: `tasks`, `work` (what stages cost) and `graph` (their tasks), `schedules`,
+`simulator` (with `waiting`, `memory`, `times`, `simulation`, `timeline`, `trace`),
+`check`, `repeat` (steps in a row), `jitter` (noise, slow devices, waves of idle time),
+`tera` (slices of sequences), `cut`.
+"""

@@ -1,0 +1,138 @@
+"""A cut for a problem: the fast way, or the best."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rhino_jax.errors import InfeasiblePlanError, StageError
+from rhino_jax.pipeline.cut.contract import contract
+from rhino_jax.pipeline.cut.fast import fast
+from rhino_jax.pipeline.cut.numbers import NO_LIMIT, Numbers, numbers_of
+from rhino_jax.pipeline.cut.ops import Cut, Problem
+from rhino_jax.pipeline.cut.price import cut_of, price
+from rhino_jax.units import format_bytes
+
+
+def cut(
+    problem: Problem, level: str = "best", *, effort: float = 10.0, seed: int = 0
+) -> Cut:
+    """Where to cut a program.
+
+    Every stage does some work. The fast way is the best of a few orders of the ops;
+    from there, the best looks at the whole graph.
+
+    Args:
+      problem: the program and its groups.
+      level: "fast" or "best".
+      effort: CP-SAT's deterministic seconds.
+      seed: of CP-SAT.
+
+    Raises:
+      StageError: fewer ops with work than stages, or pins against the order of ops.
+      InfeasiblePlanError: where no cut fits in memory, or none was found.
+    """
+    if level not in ("fast", "best"):
+        raise StageError(
+            f"There is no level {level!r} of cutting.",
+            numbers="known: fast, best",
+            fix='take level="fast" or level="best".',
+        )
+    numbers = numbers_of(problem)
+    _check(problem, numbers)
+    small = contract(numbers)
+    found = fast(small.numbers)
+    stages = None if found is None else small.expand(found)
+    if level == "fast" or numbers.stages == 1:
+        if stages is None:
+            raise _infeasible(problem, numbers, is_proved=False)
+        bound = price(numbers, stages).step_time_ns if numbers.stages == 1 else 0
+        return cut_of(numbers, stages, bound, small.numbers.count)
+    return _best(problem, numbers, stages, effort, seed)
+
+
+def _best(
+    problem: Problem,
+    numbers: Numbers,
+    stages: np.ndarray | None,
+    effort: float,
+    seed: int,
+) -> Cut:
+    from rhino_jax.pipeline.cut.best import best
+
+    known_ns = None if stages is None else price(numbers, stages).step_time_ns
+    small = contract(numbers, known_ns)
+    # The known cut may not be one of the smaller problem, all of whose are faster.
+    hint = _as_nodes(small.node_of, stages)
+    limit_ns = NO_LIMIT if known_ns is None else known_ns - (hint is None)
+    found = best(small.numbers, hint, limit_ns=limit_ns, effort=effort, seed=seed)
+    if found.stages is None:
+        if stages is None or known_ns is None:
+            raise _infeasible(problem, numbers, is_proved=found.is_proved)
+        bound = known_ns if found.is_proved else 0
+        return cut_of(numbers, stages, bound, small.numbers.count)
+    chosen = small.expand(found.stages)
+    chosen_ns = price(numbers, chosen).step_time_ns
+    if known_ns is not None and stages is not None and known_ns <= chosen_ns:
+        chosen, chosen_ns = stages, known_ns
+    bound = chosen_ns if found.is_proved else min(found.bound_ns, chosen_ns)
+    return cut_of(numbers, chosen, bound, small.numbers.count)
+
+
+def _as_nodes(node_of: np.ndarray, stages: np.ndarray | None) -> np.ndarray | None:
+    """Stages of nodes, where all ops of each are in one."""
+    if stages is None:
+        return None
+    of_nodes = np.zeros(node_of.max() + 1, int)
+    of_nodes[node_of] = stages
+    return of_nodes if (of_nodes[node_of] == stages).all() else None
+
+
+def _check(problem: Problem, numbers: Numbers) -> None:
+    working = int((numbers.op_ns > 0).any(axis=1).sum())
+    if working < numbers.stages:
+        raise StageError(
+            "There are more stages than ops that take time.",
+            where="`stages=`",
+            numbers=f"{numbers.stages} stages, {working} ops",
+            fix=f"take at most {working} stages.",
+        )
+    latest = np.full(numbers.count, -1)
+    for op in range(numbers.count):
+        latest[op] = max(latest[op], numbers.pins[op])
+        for v in np.flatnonzero(numbers.sources == op):
+            for reader in numbers.readers[v]:
+                pin, name = numbers.pins[reader], problem.ops.ops[reader].name
+                if 0 <= pin < latest[op]:
+                    raise StageError(
+                        "A pinned op needs what a later stage makes.",
+                        where=f"op {reader} {name}".strip(),
+                        numbers=f"pinned to stage {pin}; what it reads is in stage"
+                        f" {latest[op]} or later",
+                        fix=f"pin it to stage {latest[op]} or later, or what it reads"
+                        f" to {pin} or earlier.",
+                    )
+                latest[reader] = max(latest[reader], latest[op])
+
+
+def _infeasible(
+    problem: Problem, numbers: Numbers, *, is_proved: bool
+) -> InfeasiblePlanError:
+    """What to say where nothing fits."""
+    in_flight = int(numbers.in_flight.min())
+    total = numbers.own_bytes.sum() + numbers.shared_bytes.sum()
+    total += in_flight * numbers.activation_bytes.sum()
+    limits = numbers.limit_bytes
+    is_limited = bool((limits < NO_LIMIT).all())
+    single = numbers.own_bytes + in_flight * numbers.activation_bytes
+    largest = int(single.argmax())
+    room = format_bytes(int(limits.sum())) if is_limited else "no common limit"
+    return InfeasiblePlanError(
+        f"No cut into {numbers.stages} stages fits."
+        if is_proved
+        else f"No cut into {numbers.stages} stages was found that fits.",
+        where=f"largest: op {largest} {problem.ops.ops[largest].name}".strip()
+        + f", {format_bytes(int(single[largest]))}",
+        numbers=f"{format_bytes(int(total))} with {in_flight} micro-batches in flight,"
+        f" {room} in all groups",
+        fix="take more stages, smaller micro-batches, or recompute activations.",
+    )

@@ -1,0 +1,237 @@
+"""Which ops never separate, so that cuts of fewer nodes are looked at.
+
+Exact, whatever the cut: some best cut obeys all of these.
+
+- An op without work, activations or parameters stays with what it reads, where that is
+  one value that is not smaller than all that it makes and that nothing else reads; and
+  where it makes nothing that is read.
+- Such an op stays with its one reader, where what it makes is not smaller than all that
+  it reads.
+- A value stays in one stage, where a cut that sends it over any hop takes as long as a
+  cut that is known.
+- Whatever lies between two ops of one stage is in that stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rhino_jax.pipeline.cut.numbers import Numbers
+from rhino_jax.pipeline.cut.order import Graph
+
+
+@dataclass(frozen=True)
+class Contracted:
+    """A smaller problem.
+
+    Attributes:
+      numbers: of its nodes, numbered in an order in which they can run.
+      node_of: of every op of the problem that it was made from.
+    """
+
+    numbers: Numbers
+    node_of: np.ndarray
+
+    def expand(self, stages: np.ndarray) -> np.ndarray:
+        """Stages of ops from stages of nodes."""
+        return stages[self.node_of]
+
+
+def contract(numbers: Numbers, known_ns: int | None = None) -> Contracted:
+    """Merge what never separates.
+
+    Args:
+      numbers: the problem.
+      known_ns: step time of a cut that is known; what is left out is no faster.
+    """
+    node_of = np.arange(numbers.count)
+    pairs = [] if known_ns is None else _too_heavy(numbers, known_ns)
+    if _sets_pins_against(numbers, pairs):
+        pairs = []
+    while True:
+        pairs += _idle_pairs(numbers)
+        merged = _merge(numbers, pairs)
+        if merged.numbers.count == numbers.count:
+            return Contracted(merged.numbers, merged.node_of[node_of])
+        numbers, node_of = merged.numbers, merged.node_of[node_of]
+        pairs = []
+
+
+def _too_heavy(numbers: Numbers, known_ns: int) -> list[tuple[int, int]]:
+    """Sources and readers of values that no better cut sends anywhere."""
+    if numbers.stages < 2:
+        return []
+    least = numbers.least_work_ns + numbers.base_ns
+    steady = numbers.micro_batches - 1
+    slowest = (numbers.value_ns + numbers.latency_ns[None, :, None]).max(axis=2)
+    pace = np.maximum(slowest, numbers.least_bottleneck_ns)
+    takes = (least + numbers.value_ns.sum(axis=2) + steady * pace).min(axis=1)
+    return [
+        (int(numbers.sources[v]), reader)
+        for v, readers in enumerate(numbers.readers)
+        if takes[v] >= known_ns
+        for reader in readers
+    ]
+
+
+def _sets_pins_against(numbers: Numbers, pairs: list[tuple[int, int]]) -> bool:
+    """Whether ops that are pinned to different stages would be one node."""
+    node_of = _merge(numbers, pairs).node_of
+    is_pinned = numbers.pins >= 0
+    found = np.stack([node_of[is_pinned], numbers.pins[is_pinned]])
+    return len(np.unique(found, axis=1).T) > len(np.unique(found[0]))
+
+
+def _idle_pairs(numbers: Numbers) -> list[tuple[int, int]]:
+    """Ops without work, each with the op that it stays with."""
+    count = numbers.count
+    made: list[list[int]] = [[] for _ in range(count)]
+    read: list[list[int]] = [[] for _ in range(count)]
+    for v, readers in enumerate(numbers.readers):
+        made[numbers.sources[v]].append(v)
+        for reader in readers:
+            read[reader].append(v)
+    has_shared = {op for readers in numbers.shared for op in readers}
+    is_idle = (numbers.op_ns == 0).all(axis=1) & (numbers.pins < 0)
+    is_idle &= (numbers.activation_bytes == 0) & (numbers.own_bytes == 0)
+    # Bytes and times of values, side by side: one is smaller if it is so in all.
+    sizes = np.concatenate(
+        [numbers.value_bytes, *np.moveaxis(numbers.value_ns, 1, 0)],
+        axis=1,
+    )
+    pairs = []
+    for op in np.flatnonzero(is_idle):
+        if op in has_shared:
+            continue
+        other = _stays_with(numbers, int(op), made[op], read[op], sizes)
+        if other is not None:
+            pairs.append((int(op), other))
+    return pairs
+
+
+def _stays_with(
+    numbers: Numbers, op: int, made: list[int], read: list[int], sizes: np.ndarray
+) -> int | None:
+    all_made = sizes[made].sum(axis=0)
+    if len(read) == 1:
+        is_alone = numbers.readers[read[0]] == (op,) or not made
+        if is_alone and (all_made <= sizes[read[0]]).all():
+            return int(numbers.sources[read[0]])
+    readers = {r for v in made for r in numbers.readers[v]}
+    if len(readers) == 1 and (sizes[read].sum(axis=0) <= all_made).all():
+        return next(iter(readers))
+    return None
+
+
+def _merge(numbers: Numbers, pairs: list[tuple[int, int]]) -> Contracted:
+    """The problem with both ops of every pair, and all between them, as one node."""
+    edges: list[list[int]] = [[] for _ in range(numbers.count)]
+    for v, readers in enumerate(numbers.readers):
+        edges[numbers.sources[v]] += readers
+    for a, b in pairs:
+        edges[a].append(b)
+        edges[b].append(a)
+    node_of = np.array(_components(edges))
+    count = int(node_of.max()) + 1
+
+    def summed(of_ops: np.ndarray) -> np.ndarray:
+        total = np.zeros((count, *of_ops.shape[1:]), of_ops.dtype)
+        np.add.at(total, node_of, of_ops)
+        return total
+
+    pins = np.full(count, -1)
+    np.maximum.at(pins, node_of, numbers.pins)
+    own = summed(numbers.own_bytes)
+    shared = [tuple(sorted({int(node_of[r]) for r in rs})) for rs in numbers.shared]
+    for p, nodes in enumerate(shared):
+        if len(nodes) == 1:
+            own[nodes[0]] += numbers.shared_bytes[p]
+    still = [p for p, nodes in enumerate(shared) if len(nodes) > 1]
+    sources, readers_of, members = _values(numbers, node_of)
+    merged = replace(
+        numbers,
+        op_ns=summed(numbers.op_ns),
+        activation_bytes=summed(numbers.activation_bytes),
+        own_bytes=own,
+        sources=np.array(sources, np.int64),
+        readers=tuple(readers_of),
+        value_bytes=_sums(numbers.value_bytes, members),
+        value_ns=_sums(numbers.value_ns, members),
+        shared=tuple(shared[p] for p in still),
+        shared_bytes=numbers.shared_bytes[still],
+        shared_ns=numbers.shared_ns[still],
+        pins=pins,
+    )
+    return Contracted(merged, node_of)
+
+
+def _values(
+    numbers: Numbers, node_of: np.ndarray
+) -> tuple[list[int], list[tuple[int, ...]], list[list[int]]]:
+    """Values between nodes: sources, readers, and which values each is made of."""
+    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for v, readers in enumerate(numbers.readers):
+        source = int(node_of[numbers.sources[v]])
+        others = tuple(sorted({int(node_of[r]) for r in readers} - {source}))
+        if others:
+            found.setdefault((source, others), []).append(v)
+    keys = list(found)
+    return [s for s, _ in keys], [r for _, r in keys], list(found.values())
+
+
+def _sums(of_values: np.ndarray, members: list[list[int]]) -> np.ndarray:
+    shape = (len(members), *of_values.shape[1:])
+    rows = [of_values[m].sum(axis=0) for m in members]
+    return np.array(rows, np.int64).reshape(shape)
+
+
+def _components(edges: list[list[int]]) -> list[int]:
+    """Strongly connected components, numbered in an order in which they can run.
+
+    Source: Tarjan, "Depth-first search and linear graph algorithms" (SIAM 1972); it
+    finds the last ones first.
+    """
+    count = len(edges)
+    index, low, component = [-1] * count, [0] * count, [-1] * count
+    stack: list[int] = []
+    found = step = 0
+    for root in range(count):
+        work = [(root, 0)] if index[root] < 0 else []
+        while work:
+            op, at = work.pop()
+            if index[op] < 0:
+                index[op] = low[op] = step
+                step += 1
+                stack.append(op)
+            for k in range(at, len(edges[op])):
+                other = edges[op][k]
+                if index[other] < 0:
+                    work += [(op, k), (other, 0)]
+                    break
+                if component[other] < 0:
+                    low[op] = min(low[op], low[other])
+            else:
+                if low[op] == index[op]:
+                    while component[op] < 0:
+                        component[stack.pop()] = found
+                    found += 1
+    return _renumbered([found - 1 - c for c in component], edges)
+
+
+def _renumbered(component: list[int], edges: list[list[int]]) -> list[int]:
+    """Ones that do not wait for one another as they were numbered before."""
+    count = max(component) + 1
+    first = [len(component)] * count
+    for op, c in enumerate(component):
+        first[c] = min(first[c], op)
+    between = (
+        (component[op], component[other])
+        for op, others in enumerate(edges)
+        for other in others
+        if component[op] != component[other]
+    )
+    order = Graph.of_edges(count, between).by_key(first)
+    number = {c: k for k, c in enumerate(order)}
+    return [number[c] for c in component]

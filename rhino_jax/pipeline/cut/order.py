@@ -1,0 +1,80 @@
+"""Orders in which the ops of a graph may run."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rhino_jax.pipeline.cut.numbers import Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Which nodes read which.
+
+    Attributes:
+      before: of every node those that it reads.
+      after: of every node those that read it.
+    """
+
+    before: tuple[frozenset[int], ...]
+    after: tuple[frozenset[int], ...]
+
+    @classmethod
+    def of_edges(cls, count: int, edges: Iterable[tuple[int, int]]) -> Graph:
+        before: list[set[int]] = [set() for _ in range(count)]
+        after: list[set[int]] = [set() for _ in range(count)]
+        for source, reader in edges:
+            after[source].add(reader)
+            before[reader].add(source)
+        return cls(tuple(map(frozenset, before)), tuple(map(frozenset, after)))
+
+    @classmethod
+    def of(cls, numbers: Numbers) -> Graph:
+        pairs = zip(numbers.sources, numbers.readers, strict=True)
+        edges = ((int(s), reader) for s, readers in pairs for reader in readers)
+        return cls.of_edges(numbers.count, edges)
+
+    def by_key(self, key: Sequence[float]) -> tuple[int, ...]:
+        """Of the nodes that may run next always the one with the smallest key."""
+        missing = [len(b) for b in self.before]
+        ready = [(key[op], op) for op, count in enumerate(missing) if not count]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            _, op = heapq.heappop(ready)
+            order.append(op)
+            for reader in self.after[op]:
+                missing[reader] -= 1
+                if not missing[reader]:
+                    heapq.heappush(ready, (key[reader], reader))
+        return tuple(order)
+
+    def orders(self) -> list[tuple[int, ...]]:
+        """As numbered, early, late, and branch after branch; nodes are numbered in an
+        order in which they may run."""
+        count = len(self.before)
+        rise, fall = [0] * count, [0] * count
+        for op in range(count):
+            rise[op] = 1 + max((rise[b] for b in self.before[op]), default=-1)
+        for op in reversed(range(count)):
+            fall[op] = min((fall[a] - 1 for a in self.after[op]), default=0)
+        numbered = tuple(range(count))
+        found = (numbered, self.by_key(rise), self.by_key(fall), self._depth_first())
+        return list(dict.fromkeys(found))
+
+    def _depth_first(self) -> tuple[int, ...]:
+        """Everything that a node needs right before it."""
+        order: list[int] = []
+        seen = [False] * len(self.before)
+        todo = [(op, False) for op in range(len(self.before))]
+        while todo:
+            op, is_done = todo.pop()
+            if is_done:
+                order.append(op)
+            elif not seen[op]:
+                seen[op] = True
+                todo.append((op, True))
+                todo += [(b, False) for b in sorted(self.before[op], reverse=True)]
+        return tuple(order)

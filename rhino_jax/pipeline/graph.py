@@ -1,0 +1,190 @@
+"""The tasks of one step, from what its stages cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+
+from rhino_jax.pipeline.tasks import Hold, Key, Kind, Link, Task, TaskGraph, Transfer
+from rhino_jax.pipeline.work import Cost, Work
+
+
+def graph_of(
+    work: Work, *, is_split: bool = False, is_forward_only: bool = False
+) -> TaskGraph:
+    """All tasks and transfers of one step.
+
+    The forward pass of a micro-batch leaves activations, which its backward pass frees.
+    A slice of a sequence waits for the slices before it (attention reads their keys and
+    values), and its backward pass for those after it (TeraPipe, arXiv 2102.07988).
+
+    Args:
+      work: what stages cost.
+      is_split: whether gradients of inputs and of weights are tasks of their own
+        (Zero Bubble, arXiv 2401.10241): nothing waits for the latter but the update.
+      is_forward_only: whether there is no backward pass, and no update.
+    """
+    return _Builder(work, is_split, is_forward_only).build()
+
+
+class _Builder:
+    def __init__(self, work: Work, is_split: bool, is_forward_only: bool) -> None:
+        self.work = work
+        self.is_split = is_split
+        self.is_forward_only = is_forward_only
+        self.backward = Kind.INPUT_GRADIENT if is_split else Kind.BACKWARD
+        self.has_loss = work.loss_s > 0 and not is_forward_only
+        self.has_update = bool(work.update_s) and not is_forward_only
+        self.keys = [
+            *self._micro_batch_keys(),
+            *(
+                (kind, chunks[0], 0, 0)
+                for kind in self._step_kinds()
+                for chunks in work.chunks_of
+            ),
+        ]
+        self.at = {key: i for i, key in enumerate(self.keys)}
+
+    def _micro_batch_keys(self) -> Iterator[Key]:
+        kinds = [Kind.FORWARD]
+        if not self.is_forward_only:
+            kinds.append(self.backward)
+        if self.is_split and not self.is_forward_only:
+            kinds.append(Kind.WEIGHT_GRADIENT)
+        last = len(self.work.chunks) - 1
+        for m in range(self.work.micro_batches):
+            for c, kind in product(range(last + 1), kinds):
+                for s in range(self.work.slices):
+                    yield kind, c, m, s
+            if self.has_loss:
+                for s in range(self.work.slices):
+                    yield Kind.LOSS, last, m, s
+
+    def _step_kinds(self) -> tuple[Kind, ...]:
+        if not self.has_update:
+            return ()
+        is_coupled = self.work.coupling_bytes and self.work.groups > 1
+        return (Kind.EXCHANGE, Kind.UPDATE) if is_coupled else (Kind.UPDATE,)
+
+    def build(self) -> TaskGraph:
+        work = self.work
+        tasks = tuple(map(self._task, self.keys))
+        transfers: list[Transfer] = []
+        local: dict[int, list[int]] = {}
+        for source, target, size in self._sends():
+            a, b = tasks[source].group, tasks[target].group
+            route = work.routes.get((a, b))
+            if a == b or route is None:
+                local.setdefault(target, []).append(source)
+                continue
+            transfers.append(_transfer(source, target, route, size, work.links))
+        return TaskGraph(
+            groups=work.groups,
+            tasks=tuple(
+                replace(task, after=(*task.after, *local.get(i, ())))
+                for i, task in enumerate(tasks)
+            ),
+            transfers=tuple(transfers),
+            links=work.links,
+            fixed_bytes=work.fixed_bytes,
+            limit_bytes=work.limit_bytes,
+        )
+
+    def _task(self, key: Key) -> Task:
+        kind, c, m, s = key
+        group = self.work.chunks[c].group
+        cost = self.work.chunks[c].costs[s]
+        seconds = {
+            Kind.FORWARD: cost.forward_s,
+            Kind.LOSS: self.work.loss_s / self.work.slices,
+            Kind.BACKWARD: cost.backward_s,
+            Kind.INPUT_GRADIENT: cost.split_s[0],
+            Kind.WEIGHT_GRADIENT: cost.split_s[1],
+            Kind.UPDATE: self.work.update_s[group] if self.has_update else 0.0,
+        }
+        is_whole = not kind.is_per_micro_batch
+        return Task(
+            kind=kind,
+            group=group,
+            chunk=c,
+            micro_batch=m,
+            slice=s,
+            seconds=seconds.get(kind, 0.0),
+            holds=self._holds(key, cost),
+            working_bytes=0 if is_whole else cost.working_bytes,
+            after=tuple(self.at[k] for k in self._after(key)),
+        )
+
+    def _holds(self, key: Key, cost: Cost) -> tuple[Hold, ...]:
+        kind, *place = key
+        if self.is_forward_only or kind not in (Kind.FORWARD, Kind.INPUT_GRADIENT):
+            return ()
+
+        def until(size: int, kind: Kind) -> list[Hold]:
+            c, m, s = place
+            return [Hold(size, (self.at[kind, c, m, s],))] if size else []
+
+        if kind is Kind.INPUT_GRADIENT:
+            return tuple(until(cost.output_gradient_bytes, Kind.WEIGHT_GRADIENT))
+        if not self.is_split:
+            return tuple(until(cost.activation_bytes, Kind.BACKWARD))
+        early, late = cost.split_bytes
+        return (
+            *until(early, Kind.INPUT_GRADIENT),
+            *until(late, Kind.WEIGHT_GRADIENT),
+        )
+
+    def _after(self, key: Key) -> Iterable[Key]:
+        """What a task of its own group it waits for."""
+        kind, c, m, s = key
+        last = len(self.work.chunks) - 1
+        if kind is Kind.FORWARD:
+            return [(kind, c, m, s - 1)] if s else []
+        if kind is Kind.LOSS:
+            return [(Kind.FORWARD, c, m, s)]
+        if kind is self.backward:
+            has_loss = self.has_loss and c == last
+            found: list[Key] = [(Kind.LOSS if has_loss else Kind.FORWARD, c, m, s)]
+            return found + ([(kind, c, m, s + 1)] if s + 1 < self.work.slices else [])
+        if kind is Kind.WEIGHT_GRADIENT:
+            return [(Kind.INPUT_GRADIENT, c, m, s)]
+        if kind is Kind.UPDATE and Kind.EXCHANGE in self._step_kinds():
+            return [(Kind.EXCHANGE, c, 0, 0)]
+        return self._gradients(self.work.chunks[c].group)
+
+    def _gradients(self, group: int) -> Iterator[Key]:
+        kind = Kind.WEIGHT_GRADIENT if self.is_split else Kind.BACKWARD
+        batches, slices = range(self.work.micro_batches), range(self.work.slices)
+        for c, m, s in product(self.work.chunks_of[group], batches, slices):
+            yield kind, c, m, s
+
+    def _sends(self) -> Iterator[tuple[int, int, int]]:
+        """(source, target, bytes) of what chunks read of one another."""
+        at, work = self.at, self.work
+        batches, slices = range(work.micro_batches), range(work.slices)
+        for m, edge, s in product(batches, work.edges, slices):
+            a, b = edge.source, edge.target
+            forward = at[Kind.FORWARD, a, m, s], at[Kind.FORWARD, b, m, s]
+            yield *forward, edge.forward_bytes[s]
+            if not self.is_forward_only:
+                backward = at[self.backward, b, m, s], at[self.backward, a, m, s]
+                yield *backward, edge.backward_bytes[s]
+        if Kind.EXCHANGE in self._step_kinds():
+            firsts = [chunks[0] for chunks in work.chunks_of]
+            for a, b in product(firsts, firsts):
+                if a != b:
+                    ends = at[Kind.EXCHANGE, a, 0, 0], at[Kind.UPDATE, b, 0, 0]
+                    yield *ends, work.coupling_bytes
+
+
+def _transfer(
+    source: int, target: int, link: int, size: int, links: tuple[Link, ...]
+) -> Transfer:
+    return Transfer(
+        source=source,
+        targets=(target,),
+        link=link,
+        bytes=size,
+        seconds=links[link].seconds(size),
+    )

@@ -1,0 +1,192 @@
+"""Steps that do not go by the clock: noise, slow devices, delays that travel.
+
+As in MPI programs, nothing but what is read and sent synchronises groups of devices: a
+delay of one travels to others as a wave of idle time, and where groups idle anyway it
+runs out.
+
+Source: Afzal, Hager and Wellein, "Propagation and decay of injected one-off delays on
+clusters" (CLUSTER 2019); of programs that fall out of step, arXiv 2205.13963.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.network import Network, network_of
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.units import format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Seconds more for one task, once.
+
+    Attributes:
+      group: whose task.
+      place: which of its tasks, in the order of the schedule.
+      seconds: more.
+    """
+
+    group: int
+    place: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """How much durations differ from step to step.
+
+    Factors are lognormal with mean 1, so that averages of tasks stay as predicted.
+
+    Attributes:
+      task_sigma, link_sigma: of the logarithm, for every task and every transfer.
+      group_sigma: for all tasks of a group in one step, as of a device that is hot.
+      slow: group → factor of all its tasks, in every step.
+      delays: in every step.
+      samples: how many steps.
+      seed: of the random numbers.
+    """
+
+    task_sigma: float = 0.05
+    link_sigma: float = 0.1
+    group_sigma: float = 0.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    delays: tuple[Delay, ...] = ()
+    samples: int = 256
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Jittered:
+    """Many steps of one schedule.
+
+    Attributes:
+      schedule: what ran.
+      nominal_s: one step by the clock.
+      step_times_s: of every sample, as they came.
+    """
+
+    schedule: Schedule
+    nominal_s: float
+    step_times_s: np.ndarray
+
+    def quantile_s(self, share: float) -> float:
+        """Seconds that this share of steps stays within."""
+        return float(np.quantile(self.step_times_s, share))
+
+    @property
+    def p50_s(self) -> float:
+        return self.quantile_s(0.5)
+
+    @property
+    def p95_s(self) -> float:
+        return self.quantile_s(0.95)
+
+    def __str__(self) -> str:
+        times = (self.nominal_s, self.p50_s, self.p95_s)
+        nominal, median, late = map(format_seconds, times)
+        return f"{self.schedule.name}: {nominal} by the clock, p50 {median}, p95 {late}"
+
+
+def jittered(schedule: Schedule, noise: Noise) -> Jittered:
+    """Steps of a schedule under noise; the same for the same seed."""
+    simulation = simulate(schedule)
+    network = network_of(simulation)
+    seconds = _samples(schedule, network, noise)
+    _, ends = network.run(seconds)
+    step_times = ends[: len(network.groups)].max(axis=0)
+    return Jittered(schedule, simulation.step_time_s, step_times)
+
+
+def most_robust(
+    schedules: Iterable[Schedule], noise: Noise, share: float = 0.95
+) -> tuple[Jittered, ...]:
+    """Schedules under the same noise, the one first whose steps mostly are shortest.
+
+    Args:
+      schedules: to compare.
+      noise: of all of them.
+      share: of steps, whose longest counts.
+    """
+    found = [jittered(schedule, noise) for schedule in schedules]
+    return tuple(sorted(found, key=lambda j: j.quantile_s(share)))
+
+
+def _samples(schedule: Schedule, network: Network, noise: Noise) -> np.ndarray:
+    """Seconds of all nodes in all samples, [nodes, samples]."""
+    rng = np.random.default_rng(noise.seed)
+    count, samples = len(network.groups), noise.samples
+    sigma = np.full(len(network.seconds), noise.link_sigma)
+    sigma[:count] = noise.task_sigma
+    normal = rng.standard_normal((len(sigma), samples))
+    factors = _lognormal(normal, sigma[:, None])
+    of_group = rng.standard_normal((schedule.graph.groups, samples))
+    of_group = _lognormal(of_group, noise.group_sigma)
+    for group, factor in noise.slow.items():
+        of_group[group] *= factor
+    factors[:count] *= of_group[network.groups]
+    seconds = network.seconds[:, None] * factors
+    for delay in noise.delays:
+        seconds[_task_at(schedule, delay)] += delay.seconds
+    return seconds
+
+
+def _lognormal(normal: np.ndarray, sigma: np.ndarray | float) -> np.ndarray:
+    """Of mean 1."""
+    return np.exp(normal * sigma - np.square(sigma) / 2)
+
+
+def _task_at(schedule: Schedule, delay: Delay) -> int:
+    orders = schedule.orders
+    if not 0 <= delay.group < len(orders) or not (
+        0 <= delay.place < len(orders[delay.group])
+    ):
+        raise ScheduleError(
+            "A delay is of a task that is not there.",
+            where=f"{delay}",
+            numbers=f"tasks of every group: {[len(order) for order in orders]}",
+            fix="name a group, and a place among its tasks, from 0.",
+        )
+    return orders[delay.group][delay.place]
+
+
+@dataclass(frozen=True)
+class Wave:
+    """What one delay does to a step that otherwise goes by the clock.
+
+    Attributes:
+      lag_s: of every task of the graph, how much later it starts.
+      reached_s: of every group, when its first task starts late; NaN where none does.
+      largest_lag_s: of every group; what is less than the delay has run out on the way.
+      growth_s: how much longer the step is.
+    """
+
+    lag_s: np.ndarray
+    reached_s: tuple[float, ...]
+    largest_lag_s: tuple[float, ...]
+    growth_s: float
+
+
+def wave(schedule: Schedule, delay: Delay) -> Wave:
+    """How far a delay travels, and what it costs."""
+    network = network_of(simulate(schedule))
+    late = network.seconds.copy()
+    late[_task_at(schedule, delay)] += delay.seconds
+    starts, ends = network.run(np.stack([network.seconds, late], axis=1))
+    count = len(network.groups)
+    lag = starts[:count, 1] - starts[:count, 0]
+    lag[lag <= 1e-9 * ends.max()] = 0.0
+    reached, largest = [], []
+    for group in range(schedule.graph.groups):
+        mine = network.groups == group
+        is_late = mine & (lag > 0)
+        first = starts[:count, 1][is_late].min() if is_late.any() else np.nan
+        reached.append(float(first))
+        largest.append(float(lag[mine].max()))
+    steps = ends[:count].max(axis=0)
+    return Wave(lag, tuple(reached), tuple(largest), float(steps[1] - steps[0]))

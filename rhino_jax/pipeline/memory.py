@@ -1,0 +1,94 @@
+"""What groups hold over time: parameters, activations, what has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.pipeline.tasks import Kind, Schedule, TaskGraph
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Bytes over time, as steps.
+
+    Attributes:
+      times_s: when they change, ascending.
+      bytes: from each of these times on.
+    """
+
+    times_s: np.ndarray
+    bytes: np.ndarray
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.bytes.max())
+
+    @property
+    def peak_at_s(self) -> float:
+        """When the peak is first reached."""
+        return float(self.times_s[int(self.bytes.argmax())])
+
+
+def memory_of(
+    graph: TaskGraph,
+    starts: Sequence[float],
+    ends: Sequence[float],
+    sent: Sequence[float],
+    step_time_s: float,
+) -> tuple[Profile, ...]:
+    """What each group's devices hold.
+
+    Args:
+      graph: tasks, with what they take and give back.
+      starts, ends: of every task.
+      sent: when each transfer starts: its bytes are the receiver's from then on, until
+        its last reader starts, which holds it on.
+      step_time_s: when all that nothing frees is freed.
+    """
+    changes: list[list[tuple[float, int]]] = [[] for _ in range(graph.groups)]
+
+    def hold(group: int, start: float, end: float, size: int) -> None:
+        if size:
+            changes[group] += ((start, size), (end, -size))
+
+    for i, task in enumerate(graph.tasks):
+        hold(task.group, starts[i], ends[i], task.working_bytes)
+        for h in task.holds:
+            end = max((ends[u] for u in h.until), default=step_time_s)
+            hold(task.group, starts[i], end, h.bytes)
+    for i, transfer in enumerate(graph.transfers):
+        group = graph.tasks[transfer.targets[0]].group
+        hold(group, sent[i], max(starts[t] for t in transfer.targets), transfer.bytes)
+    return tuple(
+        _profile(c, base) for c, base in zip(changes, graph.base_bytes, strict=True)
+    )
+
+
+def _profile(changes: list[tuple[float, int]], base: int) -> Profile:
+    """Sums of changes; what is given back at a time is there for what starts then."""
+    ordered = sorted([(0.0, 0), *changes])
+    times = np.array([t for t, _ in ordered])
+    sums = base + np.cumsum([size for _, size in ordered])
+    is_last = np.append(np.diff(times) > 0, True)
+    return Profile(times[is_last], sums[is_last])
+
+
+def in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Of every group the most forward passes whose activations it holds at once.
+
+    From the order alone, so whatever tasks take. Of 1F1B, S - s at stage s; of GPipe
+    the number of micro-batches. Chunks and slices count one each.
+    """
+    tasks = schedule.graph.tasks
+    last = {t.kind for t in tasks} & {Kind.WEIGHT_GRADIENT}
+    frees = Kind.WEIGHT_GRADIENT if last else Kind.BACKWARD
+    found = []
+    for order in schedule.orders:
+        steps = [
+            (tasks[i].kind is Kind.FORWARD) - (tasks[i].kind is frees) for i in order
+        ]
+        found.append(int(np.cumsum([0, *steps]).max()))
+    return tuple(found)

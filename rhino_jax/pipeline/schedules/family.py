@@ -1,0 +1,96 @@
+"""What families of schedules are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.graph import graph_of
+from rhino_jax.pipeline.tasks import Key, Kind, Schedule, TaskGraph
+from rhino_jax.pipeline.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A way to order the tasks of a pipeline.
+
+    Attributes:
+      name: as users write it.
+      summary: one sentence.
+      source: where it is described.
+      build: from what stages cost, and options of its own, to a schedule.
+    """
+
+    name: str
+    summary: str
+    source: str
+    build: Callable[..., Schedule]
+
+
+def in_order(
+    name: str,
+    work: Work,
+    orders: Sequence[Iterable[Key]],
+    *,
+    is_split: bool = False,
+    is_forward_only: bool = False,
+) -> Schedule:
+    """A schedule from what every group does for micro-batches; what it does for the
+    whole step comes after."""
+    graph = graph_of(work, is_split=is_split, is_forward_only=is_forward_only)
+    return Schedule(
+        name,
+        graph,
+        tuple(
+            (
+                *(i for step in order for i in _with_loss(graph, step)),
+                *_last(graph, group),
+            )
+            for group, order in enumerate(orders)
+        ),
+    )
+
+
+def _with_loss(graph: TaskGraph, step: Key) -> tuple[int, ...]:
+    """A task, and the loss where that is a task of its own and comes next."""
+    kind, chunk, batch, part = step
+    is_forward = kind is Kind.FORWARD
+    loss = graph.by_key.get((Kind.LOSS, chunk, batch, part)) if is_forward else None
+    return (graph.by_key[step],) if loss is None else (graph.by_key[step], loss)
+
+
+def _last(graph: TaskGraph, group: int) -> list[int]:
+    """Exchange and update of a group."""
+    return [
+        i
+        for i, task in enumerate(graph.tasks)
+        if task.group == group and not task.kind.is_per_micro_batch
+    ]
+
+
+def forward(chunk: int, micro_batch: int, slices: int = 1) -> list[Key]:
+    return [(Kind.FORWARD, chunk, micro_batch, s) for s in range(slices)]
+
+
+def backward(
+    chunk: int, micro_batch: int, slices: int = 1, kind: Kind = Kind.BACKWARD
+) -> list[Key]:
+    """Later slices first: earlier ones wait for gradients of their keys and values."""
+    return [(kind, chunk, micro_batch, s) for s in reversed(range(slices))]
+
+
+def need_one_chunk(name: str, work: Work) -> None:
+    """Refuse groups with several chunks."""
+    if not work.is_one_chunk_each:
+        raise ScheduleError(
+            f"`{name}` runs one chunk in every group.",
+            numbers=f"{len(work.chunks)} chunks in {work.groups} groups",
+            fix="take `interleaved`, `zero-bubble-v` or `searched`, or one chunk each.",
+        )
+    if not work.is_loop:
+        raise ScheduleError(
+            f"`{name}` runs chunk 0 in group 0, and so on.",
+            where=f"groups of chunks: {[c.group for c in work.chunks]}",
+            fix="number groups along the forward pass.",
+        )

@@ -1,0 +1,236 @@
+"""List scheduling: whenever a group is free it takes the most urgent task that it can.
+
+Source: Graham, "Bounds on multiprocessing timing anomalies" (SIAM 1969); Rhino's
+scheduler of task graphs lists tasks in the same way, by kind and micro-batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.graph import graph_of
+from rhino_jax.pipeline.schedules.bound import ways_to_end
+from rhino_jax.pipeline.tasks import Kind, Schedule, Task, TaskGraph
+from rhino_jax.pipeline.work import Work
+
+
+_BACKWARD_FIRST = {
+    Kind.UPDATE: 0, Kind.EXCHANGE: 0, Kind.LOSS: 1, Kind.BACKWARD: 1,
+    Kind.INPUT_GRADIENT: 1, Kind.FORWARD: 2, Kind.WEIGHT_GRADIENT: 3,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Which task comes first.
+
+    Attributes:
+      by_path: the task with the longest way to the end of the step first; otherwise
+        gradients of inputs before forward passes before gradients of weights, and of
+        forward passes later chunks first.
+      most_in_flight: of every group, how many activations it may hold, by number; empty
+        for any number. Its memory limit holds besides.
+      is_reserved: whether a group that takes a micro-batch sets aside what all its
+        chunks will hold of it; otherwise it takes more, and may get stuck.
+      noise: how much urgency is shaken, to find other schedules; by `seed`.
+      seed: of the noise.
+    """
+
+    by_path: bool = False
+    most_in_flight: tuple[int, ...] = ()
+    is_reserved: bool = True
+    noise: float = 0.0
+    seed: int = 0
+
+
+def listed(name: str, work: Work, rule: Rule, *, is_split: bool = False) -> Schedule:
+    """A schedule by one rule.
+
+    Raises:
+      ScheduleError: where memory, or micro-batches in flight, let nothing go on.
+    """
+    return listed_graph(name, graph_of(work, is_split=is_split), rule)
+
+
+def listed_graph(name: str, graph: TaskGraph, rule: Rule) -> Schedule:
+    """As `listed`, of a graph that is there."""
+    run = _Lister(graph, urgency(graph, rule), rule)
+    run.go()
+    ended = sum(map(len, run.orders))
+    if ended < len(graph.tasks):
+        raise ScheduleError(
+            f"`{name}`: no group can go on within its memory.",
+            numbers=f"{ended} of {len(graph.tasks)} tasks were placed",
+            fix="allow more memory or more micro-batches in flight.",
+        )
+    return Schedule(name, graph, tuple(map(tuple, run.orders)))
+
+
+def urgency(graph: TaskGraph, rule: Rule) -> list[float]:
+    """Of every task a number; small ones first."""
+    noise = np.random.default_rng(rule.seed).standard_normal(len(graph.tasks))
+    if rule.by_path:
+        ways = ways_to_end(graph)
+        scale = rule.noise * max(ways, default=0.0)
+        return [-w + scale * x for w, x in zip(ways, noise, strict=True)]
+    chunks = 1 + max(t.chunk for t in graph.tasks)
+    batches = 1 + max(t.micro_batch for t in graph.tasks)
+    slices = 1 + max(t.slice for t in graph.tasks)
+
+    def number(task: Task) -> float:
+        is_forward = task.kind is Kind.FORWARD
+        chunk = chunks - task.chunk if is_forward else task.chunk
+        place = (task.micro_batch, task.slice if is_forward else slices - task.slice)
+        among = (chunk * batches + place[0]) * (slices + 1) + place[1]
+        if not is_forward:
+            among = (place[0] * (slices + 1) + place[1]) * (chunks + 1) + chunk
+        whole = (chunks + 1) * (batches + 1) * (slices + 1)
+        return _BACKWARD_FIRST[task.kind] + among / whole
+
+    return [number(t) + rule.noise * x for t, x in zip(graph.tasks, noise, strict=True)]
+
+
+class _Lister:
+    """Ends of tasks and transfers in the order of time; groups choose in between."""
+
+    def __init__(self, graph: TaskGraph, urgency: list[float], rule: Rule) -> None:
+        self.graph = graph
+        self.urgency = urgency
+        self.count = len(graph.tasks)
+        self.orders: list[list[int]] = [[] for _ in range(graph.groups)]
+        self.ready: list[list[tuple[float, int]]] = [[] for _ in range(graph.groups)]
+        self.is_free = [True] * graph.groups
+        self.link_free_at = [0.0] * len(graph.links)
+        self.missing = [
+            len(t.after) + len(graph.incoming[i]) for i, t in enumerate(graph.tasks)
+        ]
+        self.budget = _Budget(graph, rule)
+        self.events: list[tuple[float, int]] = []
+
+    def go(self) -> None:
+        for i, missing in enumerate(self.missing):
+            if not missing:
+                self._ready(i)
+        now = 0.0
+        while True:
+            for group, is_free in enumerate(self.is_free):
+                if is_free and self.ready[group]:
+                    self._choose(group, now)
+            if not self.events:
+                return
+            now = self.events[0][0]
+            while self.events and self.events[0][0] <= now:
+                self._end(heapq.heappop(self.events)[1], now)
+
+    def _ready(self, task: int) -> None:
+        group = self.graph.tasks[task].group
+        heapq.heappush(self.ready[group], (self.urgency[task], task))
+
+    def _choose(self, group: int, now: float) -> None:
+        passed = []
+        while self.ready[group]:
+            entry = heapq.heappop(self.ready[group])
+            if self.budget.fits(entry[1]):
+                self.budget.take(entry[1])
+                self.is_free[group] = False
+                self.orders[group].append(entry[1])
+                seconds = self.graph.tasks[entry[1]].seconds
+                heapq.heappush(self.events, (now + seconds, entry[1]))
+                break
+            passed.append(entry)
+        for entry in passed:
+            heapq.heappush(self.ready[group], entry)
+
+    def _end(self, node: int, now: float) -> None:
+        graph = self.graph
+        if node >= self.count:
+            self._arrive(graph.transfers[node - self.count].targets)
+            return
+        self.is_free[graph.tasks[node].group] = True
+        self.budget.give_back(node)
+        for i in graph.outgoing[node]:
+            transfer = graph.transfers[i]
+            start = max(now, self.link_free_at[transfer.link])
+            self.link_free_at[transfer.link] = start + transfer.seconds
+            heapq.heappush(self.events, (start + transfer.seconds, self.count + i))
+        self._arrive(graph.readers[node])
+
+    def _arrive(self, tasks: tuple[int, ...]) -> None:
+        for task in tasks:
+            self.missing[task] -= 1
+            if not self.missing[task]:
+                self._ready(task)
+
+
+class _Budget:
+    """What groups may still take: bytes, and activations by number."""
+
+    def __init__(self, graph: TaskGraph, rule: Rule) -> None:
+        self.graph = graph
+        base = graph.base_bytes
+        limits = graph.limit_bytes
+        self.bytes = [
+            limits[g] - base[g] if limits else 2**62 for g in range(graph.groups)
+        ]
+        self.number = [
+            rule.most_in_flight[g] if rule.most_in_flight else 2**62
+            for g in range(graph.groups)
+        ]
+        self.frees: list[list[tuple[int, int]]] = [[] for _ in graph.tasks]
+        self.left = [[len(h.until) for h in t.holds] for t in graph.tasks]
+        for i, task in enumerate(graph.tasks):
+            for h, hold in enumerate(task.holds):
+                for until in hold.until:
+                    self.frees[until].append((i, h))
+        kinds = {t.kind for t in graph.tasks}
+        self.last = Kind.WEIGHT_GRADIENT if Kind.WEIGHT_GRADIENT in kinds else None
+        self.last = self.last or Kind.BACKWARD
+        self.sets_aside = self._forwards() if rule.is_reserved else _each(graph)
+
+    def _forwards(self) -> Callable[[int], list[int]]:
+        """Of a group's first forward pass of a micro-batch all of them, else none."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for i, task in enumerate(self.graph.tasks):
+            if task.kind is Kind.FORWARD:
+                found.setdefault((task.group, task.micro_batch), []).append(i)
+        by_first = {min(tasks): tasks for tasks in found.values()}
+        return lambda task: by_first.get(task, [])
+
+    def _needs(self, task: int) -> tuple[int, int]:
+        """Bytes and number of activations that a task sets aside at its start."""
+        tasks = self.graph.tasks
+        taken = self.sets_aside(task)
+        holders = taken if tasks[task].kind is Kind.FORWARD else [task]
+        return sum(h.bytes for i in holders for h in tasks[i].holds), len(taken)
+
+    def fits(self, task: int) -> bool:
+        group = self.graph.tasks[task].group
+        size, number = self._needs(task)
+        working = self.graph.tasks[task].working_bytes
+        # What sets nothing aside goes on: without it nothing is ever given back.
+        has_room = size + working <= self.bytes[group] or not size
+        return has_room and number <= self.number[group]
+
+    def take(self, task: int) -> None:
+        group = self.graph.tasks[task].group
+        size, number = self._needs(task)
+        self.bytes[group] -= size
+        self.number[group] -= number
+
+    def give_back(self, task: int) -> None:
+        done = self.graph.tasks[task]
+        self.number[done.group] += done.kind is self.last
+        for holder, h in self.frees[task]:
+            self.left[holder][h] -= 1
+            if not self.left[holder][h]:
+                self.bytes[done.group] += self.graph.tasks[holder].holds[h].bytes
+
+
+def _each(graph: TaskGraph) -> Callable[[int], list[int]]:
+    """Every forward pass by itself."""
+    return lambda i: [i] if graph.tasks[i].kind is Kind.FORWARD else []

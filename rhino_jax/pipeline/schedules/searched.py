@@ -1,0 +1,176 @@
+"""A schedule found for the tasks at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.check import check_memory
+from rhino_jax.pipeline.graph import graph_of
+from rhino_jax.pipeline.schedules.bound import bound_s
+from rhino_jax.pipeline.schedules.listed import Rule, listed_graph
+from rhino_jax.pipeline.schedules.named import NAMED, TRAINING
+from rhino_jax.pipeline.simulation import Simulation
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.pipeline.work import Work
+
+
+MOST_TASKS_OF_CPSAT = 300
+"""Tasks and transfers of graphs that CP-SAT is asked about: of 4 stages and 16
+micro-batches with split backward passes it found an order that meets the bound in 10 s;
+of 8 stages and 32 micro-batches it found nothing in 35 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One schedule that was looked at.
+
+    Attributes:
+      name: its family, or the rule that listed it.
+      step_time_s: simulated; None where it does not run, or does not fit.
+      reason: why not.
+    """
+
+    name: str
+    step_time_s: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a search came to.
+
+    Attributes:
+      simulation: of the best schedule.
+      tried: all that was looked at.
+      bound_s: no order of the same tasks is faster.
+    """
+
+    simulation: Simulation
+    tried: tuple[Tried, ...]
+    bound_s: float
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.simulation.step_time_s <= self.bound_s * (1 + 1e-9)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.simulation.schedule
+
+
+def searched(
+    work: Work,
+    *,
+    samples: int = 8,
+    seed: int = 0,
+    effort: float = 1.0,
+) -> Schedule:
+    """The fastest schedule that fits, of all that `search` looks at."""
+    found = search(work, samples=samples, seed=seed, effort=effort).schedule
+    return replace(found, name="searched")
+
+
+def search(
+    work: Work, *, samples: int = 8, seed: int = 0, effort: float = 1.0
+) -> Searched:
+    """Look at named schedules, at lists by rules, and, of few tasks, let CP-SAT decide.
+
+    Never slower than a named schedule that fits, since these are looked at. Backward
+    passes are tried whole, and with gradients of inputs and weights apart.
+
+    Args:
+      work: what stages cost.
+      samples: lists with shaken urgency, for each way to run backward passes.
+      seed: of these, and of CP-SAT.
+      effort: CP-SAT's deterministic seconds, up to ten times as long by the clock; 0
+        for none.
+
+    Raises:
+      ScheduleError: where nothing fits.
+    """
+    tried: list[Tried] = []
+    best: Simulation | None = None
+    for name, build in _candidates(work, samples, seed):
+        try:
+            simulation = simulate(build())
+            check_memory(simulation)
+        except ScheduleError as error:
+            tried.append(Tried(name, None, error.what))
+            continue
+        tried.append(Tried(name, simulation.step_time_s))
+        if best is None or simulation.step_time_s < best.step_time_s:
+            best = simulation
+    if best is None:
+        raise ScheduleError(
+            "`searched`: no schedule fits.",
+            where="; ".join(sorted({t.reason for t in tried})),
+            numbers=f"{len(tried)} schedules were tried",
+            fix="allow more memory, or take smaller micro-batches or more stages.",
+        )
+    return _exact(best, tried, seed, effort)
+
+
+def _candidates(
+    work: Work, samples: int, seed: int
+) -> Iterator[tuple[str, Callable[[], Schedule]]]:
+    for name in TRAINING:
+        yield name, partial(NAMED[name].build, work)
+    for is_split in (False, True):
+        graph = graph_of(work, is_split=is_split)
+        for rule in _rules(work, samples, seed):
+            text = f"listed, {'split' if is_split else 'whole'}, {_words(rule)}"
+            yield text, partial(listed_graph, "listed", graph, rule)
+
+
+def _rules(work: Work, samples: int, seed: int) -> Iterator[Rule]:
+    groups, parts = work.groups, work.slices
+    chunks = [len(c) * parts for c in work.chunks_of]
+    as_1f1b = tuple(c * (groups - g) for g, c in enumerate(chunks))
+    early = tuple(c * (2 * (groups - g) - 1) for g, c in enumerate(chunks))
+    alike = tuple(c * groups for c in chunks)
+    for limit in (as_1f1b, alike, early, ()):
+        for by_path in (False, True):
+            yield Rule(by_path=by_path, most_in_flight=limit)
+    yield Rule(most_in_flight=alike, is_reserved=False)
+    for k in range(samples):
+        limit = (as_1f1b, alike, early, ())[k % 4]
+        noise = 0.02 * (1 + k // 4)
+        yield Rule(by_path=True, most_in_flight=limit, noise=noise, seed=seed + k)
+
+
+def _words(rule: Rule) -> str:
+    words = ["by path" if rule.by_path else "by kind"]
+    if rule.most_in_flight:
+        words.append(f"{rule.most_in_flight[0]} in flight")
+    if rule.noise:
+        words.append(f"shaken {rule.seed}")
+    return ", ".join(words)
+
+
+def _exact(best: Simulation, tried: list[Tried], seed: int, effort: float) -> Searched:
+    """The best that was found, or what CP-SAT makes of its tasks."""
+    graph = best.schedule.graph
+    found = Searched(best, tuple(tried), bound_s(graph))
+    is_small = len(graph.tasks) + len(graph.transfers) <= MOST_TASKS_OF_CPSAT
+    if found.is_optimal or effort <= 0 or not is_small:
+        return found
+    from rhino_jax.pipeline.schedules.cpsat import reorder
+
+    orders, is_proved = reorder(best, seed=seed, effort=effort)
+    if orders is not None:
+        try:
+            simulation = simulate(Schedule("CP-SAT", graph, orders))
+            check_memory(simulation)
+        except ScheduleError as error:
+            # Arrived transfers count only here: CP-SAT sees what tasks hold.
+            tried.append(Tried("CP-SAT", None, error.what))
+            return replace(found, tried=tuple(tried))
+        tried.append(Tried("CP-SAT", simulation.step_time_s))
+        if simulation.step_time_s < best.step_time_s:
+            best = simulation
+    bound = max(found.bound_s, best.step_time_s if is_proved else 0.0)
+    return Searched(best, tuple(tried), bound)

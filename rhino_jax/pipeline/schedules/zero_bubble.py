@@ -1,0 +1,76 @@
+"""Zero bubble: gradients of weights fill the gaps."""
+
+from __future__ import annotations
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.schedules.family import (
+    backward,
+    forward,
+    in_order,
+    need_one_chunk,
+)
+from rhino_jax.pipeline.schedules.listed import Rule, listed
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.tasks import Key, Kind, Schedule
+from rhino_jax.pipeline.work import Work
+
+
+def zero_bubble(work: Work) -> Schedule:
+    """ZB-H1: 1F1B with the weights' gradients put off, by s micro-batches at stage s.
+
+    They run where 1F1B idles. Every stage holds the activations of S micro-batches, as
+    the first of 1F1B does; the bubble is (S - 1) (F + I - W) in place of
+    (S - 1) (F + I + W).
+
+    Source: Qi et al., "Zero bubble pipeline parallelism" (arXiv 2401.10241), section
+    2.1, with I for its B.
+    """
+    need_one_chunk("zero-bubble", work)
+    count, slices = work.micro_batches, work.slices
+
+    def order(stage: int) -> list[Key]:
+        warm = min(count, work.groups - stage - 1)
+        found = [step for m in range(warm) for step in forward(stage, m, slices)]
+        late = 0
+        for m in range(count):
+            if warm + m < count:
+                found += forward(stage, warm + m, slices)
+            found += backward(stage, m, slices, Kind.INPUT_GRADIENT)
+            if m >= stage:
+                found += backward(stage, late, slices, Kind.WEIGHT_GRADIENT)
+                late += 1
+        for m in range(late, count):
+            found += backward(stage, m, slices, Kind.WEIGHT_GRADIENT)
+        return found
+
+    orders = [order(s) for s in range(work.groups)]
+    return in_order("zero-bubble", work, orders, is_split=True)
+
+
+def zero_bubble_v(work: Work) -> Schedule:
+    """ZB-V: two chunks in every group, to the last group and back, so that the loss is
+    where the input was, and every group holds as much as the first of 1F1B.
+
+    The source places tasks by hand for equal times; here they are listed as time goes,
+    gradients of inputs first, of weights last, with as many activations in flight. With
+    equal times that gives the same: groups idle only until their first task.
+
+    Source: Qi et al., "Zero bubble pipeline parallelism" (arXiv 2401.10241), section 6.
+    """
+    if not work.is_v:
+        raise ScheduleError(
+            "`zero-bubble-v` needs two chunks in every group, there and back.",
+            where=f"groups of chunks: {[c.group for c in work.chunks]}",
+            fix="cut into twice as many chunks as groups, in groups 0 … S-1, S-1 … 0.",
+        )
+    limit = (2 * work.groups,) * work.groups
+    found = []
+    # Setting nothing aside fills gaps better, and may get stuck where stages differ.
+    for is_reserved in (False, True):
+        rule = Rule(most_in_flight=limit, is_reserved=is_reserved)
+        try:
+            found.append(listed("zero-bubble-v", work, rule, is_split=True))
+        except ScheduleError:
+            if is_reserved and not found:
+                raise
+    return min(found, key=lambda schedule: simulate(schedule).step_time_s)

@@ -1,0 +1,137 @@
+"""When every task and transfer of a schedule starts and ends."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from itertools import pairwise
+
+from rhino_jax.errors import DeadlockError
+from rhino_jax.pipeline.simulation import Simulation
+from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.pipeline.waiting import circle_of
+
+
+def simulate(schedule: Schedule) -> Simulation:
+    """Run a schedule's tasks by the clock.
+
+    A group runs its tasks in the order of the schedule, each as soon as what it reads
+    is there. Transfers run beside tasks; a link carries one at a time, in the order in
+    which they are ready (at the same time: in the order of the graph).
+
+    Raises:
+      DeadlockError: where tasks wait for one another.
+    """
+    run = _Run(schedule)
+    run.go()
+    if run.done < len(schedule.graph.tasks):
+        raise deadlock(schedule, run.ended)
+    return Simulation(
+        schedule,
+        task_start_s=tuple(run.task_start),
+        transfer_start_s=tuple(run.transfer_start),
+        sequence=tuple(run.sequence),
+    )
+
+
+def deadlock(schedule: Schedule, ended: list[bool]) -> DeadlockError:
+    """What to say of a schedule that stopped before its end."""
+    circle = circle_of(schedule, ended)
+    tasks = schedule.graph.tasks
+    return DeadlockError(
+        f"`{schedule.name}`: tasks wait for one another.",
+        where=" ← ".join(f"{tasks[i]} (group {tasks[i].group})" for i in circle),
+        numbers=f"{sum(ended)} of {len(tasks)} tasks ended",
+        fix="let every group run the earlier of its tasks in that circle first, or"
+        " give links more buffers.",
+    )
+
+
+class _Run:
+    """One event for every end of a task or a transfer, in the order of time.
+
+    Attributes:
+      task_start, transfer_start: seconds.
+      sequence: all that started, in the order in which it did; transfers follow tasks.
+      ended: of every task whether it did.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        graph = schedule.graph
+        self.graph = graph
+        self.count = len(graph.tasks)
+        self.seconds = [t.seconds for t in graph.tasks]
+        self.task_start = [0.0] * self.count
+        self.transfer_start = [0.0] * len(graph.transfers)
+        self.sequence: list[int] = []
+        self.ended = [False] * self.count
+        self.done = 0
+        self.next: list[int] = [-1] * self.count
+        # The task before in the group's order counts as one more to wait for.
+        self.missing = [
+            len(task.after) + len(graph.incoming[i])
+            for i, task in enumerate(graph.tasks)
+        ]
+        for order in schedule.orders:
+            for a, b in pairwise(order):
+                self.next[a] = b
+                self.missing[b] += 1
+        self.events: list[tuple[float, int]] = []
+        self.queues: list[deque[int]] = [deque() for _ in graph.links]
+        self.free_at = [0.0] * len(graph.links)
+        self.taken = [0] * len(graph.links)
+        self.unread = [len(t.targets) for t in graph.transfers]
+        self.buffers = [link.buffers for link in graph.links]
+        self.firsts = [order[0] for order in schedule.orders if order]
+
+    def go(self) -> None:
+        for first in self.firsts:
+            if not self.missing[first]:
+                self._start(first, 0.0)
+        while self.events:
+            now, node = heapq.heappop(self.events)
+            if node < self.count:
+                self._end_task(node, now)
+            else:
+                for target in self.graph.transfers[node - self.count].targets:
+                    self._arrive(target, now)
+
+    def _arrive(self, task: int, now: float) -> None:
+        self.missing[task] -= 1
+        if not self.missing[task]:
+            self._start(task, now)
+
+    def _start(self, task: int, now: float) -> None:
+        self.task_start[task] = now
+        self.sequence.append(task)
+        heapq.heappush(self.events, (now + self.seconds[task], task))
+        for transfer in self.graph.incoming[task]:
+            self.unread[transfer] -= 1
+            link = self.graph.transfers[transfer].link
+            if not self.unread[transfer] and self.buffers[link]:
+                self.taken[link] -= 1
+                self._carry(link, now)
+
+    def _end_task(self, task: int, now: float) -> None:
+        self.ended[task] = True
+        self.done += 1
+        for transfer in self.graph.outgoing[task]:
+            link = self.graph.transfers[transfer].link
+            self.queues[link].append(transfer)
+            self._carry(link, now)
+        for reader in self.graph.readers[task]:
+            self._arrive(reader, now)
+        if self.next[task] >= 0:
+            self._arrive(self.next[task], now)
+
+    def _carry(self, link: int, now: float) -> None:
+        """Let a link's queue go on as far as its receiver has buffers."""
+        queue, limit = self.queues[link], self.buffers[link]
+        while queue and (not limit or self.taken[link] < limit):
+            transfer = queue.popleft()
+            self.taken[link] += bool(limit)
+            start = max(now, self.free_at[link])
+            self.transfer_start[transfer] = start
+            self.free_at[link] = start + self.graph.transfers[transfer].seconds
+            self.sequence.append(self.count + transfer)
+            heapq.heappush(self.events, (self.free_at[link], self.count + transfer))

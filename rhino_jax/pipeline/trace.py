@@ -1,0 +1,106 @@
+"""A simulated step in the format of Chrome's traces, which Perfetto reads.
+
+Source: "Trace Event Format" (Google, 2016): complete events `X`, counters `C`, flows
+`s` and `f`, metadata `M`; times in microseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.pipeline.tasks import label
+from rhino_jax.pipeline.times import Times
+
+
+Event = dict[str, Any]
+
+_US = 1e6
+
+
+def save(times: Times, path: str | PathLike[str]) -> None:
+    """Write all events; compressed where the path ends in `.gz`."""
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": [*events(times)]})
+    path = Path(path)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    else:
+        path.write_text(text)
+
+
+def events(times: Times) -> Iterator[Event]:
+    """One process for every group, with its tasks and its memory, and one for links.
+
+    Arrows lead from a task to its transfer, and from there to the tasks that read it.
+    """
+    graph = times.schedule.graph
+    links = graph.groups
+    for group in range(graph.groups):
+        yield _named("process_name", group, 0, f"group {group}")
+    if graph.links:
+        yield _named("process_name", links, 0, "links")
+    for i, link in enumerate(graph.links):
+        yield _named("thread_name", links, i, link.name)
+    yield from _tasks(times)
+    yield from _transfers(times, links)
+    for group, profile in enumerate(times.memory):
+        for time, held in zip(profile.times_s, profile.bytes, strict=True):
+            yield {
+                "ph": "C",
+                "name": "bytes",
+                "pid": group,
+                "ts": float(time) * _US,
+                "args": {"held": int(held)},
+            }
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _tasks(times: Times) -> Iterator[Event]:
+    for task, start in zip(times.schedule.graph.tasks, times.task_start_s, strict=True):
+        yield {
+            "ph": "X",
+            "name": label(task),
+            "cat": str(task.kind),
+            "pid": task.group,
+            "tid": 0,
+            "ts": start * _US,
+            "dur": task.seconds * _US,
+            "args": {
+                "chunk": task.chunk,
+                "micro-batch": task.micro_batch,
+                "slice": task.slice,
+            },
+        }
+
+
+def _transfers(times: Times, pid: int) -> Iterator[Event]:
+    graph = times.schedule.graph
+    for i, transfer in enumerate(graph.transfers):
+        start, end = times.transfer_start_s[i] * _US, times.transfer_end_s[i] * _US
+        source = graph.tasks[transfer.source]
+        place = {"pid": pid, "tid": transfer.link}
+        yield {
+            "ph": "X",
+            "name": label(source),
+            "cat": "transfer",
+            **place,
+            "ts": start,
+            "dur": transfer.seconds * _US,
+            "args": {"bytes": transfer.bytes},
+        }
+        flow = {"cat": "transfer", "name": "sent", "id": i}
+        made = times.task_end_s[transfer.source] * _US
+        yield {"ph": "s", **flow, "pid": source.group, "tid": 0, "ts": made}
+        yield {"ph": "t", **flow, **place, "ts": start}
+        reader = graph.tasks[transfer.targets[0]]
+        read = max(times.task_start_s[transfer.targets[0]] * _US, end)
+        yield {
+            "ph": "f", "bp": "e", **flow, "pid": reader.group, "tid": 0, "ts": read,
+        }  # fmt: skip

@@ -1,0 +1,214 @@
+"""What the stages of a pipeline cost: from here schedules take their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.tasks import Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a chunk of the model costs for one micro-batch, or for one slice of it.
+
+    Attributes:
+      forward_s: seconds of its forward pass.
+      backward_s: seconds of its backward pass, in one task.
+      input_gradient_s, weight_gradient_s: of the same in two; half of it each unless
+        stated. Together they may be more, where both need the same intermediate.
+      activation_bytes: what the forward pass leaves for the backward pass, with what
+        it received.
+      kept_bytes: of these, what the weights' gradients still need when the inputs'
+        are there; all unless stated.
+      output_gradient_bytes: what the inputs' gradients leave for the weights', beyond.
+      working_bytes: what any of its tasks takes while it runs, with what it received
+        and does not leave.
+    """
+
+    forward_s: float
+    backward_s: float = 0.0
+    input_gradient_s: float | None = None
+    weight_gradient_s: float | None = None
+    activation_bytes: int = 0
+    kept_bytes: int | None = None
+    output_gradient_bytes: int = 0
+    working_bytes: int = 0
+
+    @property
+    def split_s(self) -> tuple[float, float]:
+        """Seconds of the inputs' gradients and of the weights'."""
+        of_input, of_weight = self.input_gradient_s, self.weight_gradient_s
+        if of_input is None:
+            rest = self.backward_s - (of_weight or 0.0)
+            of_input = self.backward_s / 2 if of_weight is None else rest
+        if of_weight is None:
+            of_weight = self.backward_s - of_input
+        return max(of_input, 0.0), max(of_weight, 0.0)
+
+    @property
+    def split_bytes(self) -> tuple[int, int]:
+        """Activations freed with the inputs' gradients, and with the weights'."""
+        kept = self.activation_bytes if self.kept_bytes is None else self.kept_bytes
+        return self.activation_bytes - kept, kept
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of the model that a group runs as one task.
+
+    Attributes:
+      group: which.
+      costs: one for every slice of the sequence; one alone where it is not sliced.
+    """
+
+    group: int
+    costs: tuple[Cost, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What one chunk sends to a later one, for every micro-batch.
+
+    Attributes:
+      source, target: chunks.
+      forward_bytes: of every slice, from source to target; of one device.
+      backward_bytes: of the gradients, from target to source.
+    """
+
+    source: int
+    target: int
+    forward_bytes: tuple[int, ...]
+    backward_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One step of a pipeline, before it has an order.
+
+    Attributes:
+      chunks: along the forward pass.
+      edges: between them, each pair once.
+      micro_batches: how many.
+      links: what carries transfers.
+      routes: (from group, to group) → position of its link. Pairs that are not there
+        wait for one another without time or bytes.
+      loss_s: seconds of the loss after the last chunk, where it is a task of its own.
+      update_s: of every group, seconds of the optimizer; empty for none.
+      coupling_bytes: what all groups exchange before any updates, as the global norm
+        of gradients; 0 for nothing.
+      fixed_bytes, limit_bytes: of every group's devices; empty for none.
+    """
+
+    chunks: tuple[Chunk, ...]
+    edges: tuple[Edge, ...]
+    micro_batches: int
+    links: tuple[Link, ...] = ()
+    routes: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    loss_s: float = 0.0
+    update_s: tuple[float, ...] = ()
+    coupling_bytes: int = 0
+    fixed_bytes: tuple[int, ...] = ()
+    limit_bytes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        slices = {len(chunk.costs) for chunk in self.chunks}
+        present = {chunk.group for chunk in self.chunks}
+        if not self.chunks or self.micro_batches < 1 or slices == {0}:
+            raise ScheduleError(
+                "A pipeline needs a chunk and a micro-batch at least.",
+                numbers=f"{len(self.chunks)} chunks, m = {self.micro_batches}",
+                fix="give one `Chunk` for every stage, and micro_batches >= 1.",
+            )
+        if len(slices) > 1 or present != set(range(len(present))):
+            raise ScheduleError(
+                "Chunks of a pipeline differ in their slices, or leave a group out.",
+                numbers=f"slices {sorted(slices)}, groups {sorted(present)}",
+                fix="give every chunk as many costs, and number groups from 0.",
+            )
+
+    @property
+    def slices(self) -> int:
+        return len(self.chunks[0].costs)
+
+    @cached_property
+    def groups(self) -> int:
+        return 1 + max(chunk.group for chunk in self.chunks)
+
+    @cached_property
+    def chunks_of(self) -> tuple[tuple[int, ...], ...]:
+        """Of every group its chunks, along the forward pass."""
+        return tuple(
+            tuple(c for c, chunk in enumerate(self.chunks) if chunk.group == g)
+            for g in range(self.groups)
+        )
+
+    @property
+    def is_one_chunk_each(self) -> bool:
+        return self.groups == len(self.chunks)
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether chunks go round the groups: 0, 1, 2, 0, 1, 2."""
+        count = self.groups
+        is_whole = len(self.chunks) % count == 0
+        return is_whole and all(c.group == i % count for i, c in enumerate(self.chunks))
+
+    @property
+    def is_v(self) -> bool:
+        """Whether chunks go to the last group and back: 0, 1, 2, 2, 1, 0."""
+        there = list(range(self.groups))
+        return [c.group for c in self.chunks] == there + there[::-1]
+
+
+def chain(
+    costs: Sequence[Cost | Sequence[Cost]],
+    micro_batches: int,
+    *,
+    groups: int | None = None,
+    is_v: bool = False,
+    sent_bytes: int = 0,
+    link: Link | None = None,
+    fixed_bytes: Sequence[int] = (),
+    limit_bytes: Sequence[int] = (),
+) -> Work:
+    """Chunks that each feed the next.
+
+    Args:
+      costs: of every chunk, or of every chunk's slices.
+      micro_batches: how many.
+      groups: of devices; as many as chunks unless stated.
+      is_v: whether chunks go to the last group and back, instead of round the groups.
+      sent_bytes: from chunk to chunk and back, for a micro-batch, over all its slices.
+      link: of every pair of groups that send to one another, and as much back; without
+        one, what is sent is there at once.
+      fixed_bytes, limit_bytes: of every group.
+    """
+    groups = len(costs) if groups is None else groups
+    round_trip = [*range(groups), *reversed(range(groups))] if is_v else range(groups)
+    chunks = tuple(
+        Chunk(
+            round_trip[i % len(round_trip)],
+            (cost,) if isinstance(cost, Cost) else tuple(cost),
+        )
+        for i, cost in enumerate(costs)
+    )
+    slices = len(chunks[0].costs)
+    sizes = (sent_bytes // slices,) * slices
+    edges = tuple(Edge(i, i + 1, sizes, sizes) for i in range(len(chunks) - 1))
+    pairs = [(chunks[e.source].group, chunks[e.target].group) for e in edges]
+    both = [(a, b) for pair in pairs for a, b in (pair, pair[::-1]) if a != b]
+    routes = {pair: i for i, pair in enumerate(dict.fromkeys(both))} if link else {}
+    return Work(
+        chunks=chunks,
+        edges=edges,
+        micro_batches=micro_batches,
+        links=tuple(replace(link, name=f"{a} → {b}") for a, b in routes)
+        if link
+        else (),
+        routes=routes,
+        fixed_bytes=tuple(fixed_bytes),
+        limit_bytes=tuple(limit_bytes),
+    )

@@ -1,0 +1,103 @@
+"""Noise, slow devices, and delays that travel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ticks import by_ticks, random_schedule
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.jitter import Delay, Noise, jittered, most_robust, wave
+from rhino_jax.pipeline.network import network_of
+from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.tasks import Link, Schedule
+from rhino_jax.pipeline.work import Cost, chain
+
+
+QUIET = Noise(task_sigma=0.0, link_sigma=0.0, samples=3)
+
+
+def schedule(name: str = "1f1b", m: int = 8) -> Schedule:
+    cost = Cost(forward_s=1, backward_s=2)
+    return make(name, chain([cost] * 4, m, sent_bytes=1, link=Link("", 10.0)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_noise_times_are_those_of_the_clock(seed: int) -> None:
+    made = random_schedule(seed)
+    if by_ticks(made) is None:
+        return
+    found = simulate(made)
+    network = network_of(found)
+    starts, _ = network.run(network.seconds[:, None])
+    assert starts[:, 0].tolist() == [*found.task_start_s, *found.transfer_start_s]
+
+
+def test_quantiles_are_in_order_and_above_the_clock() -> None:
+    found = jittered(schedule(), Noise(task_sigma=0.2))
+    assert found.nominal_s < found.p50_s <= found.p95_s
+    assert str(found).startswith("1f1b: 34.6 s by the clock, p50 ")
+    assert (jittered(schedule(), QUIET).step_times_s == found.nominal_s).all()
+
+
+def test_the_same_seed_gives_the_same_steps() -> None:
+    noise = Noise(samples=16)
+    first, again = (jittered(schedule(), noise).step_times_s for _ in range(2))
+    assert np.array_equal(first, again)
+    other = jittered(schedule(), replace(noise, seed=1)).step_times_s
+    assert not np.array_equal(first, other)
+
+
+def test_factors_leave_averages_as_they_are() -> None:
+    """One group alone: its steps are sums, so their mean is the clock's."""
+    alone = make("gpipe", chain([Cost(forward_s=1, backward_s=2)], 16))
+    found = jittered(alone, Noise(task_sigma=0.5, samples=4000))
+    assert found.step_times_s.mean() == pytest.approx(48, rel=0.02)
+
+
+def test_a_slow_device_sets_the_pace() -> None:
+    found = jittered(schedule(), replace(QUIET, slow={2: 2.0}))
+    # Of the other groups one pass each: 3 more and less than 3 + 4 transfers.
+    assert found.p50_s == pytest.approx(2 * 24, rel=0.25)
+    assert found.p50_s >= 2 * 24
+
+
+def test_the_most_robust_schedule_comes_first() -> None:
+    names = ("gpipe", "1f1b", "zero-bubble")
+    noise = Noise(task_sigma=0.1)
+    found = most_robust([schedule(name) for name in names], noise)
+    assert found[0].schedule.name == "zero-bubble"
+    late = [j.p95_s for j in found]
+    assert late == sorted(late)
+
+
+def test_a_delay_travels_to_all_groups_where_none_idles() -> None:
+    last = wave(schedule(), Delay(3, 0, 2.0))
+    assert last.growth_s == pytest.approx(2.0)
+    assert last.largest_lag_s == pytest.approx((2.0,) * 4)
+    # From the last stage back to the first, one stage after another.
+    assert list(last.reached_s) == sorted(last.reached_s, reverse=True)
+
+
+def test_idle_time_absorbs_a_delay() -> None:
+    """The first group waits for the first gradient anyway."""
+    warm = wave(schedule(), Delay(0, 3, 1.0))
+    assert warm.largest_lag_s[0] == 0 or warm.growth_s < 1.0
+    assert warm.growth_s >= 0
+
+
+def test_what_no_delay_reaches_is_not_late() -> None:
+    forward = chain([Cost(forward_s=1)] * 3, 4)
+    found = wave(make("forward-only", forward), Delay(1, 3, 1.0))
+    assert np.isnan(found.reached_s[0]) and found.largest_lag_s[0] == 0
+    assert found.largest_lag_s[2] == 1.0
+
+
+def test_a_delay_of_no_task_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="not there"):
+        wave(schedule(), Delay(4, 0, 1.0))
+    with pytest.raises(ScheduleError, match="fix: "):
+        jittered(schedule(), replace(QUIET, delays=(Delay(0, 16, 1.0),)))

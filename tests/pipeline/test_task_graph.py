@@ -1,0 +1,117 @@
+"""Tasks of a step, from what stages cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.graph import graph_of
+from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.tasks import Kind, Link
+from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work, chain
+
+
+COST = Cost(forward_s=1, backward_s=2, activation_bytes=8)
+
+
+def test_backward_passes_wait_for_later_stages() -> None:
+    graph = graph_of(chain([COST] * 2, 2))
+    back = graph.find(Kind.BACKWARD, 0, 1)
+    waits = {graph.tasks[i].key for i in graph.sources(back)}
+    assert waits == {(Kind.FORWARD, 0, 1, 0), (Kind.BACKWARD, 1, 1, 0)}
+
+
+def test_weights_gradients_wait_for_inputs_gradients_alone() -> None:
+    graph = graph_of(chain([COST] * 2, 2), is_split=True)
+    weight = graph.find(Kind.WEIGHT_GRADIENT, 1, 0)
+    assert list(graph.sources(weight)) == [graph.find(Kind.INPUT_GRADIENT, 1, 0)]
+    assert not graph.readers[weight] and not graph.outgoing[weight]
+
+
+def test_later_slices_read_earlier_ones() -> None:
+    graph = graph_of(chain([[COST] * 3] * 2, 1))
+    second = graph.find(Kind.FORWARD, 0, 0, 1)
+    assert graph.tasks[second].after == (graph.find(Kind.FORWARD, 0, 0, 0),)
+    back = graph.find(Kind.BACKWARD, 1, 0, 1)
+    assert graph.find(Kind.BACKWARD, 1, 0, 2) in graph.tasks[back].after
+
+
+def test_halves_of_the_backward_pass() -> None:
+    assert COST.split_s == (1, 1)
+    assert replace(COST, weight_gradient_s=0.5).split_s == (1.5, 0.5)
+    assert replace(COST, input_gradient_s=1.5, weight_gradient_s=1).split_s == (1.5, 1)
+    assert replace(COST, kept_bytes=3).split_bytes == (5, 3)
+
+
+def test_what_input_gradients_free_is_free_before_the_weights() -> None:
+    whole = chain([COST] * 2, 4)
+    early = chain([replace(COST, kept_bytes=2)] * 2, 4)
+    peaks = [simulate(make("zero-bubble", w)).group_peak_bytes for w in (whole, early)]
+    assert peaks[0] == (16, 16)
+    assert peaks[1] == (16, 10)
+
+
+def test_updates_wait_for_all_gradients_of_all_groups() -> None:
+    """A global norm couples groups: no update before the last gradient has come."""
+    base = chain([COST] * 3, 4, link=Link("", latency_s=0.5))
+    pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
+    coupled = replace(
+        base,
+        update_s=(1.0, 1.0, 1.0),
+        coupling_bytes=8,
+        links=(Link("", latency_s=0.5),) * len(pairs),
+        routes={pair: i for i, pair in enumerate(pairs)},
+    )
+    found = simulate(make("1f1b", coupled))
+    graph = found.schedule.graph
+    last = max(
+        found.task_end_s[i] for i, t in enumerate(graph.tasks) if t.kind == "backward"
+    )
+    starts = [found.task_start_s[graph.find(Kind.UPDATE, c)] for c in range(3)]
+    assert starts == [last, last + 0.5, last + 0.5]
+    alone = simulate(make("1f1b", replace(coupled, coupling_bytes=0)))
+    graph = alone.schedule.graph
+    assert alone.task_start_s[graph.find(Kind.UPDATE, 2)] < starts[2]
+
+
+def test_the_loss_is_a_task_where_it_takes_time() -> None:
+    work = replace(chain([COST] * 2, 3), loss_s=0.25)
+    found = simulate(make("1f1b", work))
+    letters = [found.schedule.graph.tasks[i].kind.letter for i in found.sequence]
+    assert letters.count("L") == 3
+    assert (
+        found.step_time_s
+        == simulate(make("1f1b", chain([COST] * 2, 3))).step_time_s + 0.75
+    )
+
+
+def test_skips_are_sent_from_where_they_are_made() -> None:
+    chunks = tuple(Chunk(g, (Cost(forward_s=1),)) for g in range(3))
+    edges = (
+        Edge(0, 1, (0,), (0,)), Edge(1, 2, (0,), (0,)), Edge(0, 2, (50,), (0,)),
+    )  # fmt: skip
+    work = Work(
+        chunks=chunks,
+        edges=edges,
+        micro_batches=1,
+        links=(Link("far", 10.0),),
+        routes={(0, 2): 0},
+    )
+    assert simulate(make("forward-only", work)).step_time_s == 1 + 5 + 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"micro_batches": 0},
+        {"chunks": ()},
+        {"chunks": (Chunk(0, (COST,)), Chunk(2, (COST,)))},
+        {"chunks": (Chunk(0, (COST,)), Chunk(1, (COST, COST)))},
+    ],
+)
+def test_stages_that_make_no_pipeline_are_refused(wrong: dict) -> None:
+    with pytest.raises(ScheduleError, match="fix: "):
+        replace(chain([COST] * 2, 2), **wrong)

@@ -1,0 +1,106 @@
+"""Unequal slices, against looking at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.tera import causal_times, slice_batch, slice_sequence
+from rhino_jax.pipeline.work import Cost, chain
+
+
+def every_split(units: int) -> Iterator[tuple[int, ...]]:
+    if not units:
+        yield ()
+    for first in range(1, units + 1):
+        for rest in every_split(units - first):
+            yield (first, *rest)
+
+
+def seconds_of(times: np.ndarray, lengths: tuple[int, ...]) -> list[float]:
+    starts = np.cumsum([0, *lengths])
+    return [float(times[a, n]) for a, n in zip(starts, lengths, strict=False)]
+
+
+def random_times(seed: int, units: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.integers(1, 30, (units + 1, units + 1)).astype(float)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_slices_equal_looking_at_all(seed: int) -> None:
+    units, stages = 9, 1 + seed % 6
+    times = random_times(seed, units)
+    if seed % 2:
+        times = causal_times(units, fixed_s=seed, unit_s=7, pair_s=3)
+    best = min(
+        sum(t) + (stages - 1) * max(t)
+        for t in (seconds_of(times, lengths) for lengths in every_split(units))
+    )
+    found = slice_sequence(times, stages)
+    assert found.step_time_s == best
+    t = seconds_of(times, found.parts[0].lengths)
+    assert (found.sum_s, found.longest_s) == (sum(t), max(t))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_batches_equal_looking_at_all(seed: int) -> None:
+    units, batch, stages = 4, 4, 2 + seed % 4
+    times = {size: size * random_times(seed + size, units) + 5 for size in (1, 2, 3)}
+    splits = list(every_split(units))
+
+    def parts(left: int) -> Iterator[list[list[float]]]:
+        if not left:
+            yield []
+        for size in (s for s in times if s <= left):
+            for lengths in splits:
+                for rest in parts(left - size):
+                    yield [seconds_of(times[size], lengths), *rest]
+
+    # Parts' order does not matter, and slices matter through sum and longest alone.
+    def step(found: list[list[float]]) -> float:
+        return sum(map(sum, found)) + (stages - 1) * max(map(max, found))
+
+    expected = min(map(step, parts(batch)))
+    assert slice_batch(times, batch, stages).step_time_s == expected
+
+
+def test_later_slices_are_no_longer() -> None:
+    times = causal_times(64, fixed_s=20, unit_s=1, pair_s=0.1)
+    lengths = slice_sequence(times, 24).parts[0].lengths
+    assert sum(lengths) == 64 and len(lengths) > 2
+    assert lengths[0] > lengths[-1]
+
+
+def test_one_stage_is_not_sliced() -> None:
+    times = causal_times(16, fixed_s=1, unit_s=1, pair_s=0.1)
+    assert slice_sequence(times, 1).parts[0].lengths == (16,)
+
+
+def test_unequal_slices_run_as_computed() -> None:
+    """Forward passes of unequal slices, alike on all stages, by the simulator."""
+    times = causal_times(32, fixed_s=4, unit_s=1, pair_s=0.25)
+    found = slice_sequence(times, 6, repeats=2)
+    costs = [
+        [Cost(forward_s=t) for p in found.parts for t in seconds_of(times, p.lengths)]
+    ] * 6
+    simulated = simulate(make("forward-only", chain(costs, 1)))
+    assert simulated.step_time_s == pytest.approx(found.step_time_s)
+
+
+def test_long_sequences_take_seconds() -> None:
+    times = causal_times(128, fixed_s=10, unit_s=1, pair_s=0.01)
+    start = time.perf_counter()
+    slice_sequence(times, 48)
+    assert time.perf_counter() - start < 5
+
+
+def test_parts_that_do_not_make_up_the_batch_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="fix: add times of a part of 1 sample"):
+        slice_batch({2: causal_times(4, unit_s=1)}, 3, 2)
