@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from rhino_jax.optimize.keep_or_remake import (
+from rhino_jax.optimize.keeping.choose import choose
+from rhino_jax.optimize.keeping.question import (
     KEEP,
     OFFLOAD,
     REMAKE,
     Answer,
     Candidate,
     Question,
-    choose,
     evaluate,
 )
 
@@ -35,6 +35,7 @@ def chain(rng: random.Random, length: int, *, hosts: bool = False) -> Question:
                 remake_s=rng.randint(1, 20) * 1e-3 if i else None,
                 offload_s=rng.randint(1, 20) * 1e-3 if hosts else None,
                 extra_bytes=rng.choice([0, 0, 2]),
+                remade_bytes=rng.choice([None, None, 1]),
             )
         )
     base = [(0, 0)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rhino_jax.ir.program import Program
@@ -15,7 +15,8 @@ class Again:
 
     Attributes:
       lines: positions in the block, in order.
-      group: line → its group: lines of which one reads what another makes.
+      group: line → its group: lines that are needed at about the same time. What
+        a group reads that is kept enters it together.
       inputs: group → what its lines read that is kept, in order of first reading.
       values: what the lines make.
     """
@@ -26,11 +27,21 @@ class Again:
     values: frozenset[int]
 
 
+TOGETHER = 64
+"""Lines that are first needed so many lines apart, or fewer, are of one group: half of
+what a layer of a transformer goes back through."""
+
+_NEVER = 1 << 62
+
 NOTHING = Again((), {}, {}, frozenset())
 
 
 def again(
-    program: Program, block: Block, wanted: Iterable[int], kept: Collection[int]
+    program: Program,
+    block: Block,
+    wanted: Iterable[int],
+    kept: Collection[int],
+    first: Mapping[int, int] | None = None,
 ) -> Again:
     """What has to run so that these values are there again.
 
@@ -39,6 +50,7 @@ def again(
       block: the block that made them.
       wanted: the values.
       kept: values that are still there; so are the block's inputs.
+      first: value → position of the first line that reads it anew.
     """
     lines: set[int] = set()
     todo = [v for v in wanted if _makes_again(program, block, v)]
@@ -52,7 +64,7 @@ def again(
             for v in block.lines[line].reads
             if v not in kept and _makes_again(program, block, v)
         ]
-    return _grouped(program, block, sorted(lines), kept)
+    return _grouped(program, block, sorted(lines), kept, first or {})
 
 
 def _makes_again(program: Program, block: Block, value: int) -> bool:
@@ -61,43 +73,46 @@ def _makes_again(program: Program, block: Block, value: int) -> bool:
 
 
 def _grouped(
-    program: Program, block: Block, lines: list[int], kept: Collection[int]
+    program: Program,
+    block: Block,
+    lines: list[int],
+    kept: Collection[int],
+    first: Mapping[int, int],
 ) -> Again:
     chosen = set(lines)
-    group = {line: line for line in lines}
-
-    def root(line: int) -> int:
-        while group[line] != line:
-            group[line] = line = group[group[line]]
-        return line
 
     def is_remade(v: int) -> bool:
         return v not in kept and block.maker.get(v) in chosen
 
-    # Masks and the like, made of nothing, join no groups.
-    is_of_nothing: dict[int, bool] = {}
-    for line in lines:
-        is_of_nothing[line] = all(
-            is_of_nothing[block.maker[v]] if is_remade(v) else _is_literal(program, v)
-            for v in block.lines[line].reads
-        )
-        for v in block.lines[line].reads:
-            if is_remade(v) and not is_of_nothing[block.maker[v]]:
-                group[root(line)] = root(block.maker[v])
-    inputs: dict[int, dict[int, None]] = {root(line): {} for line in lines}
-    for line in lines:
-        for v in block.lines[line].reads:
-            if not is_remade(v) and not _is_literal(program, v):
-                inputs[root(line)][v] = None
+    def is_kept(v: int) -> bool:
+        return not is_remade(v) and not program.values[v].is_literal
+
+    need: dict[int, int] = {}
+    for line in reversed(lines):
+        makes, reads = block.lines[line].makes, block.lines[line].reads
+        mine = min([first[v] for v in makes if v in first], default=_NEVER)
+        need[line] = mine = min(mine, need.get(line, _NEVER))
+        for v in reads:
+            if is_remade(v):
+                maker = block.maker[v]
+                need[maker] = min(mine, need.get(maker, _NEVER))
+    group: dict[int, int] = {}
+    inputs: dict[int, dict[int, None]] = {}
+    now = start = -1
+    for line in sorted(lines, key=lambda k: (need[k], k)):
+        read = [v for v in block.lines[line].reads if is_kept(v)]
+        is_new = any(v in block.maker and v not in inputs.get(now, ()) for v in read)
+        is_later = any(block.maker.get(v, -1) >= start for v in read)
+        if is_later or (is_new and need[line] - start > TOGETHER):
+            now, start = line, need[line]
+            inputs[now] = {}
+        group[line] = now
+        inputs.setdefault(now, {}).update(dict.fromkeys(read))
     return Again(
         tuple(lines),
-        {line: root(line) for line in lines},
+        group,
         {g: tuple(read) for g, read in inputs.items()},
         frozenset(
             v for line in lines for v in block.lines[line].makes if v not in kept
         ),
     )
-
-
-def _is_literal(program: Program, value: int) -> bool:
-    return program.values[value].is_literal

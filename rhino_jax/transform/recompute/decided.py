@@ -99,7 +99,8 @@ def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
     stacked = {s.value for s in all_stacks}
     wanted = [v for v in halves.late_uses if v in dropped and v not in stacked]
     kept = ({*halves.late_uses, *halves.bound} - set(wanted)) | explicit
-    remade = again(blocks.program, block, wanted, kept)
+    first = {v: uses[0] for v, uses in halves.late_uses.items()}
+    remade = again(blocks.program, block, wanted, kept, first)
     pairs = _pairs(blocks, block, stacks, explicit)
     added: dict[int, dict[int, None]] = defaultdict(dict)
     for several in pairs.values():

@@ -15,9 +15,11 @@ from rhino_jax._compat import (
     is_literal,
     jaxpr_consts,
     open_jaxpr,
+    user_frames,
 )
+from rhino_jax.frontend.provenance import is_library_file
 from rhino_jax.frontend.regions import closed_region_jaxprs
-from rhino_jax.ir.program import Op, Program, Region
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.transform.recompute.lines import Line
 
 
@@ -55,13 +57,14 @@ def equations(closed: Any, program: Program) -> Equations:
     """Those of a whole program, by the walk that imported it."""
     found = Equations()
 
-    def walk(jaxpr: Any, region: Region, is_top: bool) -> None:
+    def walk(jaxpr: Any, region: Region, is_top: bool, call: Any) -> None:
         opened = open_jaxpr(jaxpr)
         consts: dict[Any, Any] = {}
         if not is_top:
             consts = dict(zip(opened.constvars, jaxpr_consts(jaxpr), strict=True))
         for op_id, eqn in zip(region.ops, opened.eqns, strict=True):
             op = program.ops[op_id]
+            eqn = eqn if call is None else _placed(eqn, call)
             found.of[op_id] = eqn
             note(eqn.invars, op.operands, consts)
             enter(op, eqn)
@@ -70,8 +73,9 @@ def equations(closed: Any, program: Program) -> Equations:
     def enter(op: Op, eqn: Any) -> None:
         if op.call is not None:
             jaxprs = closed_region_jaxprs(eqn)
+            call = eqn if op.call.kind is RegionKind.CALL else None
             for inner, region in zip(jaxprs, op.call.regions, strict=True):
-                walk(inner, region, False)
+                walk(inner, region, False, call)
 
     def note(atoms: Sequence[Any], ids: Sequence[int], consts: dict[Any, Any]) -> None:
         for atom, value in zip(atoms, ids, strict=True):
@@ -80,5 +84,14 @@ def equations(closed: Any, program: Program) -> Equations:
             elif atom in consts:
                 found.literals[value] = consts[atom]
 
-    walk(closed, program.body, True)
+    walk(closed, program.body, True, None)
     return found
+
+
+def _placed(eqn: Any, call: Any) -> Any:
+    """An equation that, once its call is entered, still has a line of the user's: code
+    that a library traced before has none of its own."""
+    if any(not is_library_file(file) for file, *_ in user_frames(eqn.source_info)):
+        return eqn
+    info = eqn.source_info.replace(traceback=call.source_info.traceback)
+    return eqn.replace(source_info=info)

@@ -1,0 +1,7 @@
+"""What a planned step keeps for its backward pass, and what it had better make again.
+
+In: a `records.SolvedMesh`, which need not fit, and a budget.
+Out: a `transform.recompute.choice.Choice` for the pass "recompute", and what it costs.
+Order: `candidates` reads values, bytes, seconds and times off the model into `rows`;
+`choice` asks `rhino_jax.optimize.keeping` and says the answer in value ids.
+"""

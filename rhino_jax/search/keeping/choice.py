@@ -1,0 +1,119 @@
+"""What to make again so that a plan fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rhino_jax.optimize.keeping.choose import choose
+from rhino_jax.optimize.keeping.question import (
+    KEEP,
+    OFFLOAD,
+    REMAKE,
+    Answer,
+    Question,
+)
+from rhino_jax.search.keeping.candidates import candidates_of
+from rhino_jax.search.keeping.rows import Asked
+from rhino_jax.search.records import SolvedMesh
+from rhino_jax.transform.recompute.choice import Choice
+
+
+PARTS = 8
+"""Into how many pieces a loop may be cut, of which the first ones keep all."""
+
+
+def recompute_choice(
+    solved: SolvedMesh,
+    budget_bytes: float,
+    *,
+    host_bytes_per_s: float | None = None,
+    seconds: float = 30.0,
+) -> tuple[Choice, Answer] | None:
+    """What to make again so that a plan fits, at the least cost; None where nothing
+    does.
+
+    Args:
+      solved: a plan, which need not fit.
+      budget_bytes: of one device.
+      host_bytes_per_s: of the link to the host's memory, if values may wait there.
+      seconds: for each search.
+    """
+    labels = solved.solution.labels
+    assert labels is not None, "there is no plan to change"
+    problem = solved.mesh_problem
+    asked = candidates_of(problem.model, labels, problem.symmetry, host_bytes_per_s)
+    best: tuple[Choice, Answer] | None = None
+    for first, question in _parted(asked):
+        answer = choose(question, int(budget_bytes), seconds=seconds)
+        if answer is None or (best and answer.added_s >= best[1].added_s):
+            continue
+        best = choice_of(asked, answer, first), answer
+        if not answer.added_s:
+            break
+    return best
+
+
+def _parted(asked: Asked) -> Iterator[tuple[tuple[tuple[int, int], ...], Question]]:
+    """The question, and those where the first slices of the largest stacks wait."""
+    yield (), asked.question
+    candidates = asked.question.candidates
+    if not asked.loops:
+        return
+    loop = max(
+        asked.loops, key=lambda k: sum(candidates[i].bytes for i in asked.loops[k][1])
+    )
+    length, members = asked.loops[loop]
+    for count in sorted({round(length * k / PARTS) for k in range(1, PARTS)}):
+        if 0 < count < length:
+            yield ((loop, count),), _with_first(asked.question, members, count, length)
+
+
+def _with_first(
+    question: Question, members: tuple[int, ...], count: int, length: int
+) -> Question:
+    """Of stacks that are read late, so many slices wait whatever is chosen."""
+    rest, candidates = (length - count) / length, list(question.candidates)
+    changes: list[tuple[int, int]] = []
+    for i in members:
+        c = candidates[i]
+        candidates[i] = replace(
+            c,
+            bytes=round(c.bytes * rest),
+            remake_s=None if c.remake_s is None else c.remake_s * rest,
+            offload_s=None if c.offload_s is None else c.offload_s * rest,
+        )
+        if c.uses:
+            waits = c.bytes - candidates[i].bytes
+            changes += [(c.start, waits), (c.uses[-1] + 1, -waits)]
+    times = sorted({t for t, _ in (*question.base, *changes)})
+    base, at, held = [], 0, 0
+    for time in times:
+        while at < len(question.base) and question.base[at][0] <= time:
+            held = question.base[at][1]
+            at += 1
+        base.append((time, held + sum(n for t, n in changes if t <= time)))
+    return Question(tuple(candidates), tuple(base), question.late)
+
+
+def choice_of(
+    asked: Asked, answer: Answer, first: tuple[tuple[int, int], ...] = ()
+) -> Choice:
+    """An answer as a choice for the pass "recompute".
+
+    Args:
+      asked: what was asked.
+      answer: what the engine found.
+      first: (forward loop, slices of its stacks that wait).
+    """
+    chosen = list(zip(asked.values, answer.choices, strict=True))
+    gone = {i for i, (_, what) in enumerate(chosen) if what == REMAKE}
+    remade = [v for v, what in chosen if what == REMAKE]
+    remade += [v for v, of in asked.followers.items() if not gone.isdisjoint(of)]
+    sent = [v for v, what in chosen if what == OFFLOAD]
+    kept = [
+        v
+        for (v, what), c in zip(chosen, asked.question.candidates, strict=True)
+        if what == KEEP and not c.uses
+    ]
+    return Choice(tuple(remade), tuple(kept), tuple(sent), first if gone else ())

@@ -1,0 +1,51 @@
+"""What is asked of the engine, and what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rhino_jax.optimize.keeping.question import Candidate, Question
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question of the engine, and what it is about.
+
+    Attributes:
+      question: what may wait, and what else memory holds.
+      values: of every candidate the value id: of a stack that of the loop's result, of
+        what would have to be stacked that of the loop's body.
+      loops: forward loop → (how often it runs, candidates that it stacks).
+      followers: value that is kept but never stored, as compilers make it where it is
+        read → candidates that it is made of.
+    """
+
+    question: Question
+    values: tuple[int, ...]
+    loops: Mapping[int, tuple[int, tuple[int, ...]]]
+    followers: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A candidate that names values where candidates name each other by position."""
+
+    place: tuple[int, int]
+    value: int
+    bytes: int
+    start: int
+    uses: tuple[int, ...]
+    needs: tuple[int, ...]
+    remake_s: float | None
+    offload_s: float | None
+    remade_bytes: int | None
+    like: int | None = None
+    layer: int = 0
+
+    def candidate(self, index: Mapping[int, int]) -> Candidate:
+        needs = sorted({index[v] for v in self.needs if v in index})
+        return Candidate(
+            self.bytes, self.start, self.uses, tuple(needs), self.remake_s,
+            self.offload_s, 0, self.remade_bytes, self.like, self.layer,
+        )  # fmt: skip

@@ -1,0 +1,93 @@
+"""Plan, choose what to make again, write the step anew, plan again."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhino_jax import models
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.frontend.trace import Traced, trace
+from rhino_jax.hardware.files import load_target
+from rhino_jax.ir.transform import Transform
+from rhino_jax.optimize.incumbents import EFFORTS
+from rhino_jax.optimize.keeping.question import KEEP, evaluate
+from rhino_jax.search.keeping.candidates import candidates_of
+from rhino_jax.search.keeping.choice import recompute_choice
+from rhino_jax.search.mesh_problem import build_mesh_problem
+from rhino_jax.search.passes import SOLVE
+from rhino_jax.search.records import Request, SolvedMesh
+from rhino_jax.transform.remade import remade
+
+
+SIZES = {
+    "d_model": 256, "d_ff": 1024, "num_heads": 4, "seq_len": 256, "batch": 32,
+    "vocab": 1024, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def step(layers: str, count: int) -> Traced:
+    """A small GPT's step, without jax.checkpoint."""
+    work = models.get("gpt-tiny", layers=layers, remat=False, num_layers=count, **SIZES)
+    args = work.abstract_args()
+    return trace(work.step, args, {}, donate_argnums=work.donate_argnums)
+
+
+def solved(traced: Traced) -> SolvedMesh:
+    """Its plan on four v5e chips, whatever it holds."""
+    request = Request(1e15, {}, {}, level="fast")
+    analysis = ProgramAnalysis.of(traced.program, load_target("v5e"))
+    problem = build_mesh_problem(analysis, (("x", 4),), request)
+    return SOLVE.run(None, problem, EFFORTS["fast"], request, None)
+
+
+def peak(found: SolvedMesh) -> float:
+    """Predicted bytes of one device."""
+    labels = found.solution.labels
+    assert labels is not None
+    return found.mesh_problem.model.problem.peak(labels)
+
+
+@pytest.mark.parametrize("layers", ["unroll", "scan"])
+def test_a_plan_that_does_not_fit_is_made_to(layers: str) -> None:
+    traced = step(layers, 4)
+    before = solved(traced)
+    budget = 0.7 * peak(before)
+    found = recompute_choice(before, budget)
+    assert found is not None
+    choice, answer = found
+    assert answer.added_s > 0 and choice.recompute
+    assert answer.peak_bytes <= budget
+    assert answer.bound_s == pytest.approx(answer.added_s, rel=1e-3)
+    anew = remade(traced, [Transform("recompute", 0, 0, str(choice))])
+    assert peak(solved(anew)) <= 1.1 * budget
+
+
+def test_nothing_is_made_again_where_all_fits() -> None:
+    found = recompute_choice(solved(step("scan", 4)), 1e15)
+    assert found is not None
+    assert str(found[0]) == ""
+    assert found[1].added_s == 0
+
+
+def test_nothing_fits_in_nothing() -> None:
+    assert recompute_choice(solved(step("scan", 2)), 1e6, seconds=5.0) is None
+
+
+def test_some_layers_keep_all() -> None:
+    before = solved(step("scan", 8))
+    found = recompute_choice(before, 0.93 * peak(before))
+    assert found is not None
+    ((_, count),) = found[0].first
+    assert 0 < count < 8
+    assert found[1].peak_bytes <= 0.93 * peak(before)
+
+
+@pytest.mark.parametrize("layers", ["unroll", "scan"])
+def test_all_kept_holds_what_the_plan_holds(layers: str) -> None:
+    found = solved(step(layers, 3))
+    assert found.solution.labels is not None
+    model = found.mesh_problem.model
+    asked = candidates_of(model, found.solution.labels)
+    kept = evaluate(asked.question, (KEEP,) * len(asked.values))
+    assert kept is not None
+    assert kept.peak_bytes == pytest.approx(peak(found), rel=0.02)
