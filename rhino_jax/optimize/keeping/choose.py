@@ -20,7 +20,8 @@ def choose(
       seed: of the search.
     """
     all_kept = evaluate(question, (KEEP,) * len(question.candidates))
-    if all_kept is not None and all_kept.peak_bytes <= budget_bytes:
+    is_free = not any(c.keep_s for c in question.candidates)
+    if all_kept is not None and all_kept.peak_bytes <= budget_bytes and is_free:
         return all_kept
     model = Model(question, budget_bytes)
     solver = cp_model.CpSolver()

@@ -175,6 +175,8 @@ class Model:
             )
             makings = sum(self.made[i, n] for n in self._span(i))
             terms.append(remake * makings + (offload - remake) * self.sent[i])
+            if c.keep_s:
+                terms.append(round(c.keep_s * PER_S) * self.kept[i])
         return sum(terms)
 
     def choices(self, solver: cp_model.CpSolver) -> tuple[str, ...]:

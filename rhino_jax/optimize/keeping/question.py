@@ -26,6 +26,8 @@ class Candidate:
       remade_bytes: of it, where it is made again, if that is not all of it at once.
       like: which candidates do alike in equal layers; None: none.
       layer: of which of these it is.
+      keep_s: seconds that it costs to wait: written, and read, where it would else not
+        go through memory.
     """
 
     bytes: int
@@ -38,6 +40,7 @@ class Candidate:
     remade_bytes: int | None = None
     like: int | None = None
     layer: int = 0
+    keep_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ def evaluate(question: Question, choices: Sequence[str]) -> Answer | None:
             changes[first + 1] -= c.extra_bytes
         elif choices[i] == OFFLOAD:
             added += c.offload_s or 0.0
+        else:
+            added += c.keep_s
     held = peak = 0
     for time in sorted(changes):
         held += changes[time]

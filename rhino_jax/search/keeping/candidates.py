@@ -170,6 +170,9 @@ class _Asking:
             for v in self._needs(remade)
         ]
         can = bool(lines) and stack.inside not in carries
+        pass_s = self._pass_s(stack)
+        # Priced as it is now, where it is written into the stack.
+        remake_s = max(0.0, sum(map(self._line_s, lines)) - pass_s)
         return Row(
             (stack.loop, 1 + body.maker.get(stack.inside, -1)),
             stack.value,
@@ -177,10 +180,21 @@ class _Asking:
             self._times(forward)[0],  # its memory is there when the loop starts
             tuple(sorted(uses)),
             tuple(needs),
-            sum(map(self._line_s, lines)) if can else None,
+            remake_s if can else None,
             self._host_s(stack.value),
             self._bytes(stack.value) // max(call.trip_count, 1),
+            keep_s=2 * pass_s,
         )
+
+    def _pass_s(self, stack: Stack) -> float:
+        """Seconds to write a stack whose slices would else stay in registers; of what
+        goes through memory anyway, as results of matmuls do, none."""
+        port = self.model.graph.held.get(stack.inside)
+        if port is None or not self.model.graph.nodes[port.node].is_fusible:
+            return 0.0
+        device = self.model.analysis.target.device
+        per_s = device.hbm_bytes_per_s * device.memory_efficiency
+        return self._bytes(stack.value) / per_s
 
     def _carried(self, rows: list[Row]) -> list[Row]:
         """What forward loops carry, and would stack for others to be made of."""

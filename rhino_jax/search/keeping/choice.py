@@ -44,9 +44,12 @@ def recompute_choice(
     problem = solved.mesh_problem
     asked = candidates_of(problem.model, labels, problem.symmetry, host_bytes_per_s)
     best: tuple[Choice, Answer] | None = None
-    for first, question in _parted(asked):
+    for first, question, waits_s in _parted(asked):
         answer = choose(question, int(budget_bytes), seconds=seconds)
-        if answer is None or (best and answer.added_s >= best[1].added_s):
+        if answer is None:
+            continue
+        answer = replace(answer, added_s=answer.added_s + waits_s)
+        if best and answer.added_s >= best[1].added_s:
             continue
         best = choice_of(asked, answer, first), answer
         if not answer.added_s:
@@ -54,9 +57,12 @@ def recompute_choice(
     return best
 
 
-def _parted(asked: Asked) -> Iterator[tuple[tuple[tuple[int, int], ...], Question]]:
-    """The question, and those where the first slices of the largest stacks wait."""
-    yield (), asked.question
+def _parted(
+    asked: Asked,
+) -> Iterator[tuple[tuple[tuple[int, int], ...], Question, float]]:
+    """The question, and those where the first slices of the largest stacks wait, with
+    what these cost."""
+    yield (), asked.question, 0.0
     candidates = asked.question.candidates
     if not asked.loops:
         return
@@ -66,7 +72,9 @@ def _parted(asked: Asked) -> Iterator[tuple[tuple[tuple[int, int], ...], Questio
     length, members = asked.loops[loop]
     for count in sorted({round(length * k / PARTS) for k in range(1, PARTS)}):
         if 0 < count < length:
-            yield ((loop, count),), _with_first(asked.question, members, count, length)
+            waits_s = sum(candidates[i].keep_s for i in members if candidates[i].uses)
+            question = _with_first(asked.question, members, count, length)
+            yield ((loop, count),), question, waits_s * count / length
 
 
 def _with_first(
@@ -82,6 +90,7 @@ def _with_first(
             bytes=round(c.bytes * rest),
             remake_s=None if c.remake_s is None else c.remake_s * rest,
             offload_s=None if c.offload_s is None else c.offload_s * rest,
+            keep_s=c.keep_s * rest,
         )
         if c.uses:
             waits = c.bytes - candidates[i].bytes

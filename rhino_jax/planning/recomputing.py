@@ -1,0 +1,61 @@
+"""What to make again in the backward pass, given the shardings of a brief plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rhino_jax.ir.transform import RECOMPUTE, Transform
+from rhino_jax.planning.search import Search
+from rhino_jax.search.found import Found
+from rhino_jax.search.keeping.choice import recompute_choice
+
+
+ROOMS = (1.25, 4.0)
+"""Memory of the plans whose shardings are taken, as times the least that any plan of
+the program holds with all of it kept: little communication needs more of it."""
+
+SHARES = (0.97, 0.85)
+"""Of the budget that is asked for: a plan of the changed program holds a little more
+than the choice says, since it has other kernels."""
+
+SECONDS = 2.0
+"""For one choice of what is made again."""
+
+
+def recomputing(
+    search: Search, found: Found, budget_bytes: float, pieces: int = 1
+) -> Iterator[Transform]:
+    """Choices of what is made again so that a program may fit, for different shardings.
+
+    Args:
+      search, found: of the program with all of it kept, which need not fit.
+      budget_bytes: of one device.
+      pieces: in how many micro-batches the program will run: each holds but its part of
+        what is kept for the backward pass.
+    """
+    seen: set[str] = set()
+    for wide in _with_room(search, found):
+        solved = wide.solved[0]
+        assert solved.solution.labels is not None
+        state = solved.mesh_problem.model.problem.profile(solved.solution.labels)[0]
+        for share in SHARES:
+            kept = state + pieces * (share * budget_bytes - state)
+            chosen = recompute_choice(solved, kept, seconds=SECONDS)
+            if chosen is None or not (text := str(chosen[0])) or text in seen:
+                continue
+            seen.add(text)
+            yield Transform(RECOMPUTE, 0, 0, text)
+
+
+def _with_room(search: Search, found: Found) -> Iterator[Found]:
+    """Plans of a program with the memory that it needs."""
+    if found.fits and not found.is_bound_by_memory:
+        yield found
+        return
+    least = found.solved[0].solution.smallest_peak
+    for room in ROOMS:
+        wide = search.asking(
+            level="fast", has_recipes=False, memory_budget_bytes=room * least
+        ).find()
+        if wide.fits:
+            yield wide

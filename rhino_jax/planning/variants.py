@@ -1,0 +1,174 @@
+"""Variants of a program that hold less memory, each planned briefly."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rhino_jax.errors import InfeasiblePlanError, MicrobatchError
+from rhino_jax.ir.transform import MICROBATCHES, UN_REMAT, Transform, chosen
+from rhino_jax.plan.records import Variant
+from rhino_jax.planning.recomputing import recomputing
+from rhino_jax.planning.search import Search
+from rhino_jax.search.found import Found
+from rhino_jax.transform.microbatch import may_cut
+from rhino_jax.transform.recompute.as_kept import ALL
+from rhino_jax.units import format_bytes
+
+
+MOST_COUNTS = 8
+"""Doublings of the number of micro-batches that are tried: up to 256."""
+
+KEPT_INSTEAD = Transform(UN_REMAT, 0, 0, ALL)
+"""Nothing is made again that `jax.checkpoint` would have."""
+
+
+def cut_in(count: int) -> Transform:
+    """The batch, cut into so many micro-batches."""
+    return chosen(MICROBATCHES, {"count": count})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tried:
+    """One variant, searched briefly.
+
+    Attributes:
+      name: what was done to the program, for people.
+      search: of it, as it is asked for.
+      found: what a brief search found.
+    """
+
+    name: str
+    search: Search
+    found: Found
+
+    @property
+    def peak_bytes(self) -> int:
+        solution = self.found.solved[0].solution
+        return int(solution.peak if self.found.fits else solution.smallest_peak)
+
+
+@dataclass(slots=True, eq=False)
+class Explorer:
+    """Variants that hold less memory than the program as it is.
+
+    Attributes:
+      search: of the program as it is.
+      first: what was found of that.
+      may_cut, may_recompute: whether micro-batches, and recompute, are free to choose.
+      has_wish: the program says `jax.checkpoint`.
+      tried: all that was searched.
+    """
+
+    search: Search
+    first: Found
+    may_cut: bool
+    may_recompute: bool
+    has_wish: bool
+    tried: list[Tried] = field(default_factory=list)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether other variants may be faster, or fit."""
+        if self.may_recompute and self.has_wish:
+            return True
+        return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
+
+    def best(self) -> tuple[Search, Found | None]:
+        """The search of the best variant, and what it found, where that is known.
+
+        Raises:
+          InfeasiblePlanError: nothing fits.
+        """
+        written = Tried("as written", self.search, self.first)
+        self.tried.append(written)
+        kept = written
+        if self.may_recompute and self.has_wish:
+            kept = self._try("all kept", [KEPT_INSTEAD]) or written
+        if self.may_recompute:
+            self._recompute(kept, 1)
+        if self.may_cut and all(t.found.is_bound_by_memory for t in self.tried):
+            self._cut_in_time(kept)
+        best = min(self.tried, key=lambda t: t.found.step_s)
+        if not best.found.fits:
+            raise self._nothing_fits()
+        return best.search, self.first if best is written else None
+
+    def variants(self) -> tuple[Variant, ...]:
+        """All that was tried, for people."""
+        best = min(self.tried, key=lambda t: t.found.step_s)
+        return tuple(
+            Variant(t.name, t.found.step_s, t.peak_bytes, is_chosen=t is best)
+            for t in self.tried
+        )
+
+    def _cut_in_time(self, kept: Tried) -> None:
+        """More and more micro-batches, while that is of use."""
+        for count in self._counts():
+            best_s = min(t.found.step_s for t in self.tried)
+            tried = [self._try(f"{count} micro-batches", [cut_in(count)])]
+            if self.may_recompute:
+                tried += self._recompute(kept, count)
+            now_s = min((t.found.step_s for t in tried if t), default=math.inf)
+            if math.isfinite(best_s) and now_s >= best_s:
+                return
+            if any(t and not t.found.is_bound_by_memory for t in tried):
+                return
+
+    def _counts(self) -> Iterator[int]:
+        traced = self.search.running
+        for k in range(1, MOST_COUNTS + 1):
+            cut = may_cut(traced.closed_jaxpr, traced.program, 2**k)
+            if isinstance(cut, MicrobatchError) or 2**k > cut.rows:
+                return
+            yield 2**k
+
+    def _recompute(self, kept: Tried, count: int) -> list[Tried | None]:
+        """What is made again in so many micro-batches, for different shardings."""
+        pieces = f"{count} micro-batches, " if count > 1 else ""
+        done = kept.search.transforms[len(self.search.transforms) :]
+        cut = [cut_in(count)] if count > 1 else []
+        budget = self.search.request.memory_budget_bytes
+        return [
+            self._try(f"{pieces}some made again ({k})", [*done, again, *cut])
+            for k, again in enumerate(
+                recomputing(self._there(kept.search), kept.found, budget, count), 1
+            )
+        ]
+
+    def _there(self, search: Search) -> Search:
+        """On the mesh of the first plan, where there is one."""
+        if not self.first.fits:
+            return search
+        axes = self.first.solved[0].mesh_problem.model.mesh.axes
+        return search.on(tuple((a.name, a.size) for a in axes))
+
+    def _try(self, name: str, transforms: Sequence[Transform]) -> Tried | None:
+        if time.monotonic() > self.search.request.deadline:
+            return None
+        try:
+            search = self._there(self.search.after(transforms))
+        except MicrobatchError:
+            return None
+        found = search.asking(level="fast", has_recipes=False).find()
+        self.tried.append(Tried(name, search, found))
+        return self.tried[-1]
+
+    def _nothing_fits(self) -> InfeasiblePlanError:
+        """The error of the variant that comes nearest to the budget."""
+        nearest = min(self.tried, key=lambda t: t.peak_bytes)
+        others = ", ".join(f"{t.name} {format_bytes(t.peak_bytes)}" for t in self.tried)
+        try:
+            nearest.found.plan()
+        except InfeasiblePlanError as error:
+            if len(self.tried) == 1:
+                return error
+            return InfeasiblePlanError(
+                error.what,
+                where=error.where,
+                numbers=f"{error.numbers}; smallest peaks: {others}",
+                fix=error.fix,
+            )
+        raise AssertionError("a variant that does not fit has a plan")
