@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rhino_jax.frontend.rules.scatter import REDUCERS
-from rhino_jax.transform.microbatch.blocks import Flat, Item
-from rhino_jax.transform.microbatch.states import Rows, State, Whole
+from rhino_jax.transform.microbatch.flow.blocks import Flat, Item
+from rhino_jax.transform.microbatch.flow.states import Rows, State, Whole
 
 
 SCATTERS = frozenset({"scatter", "scatter-sub", "scatter_sub", *REDUCERS})
@@ -108,7 +108,9 @@ def counts_along(flat: Flat, value: int, column: int | None = None) -> int | Non
 def _same_dim(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int | None:
     """A dim after dims of size one have come or gone."""
     kept = [[d for d, n in enumerate(s) if n != 1] for s in (before, after)]
-    if [before[d] for d in kept[0]] != [after[d] for d in kept[1]] or dim not in kept[0]:
+    if [before[d] for d in kept[0]] != [after[d] for d in kept[1]] or dim not in kept[
+        0
+    ]:
         return None
     return kept[1][kept[0].index(dim)]
 
