@@ -3,10 +3,9 @@
 In: a closed jaxpr, its `Program`, and a choice as text, as `{"count": 4}`.
 Out: `microbatched`, a closed jaxpr of the same arguments and results; `may_cut`, what
 would run where, or the refusal.
-Order: `batch` (inputs that hold it), `blocks` (the program, calls taken apart),
-`states` (what a value is to a piece), `linear` and `flow` (what ops make of that),
-`regions`, `analysis` (the whole program), `demand` (what runs where), `cut` (that, as
-data), `cutting` (all of these); then `pieces`, `emit`, `emit_piece`, `emit_regions`.
+Order: `choice`, `flow` (what each value is to a piece), `demand` (what runs where),
+`cut` (that, as data), `meeting` (what runs on the whole batch), `cutting` (all of
+these, and what is refused), `emit` (the new program), `passed` (the pass).
 """
 
 from rhino_jax.transform.microbatch.cut import Crossing, Cut, Loop

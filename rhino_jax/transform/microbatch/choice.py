@@ -16,12 +16,15 @@ class Choice:
     most_loops: a batch that needs more loops than these is not cut.
     most_meeting: nor is one of whose FLOPs more than this share would run on all of it
       at once, outside of loops.
+    cheap: functions of the data of up to this many times the bytes of its largest
+      array may be made in full, if that saves a loop (contractions never).
     """
 
     count: int
     accumulate: str = "float32"
     most_loops: int = 3
     most_meeting: float = 0.1
+    cheap: float = 4.0
 
     @classmethod
     def read(cls, text: str) -> Choice:

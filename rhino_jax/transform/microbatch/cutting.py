@@ -7,25 +7,21 @@ from typing import Any
 
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.transform.microbatch.analysis import (
+from rhino_jax.transform.microbatch.choice import Choice
+from rhino_jax.transform.microbatch.cut import Cut
+from rhino_jax.transform.microbatch.demand import Demand
+from rhino_jax.transform.microbatch.flow.analysis import (
     Found,
     Meeting,
     Opened,
     analyse,
 )
-from rhino_jax.transform.microbatch.batch import Inputs, candidates
-from rhino_jax.transform.microbatch.blocks import flatten
-from rhino_jax.transform.microbatch.choice import Choice
-from rhino_jax.transform.microbatch.cut import Cut
-from rhino_jax.transform.microbatch.demand import Demand
-from rhino_jax.transform.microbatch.flow import Sizes
-from rhino_jax.transform.microbatch.generated import leaves_of
+from rhino_jax.transform.microbatch.flow.batch import Inputs, candidates
+from rhino_jax.transform.microbatch.flow.blocks import flatten
+from rhino_jax.transform.microbatch.flow.generated import leaves_of
+from rhino_jax.transform.microbatch.flow.ops import Sizes
+from rhino_jax.transform.microbatch.flow.states import Rows, Whole
 from rhino_jax.transform.microbatch.meeting import meeting_flops
-from rhino_jax.transform.microbatch.states import Rows, Whole
-
-
-CHEAP = 4
-"""A value of up to this many times the largest input of data may be made in full."""
 
 
 def find_cut(closed: Any, program: Program, choice: Choice) -> tuple[Cut, Found]:
@@ -55,7 +51,7 @@ def _cut(
 ) -> tuple[Cut, Found]:
     _check_count(program, choice.count, rows)
     largest = max(program.values[v].bytes for v in inputs)
-    sizes = Sizes(rows, CHEAP * largest)
+    sizes = Sizes(rows, int(choice.cheap * largest))
     opened: set[int] = set()
     while True:
         try:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rhino_jax.transform.microbatch.analysis import Found
 from rhino_jax.transform.microbatch.cut import Crossing, Loop
-from rhino_jax.transform.microbatch.generated import leaves_of
-from rhino_jax.transform.microbatch.states import (
+from rhino_jax.transform.microbatch.flow.analysis import Found
+from rhino_jax.transform.microbatch.flow.generated import leaves_of
+from rhino_jax.transform.microbatch.flow.states import (
     Partial,
     Rows,
     State,

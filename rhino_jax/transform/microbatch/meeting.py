@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rhino_jax.transform.microbatch.analysis import Found
-from rhino_jax.transform.microbatch.states import (
+from rhino_jax.transform.microbatch.flow.analysis import Found
+from rhino_jax.transform.microbatch.flow.states import (
     Rows,
     is_outside,
     locate,

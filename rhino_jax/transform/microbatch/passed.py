@@ -10,7 +10,7 @@ from rhino_jax.ir.program import Program
 from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cut import Cut
 from rhino_jax.transform.microbatch.cutting import find_cut
-from rhino_jax.transform.microbatch.emit import emitted
+from rhino_jax.transform.microbatch.emit.outside import emitted
 from rhino_jax.transform.retraced import retraced
 
 

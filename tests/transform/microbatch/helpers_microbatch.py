@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rhino_jax._compat import jaxpr_consts, open_jaxpr
+from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.transform.microbatch import Cut, may_cut, microbatched
 
@@ -61,3 +62,18 @@ def cut_of(step, args, count=2, donate=(), **options):
     """What would run where, or the refusal."""
     traced = trace(step, args, {}, donate_argnums=donate)
     return may_cut(traced.closed_jaxpr, traced.program, count, **options)
+
+
+def outcome(step, args, donate, counts=(2, 4), cheap=0.0) -> str:
+    """ "equal", "refused", or how it fails; in few loops and many, in few pieces and
+    in uneven ones."""
+    try:
+        options = {"most_loops": 5, "most_meeting": 1.0, "cheap": cheap}
+        check(step, args, donate, counts, **options)
+    except MicrobatchError as error:
+        return "refused, " + error.what.split("would")[0][:20]
+    except AssertionError:
+        return "differs"
+    except Exception as error:
+        return f"fails, {type(error).__name__}: {str(error)[:60]}"
+    return "equal"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rhino_jax.frontend.rules.scatter import REDUCERS
-from rhino_jax.transform.microbatch.blocks import Flat, Item
-from rhino_jax.transform.microbatch.states import Rows, State, Whole
+from rhino_jax.transform.microbatch.flow.blocks import Flat, Item
+from rhino_jax.transform.microbatch.flow.states import Rows, State, Whole
 
 
 SCATTERS = frozenset({"scatter", "scatter-sub", "scatter_sub", *REDUCERS})

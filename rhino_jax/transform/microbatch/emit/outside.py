@@ -14,11 +14,11 @@ from jax import lax
 
 from rhino_jax._compat import bind_eqn, hide_frames
 from rhino_jax.frontend.check.indexed import identity
-from rhino_jax.transform.microbatch.analysis import Found
 from rhino_jax.transform.microbatch.cut import Crossing, Cut, Loop
-from rhino_jax.transform.microbatch.emit_piece import Inside
-from rhino_jax.transform.microbatch.pieces import Piece, Split, together, view
-from rhino_jax.transform.microbatch.states import Rows
+from rhino_jax.transform.microbatch.emit.piece import Inside
+from rhino_jax.transform.microbatch.emit.pieces import Piece, Split, together, view
+from rhino_jax.transform.microbatch.flow.analysis import Found
+from rhino_jax.transform.microbatch.flow.states import Rows
 
 
 hide_frames(__file__)

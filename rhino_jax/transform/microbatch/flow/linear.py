@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rhino_jax.ir.op import item_bytes
-from rhino_jax.transform.microbatch.blocks import Item
+from rhino_jax.transform.microbatch.flow.blocks import Item
 
 
 Group = tuple[int, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from jax import lax
 
@@ -16,14 +16,22 @@ from rhino_jax._compat import (
 )
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.program import RegionKind
-from rhino_jax.transform.microbatch.blocks import Block, Item
-from rhino_jax.transform.microbatch.states import State
+from rhino_jax.transform.microbatch.flow.analysis import Found
+from rhino_jax.transform.microbatch.flow.blocks import Block, Item
+from rhino_jax.transform.microbatch.flow.states import State
 
-
-if TYPE_CHECKING:
-    from rhino_jax.transform.microbatch.emit_piece import Inside
 
 hide_frames(__file__)
+
+
+class Inside(Protocol):
+    """What runs ops on a piece, as far as regions need it; see `piece.Inside`."""
+
+    found: Found
+
+    def block(self, block: Block, arrays: Sequence[Any]) -> list[Any]: ...
+
+    def coerced(self, x: Any, state: State, use: State) -> Any: ...
 
 
 def _run(

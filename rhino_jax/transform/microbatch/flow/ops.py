@@ -9,10 +9,10 @@ from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.transform.microbatch.blocks import Flat, Item
-from rhino_jax.transform.microbatch.linear import JOINING, groups_of, is_kept_zero
-from rhino_jax.transform.microbatch.row_numbers import ByRows, by_rows
-from rhino_jax.transform.microbatch.states import (
+from rhino_jax.transform.microbatch.flow.blocks import Flat, Item
+from rhino_jax.transform.microbatch.flow.linear import JOINING, groups_of, is_kept_zero
+from rhino_jax.transform.microbatch.flow.row_numbers import ByRows, by_rows
+from rhino_jax.transform.microbatch.flow.states import (
     Partial,
     Rows,
     Spot,

@@ -12,8 +12,8 @@ import jax
 
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.transform.microbatch.blocks import Flat, Item
-from rhino_jax.transform.microbatch.states import Rows, Spot, locate, placed
+from rhino_jax.transform.microbatch.flow.blocks import Flat, Item
+from rhino_jax.transform.microbatch.flow.states import Rows, Spot, locate, placed
 
 
 REMADE = frozenset(

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.frontend.regions import REMATS
-from rhino_jax.transform.microbatch.blocks import Flat, Item
-from rhino_jax.transform.microbatch.flow import (
+from rhino_jax.transform.microbatch.flow.blocks import Flat, Item
+from rhino_jax.transform.microbatch.flow.ops import (
     Needs,
     Ran,
     Sizes,
@@ -15,8 +15,8 @@ from rhino_jax.transform.microbatch.flow import (
     run_plain,
     together,
 )
-from rhino_jax.transform.microbatch.regions import Coupled, Flow, relative
-from rhino_jax.transform.microbatch.states import (
+from rhino_jax.transform.microbatch.flow.regions import Coupled, Flow, relative
+from rhino_jax.transform.microbatch.flow.states import (
     Partial,
     Rows,
     State,

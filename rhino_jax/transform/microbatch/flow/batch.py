@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from rhino_jax.ir.program import Program
-from rhino_jax.transform.microbatch.blocks import Flat
-from rhino_jax.transform.microbatch.states import Rows
+from rhino_jax.transform.microbatch.flow.blocks import Flat
+from rhino_jax.transform.microbatch.flow.states import Rows
 
 
 Inputs = dict[int, Rows]
@@ -50,8 +50,10 @@ def candidates(flat: Flat) -> list[tuple[int, Inputs]]:
         key = 1, seconds.pop(), 1
         found[key] = {v.id: Rows(min(v.rank - 1, 1), cheap=0) for v in values}
     for item in flat.top.items:
-        value = program.values[item.operands[0]] if item.operands else None
-        if item.op.name != "reshape" or value not in values or not value.rank:
+        if item.op.name != "reshape":
+            continue
+        value = program.values[item.operands[0]]
+        if value not in values:
             continue
         made = program.values[item.results[0]].shape
         if len(made) > 1 and made[0] * made[1] == value.shape[0]:

@@ -10,9 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.ir.program import RegionKind
-from rhino_jax.transform.microbatch.blocks import Block, Flat, Item
-from rhino_jax.transform.microbatch.flow import Needs, Ran, Sizes, run_plain
-from rhino_jax.transform.microbatch.states import Partial, Rows, State, Whole, inside
+from rhino_jax.transform.microbatch.flow.blocks import Block, Flat, Item
+from rhino_jax.transform.microbatch.flow.ops import Needs, Ran, Sizes, run_plain
+from rhino_jax.transform.microbatch.flow.states import (
+    Partial,
+    Rows,
+    State,
+    Whole,
+    inside,
+)
 
 
 class Coupled(Exception):

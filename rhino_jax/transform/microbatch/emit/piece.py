@@ -11,19 +11,25 @@ from jax import lax
 from rhino_jax._compat import bind_eqn, hide_frames, key_words, threefry_words
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.check.indexed import identity
-from rhino_jax.transform.microbatch.analysis import Found
-from rhino_jax.transform.microbatch.blocks import Block, Item
 from rhino_jax.transform.microbatch.cut import Loop
-from rhino_jax.transform.microbatch.emit_regions import REGIONS
-from rhino_jax.transform.microbatch.generated import (
+from rhino_jax.transform.microbatch.emit.local import local_params
+from rhino_jax.transform.microbatch.emit.pieces import Piece, positions
+from rhino_jax.transform.microbatch.emit.regions import REGIONS
+from rhino_jax.transform.microbatch.flow.analysis import Found
+from rhino_jax.transform.microbatch.flow.blocks import Block, Item
+from rhino_jax.transform.microbatch.flow.generated import (
     leaves_of,
     operands_cut,
     spot_of,
 )
-from rhino_jax.transform.microbatch.local import local_params
-from rhino_jax.transform.microbatch.pieces import Piece, positions
-from rhino_jax.transform.microbatch.row_numbers import ByRows
-from rhino_jax.transform.microbatch.states import Partial, Rows, State, Whole, is_there
+from rhino_jax.transform.microbatch.flow.row_numbers import ByRows
+from rhino_jax.transform.microbatch.flow.states import (
+    Partial,
+    Rows,
+    State,
+    Whole,
+    is_there,
+)
 
 
 hide_frames(__file__)

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax.transform.microbatch.states import Rows
+from rhino_jax.transform.microbatch.flow.states import Rows
 
 
 @dataclass(frozen=True, slots=True)
