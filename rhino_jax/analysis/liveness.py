@@ -13,6 +13,7 @@ from rhino_jax.analysis.materialised import Fusing, find_materialised
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
 from rhino_jax.analysis.slack import find_slack
 from rhino_jax.analysis.uses import NOWHERE, copied_ports
+from rhino_jax.analysis.views import are_views
 from rhino_jax.optimize.slack import Slack, Wait
 
 
@@ -121,10 +122,12 @@ def _read_until(
 def _copied(graph: Graph) -> frozenset[int]:
     """A slice with one reader is taken inside of it, and what only goes into a stack
     is written there; where others read it too, it is a value of its own."""
+    is_view = are_views(graph)
     found = {
         node.id
         for node in graph.nodes
-        if node.kind is NodeKind.SLICE and len(graph.outgoing[node.id]) > 1
+        if node.kind is NodeKind.SLICE
+        and sum(not is_view[e.target] for e in graph.outgoing[node.id]) > 1
     }
     for edge in graph.edges:
         is_stack = graph.nodes[edge.target].kind is NodeKind.STACK

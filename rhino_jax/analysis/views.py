@@ -1,8 +1,9 @@
-"""Reshapes that are none: a contracted dim parted into a batch dim and the rest.
+"""Reshapes that are none: dims of which every device is to have a single index.
 
-So are the operands of products whose sum is left open (`transform.partial_sums`). The
-batch dim is cut to single indices, which leaves the array as it was; no compiler moves
-anything for it (v5e:2x2, v5e:2x4, 8 H100, CPU: no copy in HLO).
+So are the operands of ops whose sum is left open (`transform.partial_sums`): of
+products a contracted dim parted into a batch dim and the rest, of convolutions one
+parted into groups. The new dim is cut to single indices, which leaves the array as it
+was; no compiler moves anything for it (v5e:2x2, v5e:2x4, 8 H100, CPU: no copy in HLO).
 """
 
 from __future__ import annotations
@@ -10,18 +11,23 @@ from __future__ import annotations
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node
+from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.traits import OpKind
 
 
 def are_views(graph: Graph) -> np.ndarray:
     """[nodes], whether what a node makes is what it reads, to whatever reads it."""
     found = np.zeros(len(graph.nodes), dtype=bool)
-    for edge in graph.edges:
-        maker = graph.nodes[graph.ports[edge.source.id].node]
-        if maker.op is None or maker.op.name != "reshape":
+    for node in reversed(graph.nodes):
+        readers = graph.outgoing[node.id]
+        if node.op is None or node.op.name != "reshape" or len(readers) != 1:
             continue
-        found[maker.id] = len(graph.outgoing[maker.id]) == 1 and _parts(
-            maker, graph.nodes[edge.target], edge.operand
+        (edge,) = readers
+        reader = graph.nodes[edge.target]
+        found[node.id] = (
+            _parts(node, reader, edge.operand)
+            or _groups(node, reader, edge.operand)
+            or (bool(found[reader.id]) and _splits(node, reader))
         )
     return found
 
@@ -43,9 +49,41 @@ def _parts(reshape: Node, reader: Node, operand: int) -> bool:
         roles = [rule.operands[operand][places[f]] for f in dim if f in places]
         if len(roles) != len(dim) or not all(roles):
             return False
-        shared = [
-            role[0] in others and not rule.factors[role[0]].reducer for role in roles
-        ]
+        shared = [r[0] in others and not rule.factors[r[0]].reducer for r in roles]
         if not all(shared[:-1]) or rule.factors[roles[-1][0]].reducer != "sum":
             return False
     return any(len(dim) > 1 for dim in before)
+
+
+def _groups(reshape: Node, reader: Node, operand: int) -> bool:
+    """Whether a convolution has as its groups a dim that was merged into another."""
+    op, made = reader.op, reshape.op
+    if op is None or op.rule is None or made is None or made.rule is None:
+        return False
+    if op.traits.kind is not OpKind.CONVOLUTION:
+        return False
+    pairs = zip(made.rule.results[0], op.rule.operands[operand], strict=True)
+    merged = [(dim, read) for dim, read in pairs if len(dim) > 1]
+    return len(merged) == 1 and all(
+        len(dim) == len(read) == 2
+        and _sizes(made.rule, dim) == _sizes(op.rule, read)
+        and (dim[0],) in made.rule.operands[0]
+        for dim, read in merged
+    )
+
+
+def _splits(reshape: Node, view: Node) -> bool:
+    """Whether a reshape parts one dim, and a view merges its first part elsewhere."""
+    made, behind = reshape.op, view.op
+    if made is None or made.rule is None or behind is None or behind.rule is None:
+        return False
+    parted = [dim for dim in made.rule.operands[0] if len(dim) > 1]
+    if len(parted) != 1 or any(len(dim) > 1 for dim in made.rule.results[0]):
+        return False
+    place = made.rule.results[0].index((parted[0][0],))
+    merged = [dim for dim in behind.rule.results[0] if len(dim) > 1]
+    return [d[0] for d in merged] == list(behind.rule.operands[0][place])
+
+
+def _sizes(rule: Rule, dim: tuple[int, ...]) -> list[int]:
+    return [rule.factors[f].size for f in dim]
