@@ -1,0 +1,161 @@
+"""Micro-batches and recompute: chosen where memory asks for it, run as planned."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rhino_jax as rhino
+
+
+ROWS, WIDTH, LAYERS = 2048, 32, 4
+MESH = {"data": 4, "model": 2}
+
+
+def layer(w, x):
+    return jnp.tanh(jnp.tanh(x @ w["up"]) @ w["down"])
+
+
+def step_of(block):
+    def loss_of(params, x):
+        for w in params:
+            x = x + block(w, x)
+        return jnp.mean(x * x)
+
+    def step(params, x):
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    return step
+
+
+plain, checkpointed = step_of(layer), step_of(jax.checkpoint(layer))
+
+
+def arguments():
+    rng = np.random.default_rng(0)
+    params = [
+        {
+            "up": rng.normal(size=(WIDTH, 8 * WIDTH)).astype(np.float32) / 8,
+            "down": rng.normal(size=(8 * WIDTH, WIDTH)).astype(np.float32) / 16,
+        }
+        for _ in range(LAYERS)
+    ]
+    return params, rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+
+
+def plan_of(fn, **asked):
+    return rhino.plan(
+        fn, *arguments(), mesh=MESH, donate_argnums=0, progress=False, **asked
+    )
+
+
+def has_remat(plan):
+    return any(t.name == "recompute" for t in plan.transforms)
+
+
+@pytest.fixture(scope="module")
+def free():
+    return plan_of(plain)
+
+
+def test_what_fits_is_left_as_it_is(free):
+    assert free.microbatches == 1
+    assert free.variants == ()
+    assert all(not t.choice for t in free.transforms)
+
+
+def test_less_memory_takes_micro_batches_or_makes_again(free):
+    budget = round(0.5 * free.predicted.peak_bytes)
+    with pytest.raises(rhino.InfeasiblePlanError, match="no plan fits"):
+        plan_of(
+            plain,
+            memory_budget_bytes=budget,
+            microbatches=1,
+            recompute="as written",
+        )
+    plan = plan_of(plain, memory_budget_bytes=budget)
+    assert plan.predicted.peak_bytes <= budget
+    (chosen,) = (v for v in plan.variants if v.is_chosen)
+    fitting = [v.step_time_s for v in plan.variants if math.isfinite(v.step_time_s)]
+    assert chosen.step_time_s == min(fitting)
+    assert plan.variants[0].name == "as written"
+    assert plan.check(plain, *arguments()).ok
+    assert chosen.name in plan.table()
+
+
+@pytest.mark.parametrize("count", [2, 3, 2048])
+def test_micro_batches_that_are_asked_for_give_the_whole_batchs_numbers(
+    count, tmp_path
+):
+    plan = plan_of(plain, microbatches=count, level="fast")
+    assert plan.microbatches == count
+    found = plan.check(plain, *arguments())
+    assert found.ok, found.table()
+    plan.save(tmp_path / "plan.json")
+    loaded = rhino.load_plan(tmp_path / "plan.json")
+    assert loaded.microbatches == count
+    # What the file says is done again to the function as its user wrote it.
+    params, loss = loaded.jit(plain)(*arguments())
+    single, alone = jax.jit(plain)(*arguments())
+    assert jnp.allclose(loss, alone, rtol=1e-5)
+    assert jnp.allclose(params[0]["up"], single[0]["up"], rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_asked_of_a_decorated_function_holds():
+    sharded = rhino.auto_shard(mesh=MESH, microbatches=4, level="fast", progress=False)(
+        plain
+    )
+    assert sharded.plan(*arguments()).microbatches == 4
+    assert rhino.plan(sharded, *arguments(), progress=False).microbatches == 4
+    loss = sharded(*arguments())[1]
+    assert jnp.allclose(loss, plain(*arguments())[1], rtol=1e-5)
+
+
+def test_checkpoint_is_a_wish_that_can_be_kept():
+    written = plan_of(checkpointed, recompute="as written", level="fast")
+    none = plan_of(checkpointed, recompute="none", level="fast")
+    assert not written.variants
+    assert [t.name for t in none.transforms if t.choice] == ["un-remat"]
+    assert none.predicted.flops_per_device < written.predicted.flops_per_device
+    auto = plan_of(checkpointed, level="fast")
+    assert auto.predicted.step_time_s <= written.predicted.step_time_s
+    for plan in (written, none, auto):
+        assert plan.check(checkpointed, *arguments()).ok
+
+
+def test_where_nothing_fits_the_error_says_what_was_tried():
+    with pytest.raises(rhino.InfeasiblePlanError) as found:
+        plan_of(plain, memory_budget_bytes=20_000, level="fast")
+    assert "smallest peaks: as written" in found.value.numbers
+    assert "micro-batches" in found.value.numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "a whole number, 1 or more"),
+        ("four", "microbatches 'four' is not known"),
+        (1.5, "a whole number"),
+        (ROWS + 1, f"cannot run in {ROWS + 1} micro-batches"),
+    ],
+)
+def test_micro_batches_that_cannot_be(value, words):
+    with pytest.raises(rhino.RhinoError, match=words):
+        plan_of(plain, microbatches=value)
+
+
+def test_what_couples_the_batch_is_named():
+    def normed(x):
+        for _ in range(4):
+            x = jnp.tanh(x - x.mean(0)) * x.std(0)
+        return jnp.sum(x)
+
+    x = np.ones((ROWS, WIDTH), np.float32)
+    with pytest.raises(rhino.MicrobatchError, match="along a batch") as found:
+        rhino.plan(normed, x, mesh={"data": 8}, microbatches=2, progress=False)
+    assert "test_cuts.py" in found.value.where
