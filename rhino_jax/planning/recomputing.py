@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rhino_jax.ir.transform import RECOMPUTE, Transform
 from rhino_jax.planning.search import Search
 from rhino_jax.search.found import Found
 from rhino_jax.search.keeping.choice import recompute_choice
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A program in micro-batches.
+
+    Attributes:
+      count: how many.
+      least_bytes: the least that any plan of it was found to hold.
+    """
+
+    count: int
+    least_bytes: int
 
 
 ROOMS = (1.25, 4.0)
@@ -23,23 +37,24 @@ SECONDS = 2.0
 
 
 def recomputing(
-    search: Search, found: Found, budget_bytes: float, pieces: int = 1
+    search: Search, found: Found, budget_bytes: float, cut: Cut | None = None
 ) -> Iterator[Transform]:
     """Choices of what is made again so that a program may fit, for different shardings.
 
     Args:
       search, found: of the program with all of it kept, which need not fit.
       budget_bytes: of one device.
-      pieces: in how many micro-batches the program will run: each holds but its part of
-        what is kept for the backward pass.
+      cut: in how many micro-batches the program will run, which hold too much as well.
     """
     seen: set[str] = set()
     for wide in _with_room(search, found):
         solved = wide.solved[0]
         assert solved.solution.labels is not None
-        state = solved.mesh_problem.model.problem.profile(solved.solution.labels)[0]
         for share in SHARES:
-            kept = state + pieces * (share * budget_bytes - state)
+            kept = share * budget_bytes
+            if cut is not None:
+                # A byte less in a micro-batch is one less in each of the whole's.
+                kept = solved.solution.peak - cut.count * (cut.least_bytes - kept)
             chosen = recompute_choice(solved, kept, seconds=SECONDS)
             if chosen is None or not (text := str(chosen[0])) or text in seen:
                 continue

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rhino_jax.errors import InfeasiblePlanError, MicrobatchError
 from rhino_jax.ir.transform import MICROBATCHES, UN_REMAT, Transform, chosen
 from rhino_jax.plan.records import Variant
-from rhino_jax.planning.recomputing import recomputing
+from rhino_jax.planning.recomputing import Cut, recomputing
 from rhino_jax.planning.search import Search
 from rhino_jax.search.found import Found
 from rhino_jax.transform.microbatch import may_cut
@@ -88,7 +88,7 @@ class Explorer:
         if self.may_recompute and self.has_wish:
             kept = self._try("all kept", [KEPT_INSTEAD]) or written
         if self.may_recompute:
-            self._recompute(kept, 1)
+            self._recompute(kept)
         if self.may_cut and all(t.found.is_bound_by_memory for t in self.tried):
             self._cut_in_time(kept)
         best = min(self.tried, key=lambda t: t.found.step_s)
@@ -108,9 +108,10 @@ class Explorer:
         """More and more micro-batches, while that is of use."""
         for count in self._counts():
             best_s = min(t.found.step_s for t in self.tried)
-            tried = [self._try(f"{count} micro-batches", [cut_in(count)])]
-            if self.may_recompute:
-                tried += self._recompute(kept, count)
+            cut = self._try(f"{count} micro-batches", [cut_in(count)])
+            tried = [cut]
+            if self.may_recompute and cut and not cut.found.fits:
+                tried += self._recompute(kept, Cut(count, cut.peak_bytes))
             now_s = min((t.found.step_s for t in tried if t), default=math.inf)
             if math.isfinite(best_s) and now_s >= best_s:
                 return
@@ -125,17 +126,16 @@ class Explorer:
                 return
             yield 2**k
 
-    def _recompute(self, kept: Tried, count: int) -> list[Tried | None]:
-        """What is made again in so many micro-batches, for different shardings."""
-        pieces = f"{count} micro-batches, " if count > 1 else ""
+    def _recompute(self, kept: Tried, cut: Cut | None = None) -> list[Tried | None]:
+        """With some of it made again, for different shardings."""
+        pieces = f"{cut.count} micro-batches, " if cut else ""
         done = kept.search.transforms[len(self.search.transforms) :]
-        cut = [cut_in(count)] if count > 1 else []
+        then = [cut_in(cut.count)] if cut else []
         budget = self.search.request.memory_budget_bytes
+        choices = recomputing(self._there(kept.search), kept.found, budget, cut)
         return [
-            self._try(f"{pieces}some made again ({k})", [*done, again, *cut])
-            for k, again in enumerate(
-                recomputing(self._there(kept.search), kept.found, budget, count), 1
-            )
+            self._try(f"{pieces}some made again ({k})", [*done, again, *then])
+            for k, again in enumerate(choices, 1)
         ]
 
     def _there(self, search: Search) -> Search:
