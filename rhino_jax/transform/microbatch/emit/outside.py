@@ -97,7 +97,7 @@ class _Outside:
             return inside.top(loop)
 
         leaving = loop.leaving
-        kept = [c for c in leaving if c.how != "stacked"]
+        kept = [c for c in leaving if not self.is_stacked(c)]
 
         def step(carry: list[Any], index: Any) -> tuple[list[Any], list[Any]]:
             made = piece(index)
@@ -117,12 +117,19 @@ class _Outside:
             if crossing.how == "stacked":
                 rows = Rows(crossing.dim, crossing.outer, crossing.inner)
                 whole = together(next(done[1]), last, rows, split)
+            elif crossing not in kept:
+                whole = next(done[1])[0]
             else:
                 whole = next(done[0])
                 if last is not None:
                     whole = _combined(crossing, whole, last)
                 whole = self.finished(crossing, whole)
             self.env[crossing.value] = whole
+
+    def is_stacked(self, crossing: Crossing) -> bool:
+        """Whether a loop stacks what leaves it: keys, too, which have no zero."""
+        dtype = self.found.flat.program.values[crossing.value].dtype
+        return crossing.how == "stacked" or dtype.startswith("key<")
 
     def start(self, crossing: Crossing) -> Any:
         """What is there before the first piece."""
