@@ -18,7 +18,6 @@ from rhino_jax.transform.microbatch.flow.analysis import (
 )
 from rhino_jax.transform.microbatch.flow.batch import Inputs, candidates
 from rhino_jax.transform.microbatch.flow.blocks import flatten
-from rhino_jax.transform.microbatch.flow.generated import leaves_of
 from rhino_jax.transform.microbatch.flow.ops import Sizes
 from rhino_jax.transform.microbatch.flow.states import Rows, Whole
 from rhino_jax.transform.microbatch.meeting import meeting_flops
@@ -96,19 +95,16 @@ def _check_count(program: Program, count: int, rows: int) -> None:
 
 
 def _check_batch(program: Program, found: Found) -> None:
-    """Refuse a dim that is contracted with a weight: it is no batch."""
+    """Refuse a dim that is contracted with a parameter: it is no batch."""
+    rows = found.flow.sizes.rows
     for item in found.flat.top.items:
-        uses = found.flow.ran[item.op.id].uses
         if not item.op.traits.is_contraction:
             continue
+        uses = found.flow.ran[item.op.id].uses
         for value, use in zip(item.operands, uses, strict=True):
             state = found.states[value]
-            rows = found.flow.sizes.rows
-            if (
-                state == Whole()
-                and isinstance(use, Rows)
-                and leaves_of(found.flat, value, use, rows, {}) is None
-            ):
+            is_sliced = isinstance(use, Rows) and isinstance(state, Whole)
+            if is_sliced and _is_parameter(found, value):
                 raise MicrobatchError(
                     f"`{program.name}` has no batch of {rows}: a dim of its data of"
                     " that size is contracted with a parameter.",
@@ -117,6 +113,16 @@ def _check_batch(program: Program, found: Found) -> None:
                     f"{[program.values[v].shape for v in item.operands]}",
                     fix="let the batch be the first dim of all data.",
                 )
+
+
+def _is_parameter(found: Found, value: int) -> bool:
+    """Whether a value is an input as it is, or moved or converted."""
+    while value in found.flat.maker:
+        item = found.flat.maker[value]
+        if item.blocks or not item.op.traits.keeps_data or len(item.operands) != 1:
+            return False
+        (value,) = item.operands
+    return value in found.flat.top.inputs
 
 
 def _waits(found: Found, demand: Demand) -> list[Meeting]:

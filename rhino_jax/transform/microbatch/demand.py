@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from rhino_jax.transform.microbatch.cut import Crossing, Loop
 from rhino_jax.transform.microbatch.flow.analysis import Found
-from rhino_jax.transform.microbatch.flow.generated import leaves_of
 from rhino_jax.transform.microbatch.flow.states import (
     Partial,
     Rows,
@@ -52,7 +51,6 @@ class Demand:
         self.time: dict[int, int] = {}
         self.made: set[int] = set()
         self.bodies: list[Body] = []
-        self._inputs = dict.fromkeys(found.flat.top.inputs)
         outputs = found.flat.top.outputs
         self.want(outputs, 1 << 30)
         after = max((self._phase(v) + 1 for v in self.made), default=0)
@@ -111,8 +109,7 @@ class Demand:
                 self.want([value], loop)
 
     def _slice(self, body: Body, value: int, rows: Rows, loop: int) -> None:
-        size = self.found.flow.sizes.rows
-        leaves = leaves_of(self.flat, value, rows, size, self._inputs)
+        leaves = self.found.leaves_of(value, rows)
         if leaves is None or value in self.made:
             body.sliced.add((value, rows.place))
             self.want([value], loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jax
@@ -13,6 +14,11 @@ from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.transform.microbatch import Cut, may_cut, microbatched
+
+
+NOISE = re.compile(r"\['k(ey)?'\]\['bias'\]")
+"""The bias of a key shifts all scores of a row alike: its gradient is exactly zero, and
+what optimizers make of the rounding is any number."""
 
 
 def run(closed: Any, arrays: Any) -> list[Any]:
@@ -27,14 +33,15 @@ def numbers(x: Any) -> np.ndarray:
 
 
 def arrays_of(args: Any) -> list[Any]:
-    return [x for x in jax.tree.leaves(args) if hasattr(x, "dtype")]
+    """Of the leaves those that are arrays or numbers, and no functions."""
+    return [x for x in jax.tree.leaves(args) if not callable(x)]
 
 
 def check(step, args, donate=(), counts=(3,), rtol=1e-4, **options):
     """Micro-batches give what the undivided step gives.
 
-    A gradient that is exactly zero is noise, far below all others: what is compared
-    is the difference to the largest of all, too.
+    Also allowed are differences far below the largest number of all: gradients that
+    are exactly zero are noise.
     """
     traced = trace(step, args, {}, donate_argnums=donate)
     arrays, cuts = arrays_of(args), []
@@ -51,6 +58,8 @@ def check(step, args, donate=(), counts=(3,), rtol=1e-4, **options):
             traced.program.outputs, expected, run(new, arrays), strict=True
         ):
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            if NOISE.search(end.path):
+                continue
             a, b = numbers(a), numbers(b)
             atol = rtol * np.abs(a).max(initial=0) + 3e-7 * most
             where = f"{end.path}, m = {count}"

@@ -99,7 +99,7 @@ class _Outside:
             return inside.top(loop)
 
         leaving = loop.leaving
-        kept = [c for c in leaving if c.how != "stacked"]
+        kept = [c for c in leaving if not self.is_stacked(c)]
 
         def step(carry: list[Any], index: Any) -> tuple[list[Any], list[Any]]:
             made = piece(index)
@@ -120,6 +120,8 @@ class _Outside:
                 rows = Rows(crossing.dim, crossing.outer, crossing.inner)
                 with self.line(crossing):
                     whole = together(next(done[1]), last, rows, split)
+            elif crossing not in kept:
+                whole = next(done[1])[0]
             else:
                 whole = next(done[0])
                 if last is not None:
@@ -131,6 +133,11 @@ class _Outside:
         """The names and source line of what makes a value that leaves a loop."""
         maker = self.found.flat.maker.get(crossing.value)
         return contextlib.nullcontext() if maker is None else maker.context()
+
+    def is_stacked(self, crossing: Crossing) -> bool:
+        """Whether a loop stacks what leaves it: keys, too, which have no zero."""
+        dtype = self.found.flat.program.values[crossing.value].dtype
+        return crossing.how == "stacked" or dtype.startswith("key<")
 
     def start(self, crossing: Crossing) -> Any:
         """What is there before the first piece."""

@@ -18,7 +18,6 @@ from rhino_jax.transform.microbatch.emit.regions import REGIONS
 from rhino_jax.transform.microbatch.flow.analysis import Found
 from rhino_jax.transform.microbatch.flow.blocks import Block, Item
 from rhino_jax.transform.microbatch.flow.generated import (
-    leaves_of,
     operands_cut,
     spot_of,
 )
@@ -52,9 +51,7 @@ class Inside:
         self.found, self.piece = found, piece
         self.env: dict[int, Any] = {}
         self._outer, self._views = outer, views
-        self._inputs = dict.fromkeys(found.flat.top.inputs)
         self._remade: dict[tuple[int, tuple[int, int, int]], Any] = {}
-        self._depth = 0
 
     def top(self, loop: Loop) -> list[Any]:
         """Do what the loop does to a piece; what leaves it."""
@@ -67,10 +64,11 @@ class Inside:
     def block(self, block: Block, arrays: Sequence[Any]) -> list[Any]:
         """Run a region."""
         self.env.update(zip(block.inputs, arrays, strict=True))
-        self._depth += 1
+        # What is made inside a region is not to be met outside of it.
+        around, self._remade = self._remade, {}
         for item in block.items:
             self.item(item)
-        self._depth -= 1
+        self._remade = around
         return [self.asis(v) for v in block.outputs]
 
     def asis(self, value: int) -> Any:
@@ -160,8 +158,6 @@ class Inside:
 
     def sliced(self, value: int, rows: Rows) -> Any:
         """The piece's rows of a whole value."""
-        if self._depth:  # made inside a region: not to be met outside of it
-            return self._sliced(value, rows)
         key = value, rows.place
         if key not in self._remade:
             self._remade[key] = self._sliced(value, rows)
@@ -170,8 +166,7 @@ class Inside:
     def _sliced(self, value: int, rows: Rows) -> Any:
         if (value, *rows.place) in self._views:
             return self.piece.take(self._views[(value, *rows.place)], rows)
-        size = self.found.flow.sizes.rows
-        if leaves_of(self.found.flat, value, rows, size, self._inputs) is not None:
+        if self.found.leaves_of(value, rows) is not None:
             return self.remade(value, rows)
         return self.piece.of(self.full(value), rows)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rhino_jax.frontend.regions import REMATS
 from rhino_jax.transform.microbatch.flow.blocks import Flat, Item
+from rhino_jax.transform.microbatch.flow.generated import Leaves, leaves_of
 from rhino_jax.transform.microbatch.flow.ops import (
     Needs,
     Ran,
@@ -59,12 +60,18 @@ class Found:
     flow: states of values and how ops run.
     meetings: where rows of the batch meet, in order.
     full: values that are needed in full.
+    leaves: of whole values, what a piece of them is made from.
     """
 
     flat: Flat
     flow: Flow
     meetings: list[Meeting] = field(default_factory=list)
     full: set[int] = field(default_factory=set)
+    leaves: Leaves = field(default_factory=dict)
+
+    def leaves_of(self, value: int, rows: Rows) -> frozenset[int] | None:
+        """What a piece of a whole value is made from; None: from that itself."""
+        return leaves_of(self.flat, value, rows, self.flow.sizes.rows, self.leaves)
 
     @property
     def states(self) -> dict[int, State]:

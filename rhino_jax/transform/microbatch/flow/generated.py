@@ -6,7 +6,7 @@ They are whole in the program, but nothing has to be cut to have a piece of them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import jax
 
@@ -48,28 +48,41 @@ def operands_cut(item: Item, spot: Spot) -> Iterator[tuple[int, Rows | None]]:
         yield value, placed(rule, layout, spot)
 
 
+Leaves = dict[tuple[int, tuple[int, int, int]], frozenset[int] | None]
+"""Of values and where they are cut: what is needed in full to make a piece."""
+
+
 def leaves_of(
-    flat: Flat, value: int, rows: Rows, size: int, inputs: Mapping[int, object]
-) -> set[int] | None:
-    """What is needed in full to make a piece of a whole value, or None.
+    flat: Flat, value: int, rows: Rows, size: int, found: Leaves
+) -> frozenset[int] | None:
+    """What is needed in full to make a piece of a whole value; None: that itself.
 
     Args:
       flat: the program.
       value: the value.
       rows: where it is cut.
       size: of the batch.
-      inputs: values that are not to be made anew.
+      found: what was found before.
     """
-    if value in inputs or value not in flat.maker:
+    key = value, rows.place
+    if key not in found:
+        found[key] = _leaves(flat, value, rows, size, found)
+    return found[key]
+
+
+def _leaves(
+    flat: Flat, value: int, rows: Rows, size: int, found: Leaves
+) -> frozenset[int] | None:
+    if value not in flat.maker:
         return None
     item = flat.maker[value]
     spot = spot_of(item, value, rows, size)
     if spot is None:
         return None
     if item.op.name == "iota":
-        return set()
+        return frozenset()
     if item.op.name == "random_bits":
-        return set(item.operands) if _draws_by_position(item) else None
+        return frozenset(item.operands) if _draws_by_position(item) else None
     if item.op.traits.kind not in REMADE or len(item.results) != 1:
         return None
     leaves: set[int] = set()
@@ -77,11 +90,11 @@ def leaves_of(
         if cut is None:
             leaves.add(operand)
             continue
-        found = leaves_of(flat, operand, cut, size, inputs)
-        if found is None:
+        more = leaves_of(flat, operand, cut, size, found)
+        if more is None:
             return None
-        leaves |= found
-    return leaves
+        leaves |= more
+    return frozenset(leaves)
 
 
 def _draws_by_position(item: Item) -> bool:
