@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import jax
 import pytest
@@ -65,7 +66,7 @@ def layers_again(traced: Traced, layers: str) -> Choice:
         if op.source.function == "block" and op.name == "add"
     ][1::2]
     inside = [k.value for k in kept if k.value < stream[-1] and k.lines]
-    return Choice(tuple(inside), keep=tuple(stream), ordered=True)
+    return Choice(tuple(inside), keep=tuple(stream))
 
 
 @pytest.mark.parametrize("layers", ["unroll", "scan"])
@@ -73,7 +74,10 @@ def layers_again(traced: Traced, layers: str) -> Choice:
 def test_peak_falls_and_work_rises(target: str, count: int, layers: str) -> None:
     mesh = mesh_of_target(target, {"x": count})
     traced = step(layers)
-    changed = with_choice(traced, layers_again(traced, layers))
+    choice = layers_again(traced, layers)
+    if target.startswith("h100"):
+        choice = replace(choice, ordered=True)
+    changed = with_choice(traced, choice)
     before, after = (compiled_for(mesh, t) for t in (traced, changed))
     assert before.memory is not None and after.memory is not None
     # Of a layer six products: q k v, scores, mixing, out, up; not down, whose result
