@@ -16,6 +16,7 @@ scatters_by_axis = false            # optional, false; see `Device`
 combines = false                    # optional, false; see `Device`
 calls_cudnn = false                 # optional, false; see `Device`
 parts_columns = false               # optional, false; see `Device`
+defers_gradients = false            # optional, false; see `Device`
 recomputes = ["tanh"]               # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`
 
@@ -25,6 +26,7 @@ float32 = 4e14
 [memory]
 hbm_bytes = 64_000_000_000
 hbm_bytes_per_s = 2e12
+host_bytes_per_s = 1.5e10           # optional, none; see `Device`
 tile = [8, 128]                     # optional, none; see `Device`
 
 [[tiers]]                           # any number, innermost first
@@ -64,8 +66,8 @@ _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
     "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
     "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "combines",
-    "calls_cudnn", "parts_columns", "recomputes", "clock_hz", "systolic_array",
-    "peak_flops_per_s", "memory", "tiers", "links",
+    "calls_cudnn", "parts_columns", "defers_gradients", "recomputes", "clock_hz",
+    "systolic_array", "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
@@ -104,7 +106,7 @@ def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
 
 def _parse_device(top: TomlTable) -> Device:
     memory = top.table("memory")
-    memory.refuse_unknown(("hbm_bytes", "hbm_bytes_per_s", "tile"))
+    memory.refuse_unknown(("hbm_bytes", "hbm_bytes_per_s", "host_bytes_per_s", "tile"))
     hbm_bytes = memory.whole("hbm_bytes")
     if hbm_bytes is None:
         raise memory.fail("hbm_bytes", "a whole number of bytes", MISSING)
@@ -135,6 +137,7 @@ def _parse_device(top: TomlTable) -> Device:
         combines=top.flag("combines"),
         calls_cudnn=top.flag("calls_cudnn"),
         parts_columns=top.flag("parts_columns"),
+        defers_gradients=top.flag("defers_gradients"),
         clock_hz=(
             top.number("clock_hz", "cycles per second, above 0")
             if "clock_hz" in top.entries
@@ -142,6 +145,11 @@ def _parse_device(top: TomlTable) -> Device:
         ),
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),
+        host_bytes_per_s=(
+            memory.number("host_bytes_per_s", "bytes per second, above 0")
+            if "host_bytes_per_s" in memory.entries
+            else None
+        ),
         recomputes=top.texts("recomputes"),
         tile=_parse_tile(memory),
         systolic_array=top.whole("systolic_array", least=0, default=0) or 0,

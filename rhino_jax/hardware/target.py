@@ -49,6 +49,11 @@ class Device:
       parts_columns: whether what reads a sum over other dims than the last is computed
         by another kernel than that sum, and reads what was summed again (a batch
         norm); sums over rows are computed in one with what reads them (a softmax).
+      defers_gradients: whether the compiler leaves matmuls of weights' gradients to the
+        end of the step, and holds what they read, unless they are ordered (see
+        `rhino_jax.transform.recompute`).
+      host_bytes_per_s: bandwidth of its link to the host's memory, one direction; None
+        where it is not known, or the compiler puts nothing there.
       recomputes: names of costly elementwise ops that the compiler computes again in
         the backward pass rather than keep their results.
       tile: rows and lanes of the tiles in which memory holds arrays, padded to whole
@@ -76,6 +81,8 @@ class Device:
     combines: bool = False
     calls_cudnn: bool = False
     parts_columns: bool = False
+    defers_gradients: bool = False
+    host_bytes_per_s: float | None = None
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()
     systolic_array: int = 0

@@ -151,7 +151,7 @@ class _Asking:
             tuple(sorted(uses)),
             self._needs(remade),
             sum(map(self._line_s, lines)) if lines else None,
-            self._host_s(value),
+            None,  # see `transform.recompute.offload`
             None,
             *self._layer(port.node),
         )

@@ -27,7 +27,6 @@ def recompute_choice(
     solved: SolvedMesh,
     budget_bytes: float,
     *,
-    host_bytes_per_s: float | None = None,
     seconds: float = 30.0,
 ) -> tuple[Choice, Answer] | None:
     """What to make again so that a plan fits, at the least cost; None where nothing
@@ -36,13 +35,15 @@ def recompute_choice(
     Args:
       solved: a plan, which need not fit.
       budget_bytes: of one device.
-      host_bytes_per_s: of the link to the host's memory, if values may wait there.
       seconds: for each search.
     """
     labels = solved.solution.labels
     assert labels is not None, "there is no plan to change"
     problem = solved.mesh_problem
-    asked = candidates_of(problem.model, labels, problem.symmetry, host_bytes_per_s)
+    device = problem.model.analysis.target.device
+    asked = candidates_of(
+        problem.model, labels, problem.symmetry, device.host_bytes_per_s
+    )
     best: tuple[Choice, Answer] | None = None
     for first, question, waits_s in _parted(asked):
         answer = choose(question, int(budget_bytes), seconds=seconds)
@@ -51,7 +52,10 @@ def recompute_choice(
         answer = replace(answer, added_s=answer.added_s + waits_s)
         if best and answer.added_s >= best[1].added_s:
             continue
-        best = choice_of(asked, answer, first), answer
+        choice = choice_of(asked, answer, first)
+        if choice.recompute:
+            choice = replace(choice, ordered=device.defers_gradients)
+        best = choice, answer
         if not answer.added_s:
             break
     return best

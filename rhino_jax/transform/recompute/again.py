@@ -101,7 +101,7 @@ def _grouped(
     now = start = -1
     for line in sorted(lines, key=lambda k: (need[k], k)):
         read = [v for v in block.lines[line].reads if is_kept(v)]
-        is_new = any(v in block.maker and v not in inputs.get(now, ()) for v in read)
+        is_new = any(v not in inputs.get(now, ()) for v in read)
         is_later = any(block.maker.get(v, -1) >= start for v in read)
         if is_later or (is_new and need[line] - start > TOGETHER):
             now, start = line, need[line]

@@ -17,12 +17,18 @@ class Choice:
       offload: values that wait in the host's memory.
       first: (op id of a forward loop, number): so many slices of its stacks, the first
         ones, are kept as they were.
+      ordered: nothing is made again before the late matmuls ahead of it are done, of
+        weights' gradients too. XLA:GPU otherwise runs these at the end of the step, and
+        what they read is held until then: of a GPT of 6 layers on 8 H100 (0.10.2)
+        temporaries are 67 MiB as written, 69 with `jax.checkpoint` or unordered, 33
+        ordered. Reductions of gradients then hide behind one layer at most.
     """
 
     recompute: tuple[int, ...] = ()
     keep: tuple[int, ...] = ()
     offload: tuple[int, ...] = ()
     first: tuple[tuple[int, int], ...] = ()
+    ordered: bool = False
 
     def __str__(self) -> str:
         """As JSON; empty where nothing is to be done."""
@@ -38,4 +44,6 @@ class Choice:
         """The choice that a text says."""
         said = json.loads(text) if text else {}
         first = tuple((int(loop), int(k)) for loop, k in said.pop("first", ()))
-        return cls(first=first, **{k: tuple(map(int, v)) for k, v in said.items()})
+        ordered = bool(said.pop("ordered", False))
+        values = {k: tuple(map(int, v)) for k, v in said.items()}
+        return cls(first=first, ordered=ordered, **values)

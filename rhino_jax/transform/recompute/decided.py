@@ -51,6 +51,7 @@ class Decided:
       split: loop that runs in two parts → how many slices its first part has; these
         are kept as they were.
       hosted_stacks: stacks of which each slice does.
+      is_ordered: as of `Choice.ordered`.
       same: value → value that is read for it.
       skipped: lines that do not run.
     """
@@ -63,6 +64,7 @@ class Decided:
     offloaded: frozenset[int] = frozenset()
     hosted_stacks: frozenset[int] = frozenset()
     split: Mapping[int, int] = field(default_factory=dict)
+    is_ordered: bool = False
     same: Mapping[int, int] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
 
@@ -118,6 +120,7 @@ def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
         frozenset((sent & set(halves.late_uses)) - remade.values - stacked),
         frozenset(sent & stacked),
         _split(block, pairs, dict(choice.first)),
+        choice.ordered,
     )
 
 

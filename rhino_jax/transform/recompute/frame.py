@@ -53,6 +53,7 @@ class Frame:
       reading: the late line that runs now, if it is late.
       last: the last value that something can wait for; a late one if there is any.
       ties: late values that something can wait for, as they were made.
+      matmuls: results of late matmuls for which the next group has to wait.
       hosted: what waits in the host's memory.
     """
 
@@ -67,6 +68,7 @@ class Frame:
     reading: Line | None = None
     last: int | None = None
     ties: list[Any] = field(default_factory=list)
+    matmuls: list[int] = field(default_factory=list)
     hosted: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,7 +87,11 @@ class Frame:
 
     def outputs(self) -> list[Any]:
         """What leaves the block."""
-        return [self.read(v) for v in self.block.outputs]
+        found = []
+        for v in self.block.outputs:
+            is_tied = v in self.late and not self.decided.halves.is_early(v)
+            found.append(self.late[v] if is_tied else self.read(v))
+        return found
 
     def read(self, value: int) -> Any:
         """A value as it was made."""
@@ -124,6 +130,8 @@ class Frame:
                 self.hosted[v] = to_host(self.early[v])
             if is_late and can_tie(self.early[v]):
                 self.ties.append(self.early[v])
+                if self.decided.is_ordered and line.op.traits.is_contraction:
+                    self.matmuls.append(v)
             if can_tie(self.early[v]) and (is_late or not self._has_late()):
                 self.last = v
 
@@ -141,14 +149,16 @@ class Frame:
     def barred(self, arrays: Sequence[Any]) -> list[Any]:
         """Arrays that are not to be had before the late value of this moment."""
         tie = self.tie()
-        waits = [] if tie is None else [self.late.get(tie, self.early[tie])]
+        ties = [] if tie is None else [tie]
+        ties += [v for v in self.matmuls if v != tie]
+        self.matmuls.clear()
+        waits = [self.late.get(v, self.early[v]) for v in ties]
         with ExitStack() as stack:
             if self.reading is not None:
                 stack.enter_context(self.plan.equations.context(self.reading))
             found = list(lax.optimization_barrier([*arrays, *waits]))
-        if tie is not None:
-            self.late[tie] = found.pop()
-        return found
+        self.late.update(zip(ties, found[len(arrays) :], strict=True))
+        return found[: len(arrays)]
 
 
 def can_tie(array: Any) -> bool:

@@ -61,10 +61,10 @@ def _late_lines(block: Block) -> list[bool]:
         return is_late
     # What follows the first gradient and is for late lines alone, as an optimizer's
     # decay of a momentum, can wait until these run.
-    early_needs = set(block.outputs)
+    early_needs, start = set(block.outputs), is_late.index(True)
     for k in reversed(range(len(block.lines))):
         line = block.lines[k]
-        if not is_late[k] and k > is_late.index(True):
+        if not is_late[k] and k > start:
             is_late[k] = bool(line.makes) and early_needs.isdisjoint(line.makes)
         if not is_late[k]:
             early_needs.update(line.reads)

@@ -1,4 +1,10 @@
-"""Values that wait in the host's memory until the backward pass reads them."""
+"""Values that wait in the host's memory until the backward pass reads them.
+
+What compilers make of it (jax 0.10.2, libtpu 0.0.52): XLA:TPU copies slices of a loop's
+stacks out and in, step by step (a GPT of 2 layers on four v5e, three stacks: peak 189
+to 93 MiB). Values of straight lines it copies out and at once in again, in one place of
+the schedule, which saves nothing. XLA:GPU, compile-only, and XLA:CPU drop the moves.
+"""
 
 from __future__ import annotations
 

@@ -48,8 +48,9 @@ def check(traced: Traced, args: object, seed: int, subsets: int = 1) -> None:
     rng = random.Random(seed)
     choices = [values]
     choices += [[v for v in values if rng.random() < 0.5] for _ in range(subsets)]
-    for chosen in choices:
-        changed = with_choice(traced, Choice(recompute=tuple(chosen)))
+    for k, chosen in enumerate(choices):
+        choice = Choice(recompute=tuple(chosen), ordered=k % 2 == 1)
+        changed = with_choice(traced, choice)
         assert [e.path for e in changed.program.inputs] == [
             e.path for e in traced.program.inputs
         ]

@@ -126,7 +126,7 @@ def test_effects_happen_once() -> None:
 
 
 def test_choices_are_text() -> None:
-    choice = Choice((1, 2), (3,), (), ((4, 5),))
+    choice = Choice((1, 2), (3,), (), ((4, 5),), True)
     assert Choice.parse(str(choice)) == choice
     assert str(Choice()) == ""
     assert Choice.parse("") == Choice()
