@@ -13,11 +13,10 @@ from rhino_jax._compat import open_jaxpr
 from rhino_jax.apply.spmd import SpmdExecutable
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
-from rhino_jax.ir.program import Program
 from rhino_jax.plan.pins.resolve import resolve_pins
 from rhino_jax.plan.plan import Plan
-from rhino_jax.planning.partial_sums import with_delayed_sums
-from rhino_jax.search.driver import make_plan
+from rhino_jax.planning.partial_sums import with_open_sums
+from rhino_jax.planning.search import Search
 from rhino_jax.search.records import Request
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.collectives.read import read_collectives
@@ -40,19 +39,24 @@ def planned(case: Case, axes: Sequence[tuple[str, int]], hardware: str) -> Plann
     target = load_target(hardware)
     traced = trace(case.fn, case.args, {})
 
-    def asked(program: Program) -> Request:
-        pins = resolve_pins(case.pins, program, axes)
-        return Request(
-            memory_budget_bytes=target.hbm_bytes,
-            pins=pins.inputs,
-            output_pins=pins.outputs,
-            value_pins=pins.values,
-            level="fast",
-        )
+    pins = resolve_pins(case.pins, traced.program, axes)
+    request = Request(
+        memory_budget_bytes=target.hbm_bytes,
+        pins=pins.inputs,
+        output_pins=pins.outputs,
+        value_pins=pins.values,
+        level="fast",
+    )
+    search = Search(
+        traced, None, [tuple(axes)], target, request, case.pins, 0, "test", _quiet
+    )
+    first = search.plan()
+    found, best = with_open_sums(search, first)
+    return Planned(traced, first, found.running, best)
 
-    first = make_plan(traced.program, axes, target, asked(traced.program))
-    again, best = with_delayed_sums(traced, axes, target, asked, first)
-    return Planned(traced, first, again, best)
+
+def _quiet(best: float | None, bound: float | None) -> None:
+    pass
 
 
 def sent_by_plan(traced: Traced, plan: Plan, mesh: Mesh) -> float:
