@@ -11,6 +11,8 @@ from jax import lax
 from microbatch_losses import (
     LINEAR_LOSSES,
     B,
+    balanced_layers,
+    balanced_layers_kept,
     by_row_number,
     cross_entropy,
     hidden,
@@ -83,6 +85,12 @@ def variance(p, b):
 def test_a_balancing_loss_takes_two_loops():
     for cut in checked(balanced):
         assert len(cut.loops) == 2 and len(cut.why) == 1
+
+
+@pytest.mark.parametrize("loss", [balanced_layers, balanced_layers_kept])
+def test_a_scan_whose_layers_need_sums_is_split(loss):
+    for cut in checked(loss, (3,)):
+        assert len(cut.loops) == 2 and not cut.meeting_flops
 
 
 @pytest.mark.parametrize("loss", [variance, smallest])

@@ -75,6 +75,12 @@ def test_the_analysis_needs_no_arrays_and_is_quick():
 
 
 @pytest.mark.slow
+def test_experts_in_a_scan_over_recomputed_layers():
+    for cut in check(*of_zoo("moe-tiny", layers="scan", remat=True), (2, 3)):
+        assert len(cut.loops) == 2 and not cut.meeting_flops
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "clip", "adafactor", "multi_steps"])
 @pytest.mark.parametrize(
     "name",
