@@ -29,41 +29,19 @@ ROOMS = (1.25, 4.0)
 the program holds with all of it kept: little communication needs more of it."""
 
 SHARES = (0.97, 0.85)
-"""Of the budget that is asked for: a plan of the changed program holds a little more
-than the choice says, since it has other kernels."""
+"""Of the budget that is asked for, one after the other until a plan fits: a plan of the
+changed program holds a little more than the choice says, since it has other kernels."""
 
 SECONDS = 2.0
 """For one choice of what is made again."""
 
 
-def recomputing(
-    search: Search, found: Found, budget_bytes: float, cut: Cut | None = None
-) -> Iterator[Transform]:
-    """Choices of what is made again so that a program may fit, for different shardings.
+def with_room(search: Search, found: Found) -> Iterator[Found]:
+    """Brief plans of a program with the memory that it needs.
 
     Args:
       search, found: of the program with all of it kept, which need not fit.
-      budget_bytes: of one device.
-      cut: in how many micro-batches the program will run, which hold too much as well.
     """
-    seen: set[str] = set()
-    for wide in _with_room(search, found):
-        solved = wide.solved[0]
-        assert solved.solution.labels is not None
-        for share in SHARES:
-            kept = share * budget_bytes
-            if cut is not None:
-                # A byte less in a micro-batch is one less in each of the whole's.
-                kept = solved.solution.peak - cut.count * (cut.least_bytes - kept)
-            chosen = recompute_choice(solved, kept, seconds=SECONDS)
-            if chosen is None or not (text := str(chosen[0])) or text in seen:
-                continue
-            seen.add(text)
-            yield Transform(RECOMPUTE, 0, 0, text)
-
-
-def _with_room(search: Search, found: Found) -> Iterator[Found]:
-    """Plans of a program with the memory that it needs."""
     if found.fits and not found.is_bound_by_memory:
         yield found
         return
@@ -74,3 +52,22 @@ def _with_room(search: Search, found: Found) -> Iterator[Found]:
         ).find()
         if wide.fits:
             yield wide
+
+
+def made_again(wide: Found, budget_bytes: float, cut: Cut | None) -> Transform | None:
+    """What is made again so that a program fits under the shardings of a plan; None
+    where nothing is, or none would do.
+
+    Args:
+      wide: a plan that need not fit.
+      budget_bytes: of one device.
+      cut: in how many micro-batches the program will run, which hold too much as well.
+    """
+    solved = wide.solved[0]
+    if cut is not None:
+        # A byte less in a micro-batch is one less in each of the whole's.
+        less = cut.count * (cut.least_bytes - budget_bytes)
+        budget_bytes = solved.solution.peak - less
+    found = recompute_choice(solved, budget_bytes, seconds=SECONDS)
+    text = str(found[0]) if found is not None else ""
+    return Transform(RECOMPUTE, 0, 0, text) if text else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rhino_jax.errors import InfeasiblePlanError, MicrobatchError
 from rhino_jax.ir.transform import MICROBATCHES, UN_REMAT, Transform, chosen
 from rhino_jax.plan.records import Variant
-from rhino_jax.planning.recomputing import Cut, recomputing
+from rhino_jax.planning.recomputing import SHARES, Cut, made_again, with_room
 from rhino_jax.planning.search import Search
 from rhino_jax.search.found import Found
 from rhino_jax.transform.microbatch import may_cut
@@ -132,11 +132,19 @@ class Explorer:
         done = kept.search.transforms[len(self.search.transforms) :]
         then = [cut_in(cut.count)] if cut else []
         budget = self.search.request.memory_budget_bytes
-        choices = recomputing(self._there(kept.search), kept.found, budget, cut)
-        return [
-            self._try(f"{pieces}some made again ({k})", [*done, again, *then])
-            for k, again in enumerate(choices, 1)
-        ]
+        tried: list[Tried | None] = []
+        seen: set[str] = set()
+        for wide in with_room(self._there(kept.search), kept.found):
+            for share in SHARES:
+                again = made_again(wide, share * budget, cut)
+                if again is None or again.choice in seen:
+                    break
+                seen.add(again.choice)
+                name = f"{pieces}some made again ({len(seen)})"
+                tried.append(self._try(name, [*done, again, *then]))
+                if tried[-1] is None or tried[-1].found.fits:
+                    break
+        return tried
 
     def _there(self, search: Search) -> Search:
         """On the mesh of the first plan, where there is one."""

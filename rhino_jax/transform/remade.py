@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import (
@@ -20,6 +19,7 @@ from rhino_jax.transform.microbatch import microbatched
 from rhino_jax.transform.partial_sums.emit import delayed
 from rhino_jax.transform.recompute.as_kept import kept_instead
 from rhino_jax.transform.recompute.written_anew import recomputed
+from rhino_jax.transform.retraced import imported_again
 
 
 Pass = Callable[[Any, Program, str], Any]
@@ -55,18 +55,3 @@ def _done(traced: Traced, name: str, choice: str) -> Traced:
     done = Transform(name, len(before.ops), len(program.ops), choice)
     program = replace(program, transforms=(*before.transforms, done))
     return replace(traced, closed_jaxpr=jaxpr, program=program, remade={})
-
-
-def imported_again(jaxpr: Any, before: Program) -> Program:
-    """The program of a jaxpr that has the inputs and outputs of another program."""
-    arguments = [e for e in before.inputs if not e.is_const]
-    consts = [e for e in before.inputs if e.is_const]
-    return import_jaxpr(
-        jaxpr,
-        name=before.name,
-        input_paths=[e.path for e in arguments],
-        donated=[e.is_donated for e in arguments],
-        captured_paths=[e.path for e in consts],
-        output_paths=[e.path for e in before.outputs],
-        state_of=[e.state_of for e in before.outputs],
-    )

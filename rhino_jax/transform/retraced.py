@@ -13,6 +13,8 @@ from rhino_jax._compat import (
     open_jaxpr,
     retrace,
 )
+from rhino_jax.frontend.importer import import_jaxpr
+from rhino_jax.ir.program import Program
 
 
 def retraced(closed: Any, fn: Callable[..., list[Any]]) -> Any:
@@ -27,3 +29,18 @@ def retraced(closed: Any, fn: Callable[..., list[Any]]) -> Any:
     new, gained = retrace(fn, opened)
     assert not gained, f"constants were added: {[g.shape for g in gained]}"
     return last_as_consts(close_jaxpr(new, ()), consts)
+
+
+def imported_again(jaxpr: Any, before: Program) -> Program:
+    """The program of a jaxpr that has the inputs and outputs of another program."""
+    arguments = [e for e in before.inputs if not e.is_const]
+    consts = [e for e in before.inputs if e.is_const]
+    return import_jaxpr(
+        jaxpr,
+        name=before.name,
+        input_paths=[e.path for e in arguments],
+        donated=[e.is_donated for e in arguments],
+        captured_paths=[e.path for e in consts],
+        output_paths=[e.path for e in before.outputs],
+        state_of=[e.state_of for e in before.outputs],
+    )

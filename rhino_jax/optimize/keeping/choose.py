@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from ortools.sat.python import cp_model
 
-from rhino_jax.optimize.keeping.model import PER_S, Model
+from rhino_jax.optimize.keeping.model import PER_S, Model, num_variables
 from rhino_jax.optimize.keeping.question import KEEP, Answer, Question, evaluate
+
+
+MOST_VARIABLES = 20_000
+"""Pairs of a value and a late time at which it may be needed: with more, the model
+alone takes longer to write than most programs to plan."""
 
 
 def choose(
@@ -14,7 +19,7 @@ def choose(
     """The cheapest choice that fits; None where none does.
 
     Args:
-      question: the values.
+      question: the values; one with too many gets no answer.
       budget_bytes: what memory holds at every time.
       seconds: after which the best choice so far will do.
       seed: of the search.
@@ -23,6 +28,8 @@ def choose(
     is_free = not any(c.keep_s for c in question.candidates)
     if all_kept is not None and all_kept.peak_bytes <= budget_bytes and is_free:
         return all_kept
+    if num_variables(question) > MOST_VARIABLES:
+        return None
     model = Model(question, budget_bytes)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

@@ -193,6 +193,14 @@ class Model:
         return tuple(found)
 
 
+def num_variables(question: Question) -> int:
+    """Pairs of a value and a late time at which it may be there."""
+    points = sorted({p for c in question.candidates for p in c.uses})
+    place = {p: n for n, p in enumerate(points)}
+    windows = _windows(question.candidates, place)
+    return sum(w[1] - w[0] + 1 for w in windows if w)
+
+
 def _windows(
     candidates: Sequence[Candidate], place: dict[int, int]
 ) -> list[tuple[int, int] | None]:

@@ -3,9 +3,10 @@
 In: a closed jaxpr, its `Program`, and a choice as text, as `{"count": 4}`.
 Out: `microbatched`, a closed jaxpr of the same arguments and results; `may_cut`, what
 would run where, or the refusal.
-Order: `choice`, `flow` (what each value is to a piece), `demand` (what runs where),
-`cut` (that, as data), `meeting` (what runs on the whole batch), `cutting` (all of
-these, and what is refused), `emit` (the new program), `passed` (the pass).
+Order: `choice`, `flow` (what each value is to a piece), `fission` (scans in two where
+layers need sums over the batch), `demand` (what runs where), `cut` (that, as data),
+`meeting` (what runs on the whole batch), `cutting` (all of these, and what is refused),
+`emit` (the new program), `passed` (the pass).
 """
 
 from rhino_jax.transform.microbatch.cut import Crossing, Cut, Loop

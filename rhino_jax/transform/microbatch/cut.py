@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from rhino_jax.ir.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Cut:
       flops, again_flops, meeting_flops: of the program as it was; of what runs in more
         than one loop, but for its first run; of ops on the whole batch outside loops.
       why: of every loop but the first, why it has to wait.
+      program: whose ids these are: the one that was given, or, where scans had to be
+        split, what it was made into (its inputs and outputs are the same).
     """
 
     rows: int
@@ -68,6 +72,7 @@ class Cut:
     again_flops: float
     meeting_flops: float
     why: tuple[str, ...]
+    program: Program = field(repr=False)
 
     @property
     def pre(self) -> tuple[int, ...]:

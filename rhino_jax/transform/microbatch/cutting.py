@@ -10,17 +10,24 @@ from rhino_jax.ir.program import Op, Program
 from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cut import Cut
 from rhino_jax.transform.microbatch.demand import Demand
+from rhino_jax.transform.microbatch.fission import split_scan
 from rhino_jax.transform.microbatch.flow.analysis import (
+    Divided,
     Found,
     Meeting,
     Opened,
     analyse,
 )
-from rhino_jax.transform.microbatch.flow.batch import Inputs, candidates
+from rhino_jax.transform.microbatch.flow.batch import Inputs, candidates, moved
 from rhino_jax.transform.microbatch.flow.blocks import flatten
 from rhino_jax.transform.microbatch.flow.ops import Sizes
 from rhino_jax.transform.microbatch.flow.states import Rows, Whole
 from rhino_jax.transform.microbatch.meeting import meeting_flops
+from rhino_jax.transform.retraced import imported_again
+
+
+MOST_CHANGES = 30
+"""How many regions and loops may be taken apart."""
 
 
 def find_cut(closed: Any, program: Program, choice: Choice) -> tuple[Cut, Found]:
@@ -52,12 +59,22 @@ def _cut(
     largest = max(program.values[v].bytes for v in inputs)
     sizes = Sizes(rows, int(choice.cheap * largest))
     opened: set[int] = set()
-    while True:
+    for _ in range(MOST_CHANGES):
+        flat = flatten(closed, program, opened)
         try:
-            found = analyse(flatten(closed, program, opened), inputs, sizes)
+            found = analyse(flat, inputs, sizes)
             break
         except Opened as error:
             opened.add(error.op)
+        except Divided as error:
+            closed = split_scan(closed, flat, error.scan, error.values)
+            program = imported_again(closed, program)
+            opened, inputs = set(), moved(inputs, flat, program)
+    else:
+        raise MicrobatchError(
+            f"`{program.name}` has sums over the batch in too many of its loops.",
+            fix="plan with `microbatches=1`.",
+        )
     _check_batch(program, found)
     demand = Demand(found)
     flops = _flops(program)
@@ -78,6 +95,7 @@ def _cut(
         again_flops=sum((n - 1) * flops[op] for op, n in runs.items()),
         meeting_flops=meeting_flops(found, outside, flops),
         why=tuple(_said(m) for m in _waits(found, demand)),
+        program=program,
     )
     _check(program, choice, cut, _waits(found, demand), found)
     return cut, found

@@ -186,3 +186,22 @@ LINEAR_LOSSES = [
     key_per_row, positions, one_hot, along_axis, by_row_number, merged, swapped,
     running, recurrent, layered, two_ways, until, custom, weighed_by_norm, scattered,
 ]  # fmt: skip
+
+
+def balanced_layers(p, b, wrap=jax.checkpoint):
+    """A balancing loss in every layer of a scan."""
+
+    @wrap
+    def layer(h, w):
+        h = jnp.tanh(h @ w)
+        chosen = jax.nn.softmax(h)
+        share = jnp.mean(chosen > 0.25, (0, 1)) * jnp.mean(chosen, (0, 1))
+        return h, jnp.sum(share)
+
+    stack = jnp.stack([p["w"], 0.5 * p["w"], -p["w"]])
+    h, shares = lax.scan(layer, p["embed"][b["tokens"]], stack)
+    return jnp.mean((h @ p["out"]) ** 2) + shares.sum()
+
+
+def balanced_layers_kept(p, b):
+    return balanced_layers(p, b, lambda f: f)

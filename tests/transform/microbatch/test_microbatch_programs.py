@@ -11,6 +11,8 @@ from jax import lax
 from microbatch_losses import (
     LINEAR_LOSSES,
     B,
+    balanced_layers,
+    balanced_layers_kept,
     by_row_number,
     cross_entropy,
     hidden,
@@ -48,7 +50,8 @@ def test_several_losses_take_one_loop(first):
         each = {f.__name__: f(p, b) for f in losses}
         return sum(each.values()), each
 
-    for cut in checked(loss, (3,), has_aux=True):
+    # One with pieces that do not divide, which takes longer to compile.
+    for cut in checked(loss, (2 if first else 3,), has_aux=True):
         assert len(cut.loops) == 1
         assert cut.again_flops == cut.meeting_flops == 0
 
@@ -83,6 +86,12 @@ def variance(p, b):
 def test_a_balancing_loss_takes_two_loops():
     for cut in checked(balanced):
         assert len(cut.loops) == 2 and len(cut.why) == 1
+
+
+@pytest.mark.parametrize("loss", [balanced_layers, balanced_layers_kept])
+def test_a_scan_whose_layers_need_sums_is_split(loss):
+    for cut in checked(loss, (3,)):
+        assert len(cut.loops) == 2 and not cut.meeting_flops
 
 
 @pytest.mark.parametrize("loss", [variance, smallest])
@@ -130,12 +139,10 @@ def test_batch_norm_is_refused_with_op_and_line():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: optax.adamw(1e-2),
         lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2)),
-        lambda: optax.adafactor(1e-2, min_dim_size_to_factor=4),
         lambda: optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(),
     ],
-    ids=["adamw", "clip", "adafactor", "multi_steps"],
+    ids=["clip", "multi_steps"],
 )
 def test_optimizers_run_once(make):
     (cut,) = checked(masked, (4,), tx=make())
@@ -143,7 +150,7 @@ def test_optimizers_run_once(make):
 
 
 def test_pieces_that_do_not_divide():
-    for cut in checked(masked, (5, 8)):
+    for cut in checked(masked, (5,)):
         assert cut.piece_rows * cut.count >= B
 
 
@@ -205,4 +212,4 @@ def test_a_plan_may_choose_it():
         e.path for e in traced.program.outputs
     ]
     sources = {str(op.source) for op in found.program.ops}
-    assert any("test_microbatch_programs.py" in s and "hidden" in s for s in sources)
+    assert any("microbatch_losses.py" in s and "hidden" in s for s in sources)

@@ -28,7 +28,7 @@ def of_zoo(name, **overrides):
 
 @pytest.mark.parametrize("name", ["mlp-tiny", "gpt-tiny"])
 def test_numbers_are_those_of_the_undivided_step(name):
-    check(*of_zoo(name), (3,))
+    check(*of_zoo(name), (2,))
 
 
 @pytest.mark.slow
@@ -72,6 +72,12 @@ def test_the_analysis_needs_no_arrays_and_is_quick():
     assert cut.count == 4 and cut.rows == 8
     assert len(cut.pre) and len(cut.post) and not cut.why
     assert cut.in_loops_flops == cut.flops
+
+
+@pytest.mark.slow
+def test_experts_in_a_scan_over_recomputed_layers():
+    for cut in check(*of_zoo("moe-tiny", layers="scan", remat=True), (2, 3)):
+        assert len(cut.loops) == 2 and not cut.meeting_flops
 
 
 @pytest.mark.slow

@@ -34,6 +34,14 @@ class Opened(Exception):
         self.op = op
 
 
+class Divided(Exception):
+    """A scan has to be split, as its body needs sums over the batch."""
+
+    def __init__(self, scan: Item, values: tuple[int, ...]) -> None:
+        super().__init__(scan.op.id)
+        self.scan, self.values = scan, values
+
+
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """Where rows of the batch meet.
@@ -157,6 +165,9 @@ def _run_region(found: Found, item: Item, states: Sequence[State]) -> Ran | Need
             return Needs(partials, error.why)
         if item.op.name in REMATS:
             raise Opened(item.op.id) from None
+        if item.op.name == "scan" and all(v in found.flat.maker for v in error.values):
+            if error.values:
+                raise Divided(item, error.values) from None
         cuts = tuple(i for i, s in enumerate(states) if isinstance(s, Rows))
         return Needs(cuts, error.why)
     uses = (

@@ -62,3 +62,9 @@ def candidates(flat: Flat) -> list[tuple[int, Inputs]]:
     # The first dim, in one, of as many inputs as may be.
     order = sorted(found, key=lambda k: (k[0], k[2], -len(found[k]), -k[1]))
     return [(key[1], found[key]) for key in order if key[1] > 1]
+
+
+def moved(inputs: Inputs, before: Flat, after: Program) -> Inputs:
+    """The same inputs of a program that was made into another."""
+    ids = dict(zip(before.program.body.inputs, after.body.inputs, strict=True))
+    return {ids[value]: rows for value, rows in inputs.items()}

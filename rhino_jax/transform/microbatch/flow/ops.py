@@ -80,7 +80,10 @@ def run_plain(
     if item.op.name in JOINING and len(states) == len(item.results):
         phase = max(s.phase for s in states)
         passed = (
-            Whole(phase, s.is_zero, True) if isinstance(s, Whole) else s for s in states
+            Whole(phase, s.is_zero, True)
+            if isinstance(s, Whole)
+            else replace(s, phase=phase, cheap=None)
+            for s in states
         )
         return Ran(tuple(states), tuple(passed))
     found = _on_partials(item, states) or _on_own_rows(flat, item, states)

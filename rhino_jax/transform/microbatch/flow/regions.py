@@ -27,11 +27,12 @@ class Coupled(Exception):
     Attributes:
       item: the op.
       why: in words.
+      values: what it needs, where these are sums over the batch.
     """
 
-    def __init__(self, item: Item, why: str) -> None:
+    def __init__(self, item: Item, why: str, values: tuple[int, ...] = ()) -> None:
         super().__init__(why)
-        self.item, self.why = item, why
+        self.item, self.why, self.values = item, why, values
 
 
 @dataclass(slots=True)
@@ -80,7 +81,25 @@ class Flow:
         if item.op.name in ("add", "add_any", "sub") and is_sum:
             if all(isinstance(s, Whole | Partial) for s in states):
                 return Ran((at[0],) * len(states), (at[0],))
-        raise Coupled(item, needs.why)
+        values = tuple(item.operands[i] for i in needs.operands)
+        is_summed = all(isinstance(self.states[v], Partial) for v in values)
+        raise Coupled(item, needs.why, self.earliest(values) if is_summed else ())
+
+    def earliest(self, values: tuple[int, ...]) -> tuple[int, ...]:
+        """The sums that these are made from, where these are no smaller."""
+        found = []
+        for value in values:
+            while (item := self.flat.maker.get(value)) is not None:
+                sums = [v for v in item.operands if isinstance(self.states[v], Partial)]
+                cut = any(isinstance(self.states[v], Rows) for v in item.operands)
+                if len(sums) != 1 or cut or self.bytes(sums[0]) > self.bytes(value):
+                    break
+                (value,) = sums
+            found.append(value)
+        return tuple(dict.fromkeys(found))
+
+    def bytes(self, value: int) -> int:
+        return self.flat.program.values[value].bytes
 
     def region(self, item: Item, states: Sequence[State]) -> Ran:
         """An op with regions, inside a loop; states are relative to it.
