@@ -22,6 +22,8 @@ def choose(
     all_kept = evaluate(question, (KEEP,) * len(question.candidates))
     if all_kept is not None and all_kept.peak_bytes <= budget_bytes:
         return all_kept
+    if not any(c.uses for c in question.candidates):
+        return None
     model = Model(question, budget_bytes)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

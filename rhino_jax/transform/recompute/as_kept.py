@@ -15,6 +15,7 @@ from typing import Any
 
 from rhino_jax.frontend.regions import REMATS
 from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import Transform
 from rhino_jax.transform.recompute.again import NOTHING
 from rhino_jax.transform.recompute.decided import Decided, Pair, stacked_anew
 from rhino_jax.transform.recompute.emit import emit
@@ -28,6 +29,9 @@ from rhino_jax.transform.retraced import retraced
 
 
 ALL = "all"
+
+AS_WRITTEN, NONE, AUTO = MODES = "as written", "none", "auto"
+"""What a user may wish of `jax.checkpoint`."""
 
 
 def kept_instead(closed_jaxpr: Any, program: Program, choice: str) -> Any:
@@ -47,6 +51,20 @@ def kept_instead(closed_jaxpr: Any, program: Program, choice: str) -> Any:
     return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))
 
 
+def wished(program: Program, recompute: str) -> tuple[Transform, ...]:
+    """What is done before a program is planned.
+
+    Args:
+      program: as its user wrote it.
+      recompute: "as written": nothing; "none": what is computed twice is kept; "auto":
+        the same, and what is computed twice is chosen anew where memory asks for it.
+    """
+    assert recompute in MODES, recompute
+    if recompute == AS_WRITTEN or not has_remat(program):
+        return ()
+    return (Transform("un-remat", len(program.ops), len(program.ops), ALL),)
+
+
 def has_remat(program: Program) -> bool:
     """Whether a program has regions that compute something twice."""
     return any(op.call is not None and op.call.is_remat for op in program.ops)
@@ -61,7 +79,11 @@ def _decide(
 ) -> None:
     halves = halves_of(block)
     early = {numbers.of[v]: v for v in _made_early(halves)}
-    same = _replaced(numbers, block, early)
+    same = {
+        v: other
+        for v, other in _replaced(numbers, block, early).items()
+        if block.maker[other] < block.maker[v]
+    }
     found[owner] = Decided(halves, NOTHING, same=same, skipped=_skipped(block, same))
     loops = [k for k, line in enumerate(block.lines) if can_be_changed(blocks, line)]
     for k in loops:
@@ -154,7 +176,8 @@ def _pairs(
     block = halves.block
     backward = block.lines[k]
     body, length = blocks.of(backward.op), call_of(backward).trip_count
-    outside = _replaced(numbers, body, early)
+    before = {number: v for number, v in early.items() if block.maker[v] < k}
+    outside = _replaced(numbers, body, before)
     rest = dict(outside)
     found: list[tuple[int | None, dict[int, int]]] = [(None, outside)]
     for f in loops:
