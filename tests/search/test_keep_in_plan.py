@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from rhino_jax import models
@@ -70,6 +71,8 @@ def test_nothing_is_made_again_where_all_fits() -> None:
 
 
 def test_nothing_fits_in_nothing() -> None:
+    forward = trace(lambda x, w: (x @ w).sum(), (np.ones((8, 8)), np.ones((8, 8))), {})
+    assert recompute_choice(solved(forward), 1.0) is None
     assert recompute_choice(solved(step("scan", 2)), 1e6, seconds=5.0) is None
 
 

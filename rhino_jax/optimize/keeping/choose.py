@@ -28,7 +28,8 @@ def choose(
     is_free = not any(c.keep_s for c in question.candidates)
     if all_kept is not None and all_kept.peak_bytes <= budget_bytes and is_free:
         return all_kept
-    if num_variables(question) > MOST_VARIABLES:
+    has_uses = any(c.uses for c in question.candidates)
+    if not has_uses or num_variables(question) > MOST_VARIABLES:
         return None
     model = Model(question, budget_bytes)
     solver = cp_model.CpSolver()

@@ -84,7 +84,7 @@ class _Asking:
         index = {row.value: i for i, row in enumerate(rows)}
         found = tuple(row.candidate(index) for row in rows)
         return Asked(
-            Question(found, self._base(found), min(min(u) for u in uses.values())),
+            Question(found, self._base(found), min(map(min, uses.values()), default=0)),
             tuple(row.value for row in rows),
             self._loops(rows),
             {

@@ -61,7 +61,11 @@ def _decide(
 ) -> None:
     halves = halves_of(block)
     early = {numbers.of[v]: v for v in _made_early(halves)}
-    same = _replaced(numbers, block, early)
+    same = {
+        v: other
+        for v, other in _replaced(numbers, block, early).items()
+        if block.maker[other] < block.maker[v]
+    }
     found[owner] = Decided(halves, NOTHING, same=same, skipped=_skipped(block, same))
     loops = [k for k, line in enumerate(block.lines) if can_be_changed(blocks, line)]
     for k in loops:
@@ -154,7 +158,8 @@ def _pairs(
     block = halves.block
     backward = block.lines[k]
     body, length = blocks.of(backward.op), call_of(backward).trip_count
-    outside = _replaced(numbers, body, early)
+    before = {number: v for number, v in early.items() if block.maker[v] < k}
+    outside = _replaced(numbers, body, before)
     rest = dict(outside)
     found: list[tuple[int | None, dict[int, int]]] = [(None, outside)]
     for f in loops:
