@@ -5,6 +5,7 @@ In: a function with example arguments, and the keywords of `auto_shard`, `plan`,
 `plan_together` or `audit`.
 Out: what `face` shows: a `Plan`, several of them, or an `Audit`.
 Order: `uncovered` (warnings of ops without a rule), `like` (what stays as in another
-plan), `wishes` (keywords checked; one program planned), `audit`; several programs that
-share state: `programs`, `layout`, `joint`, `together`. `rhino_jax.api` calls all this.
+plan), `partial_sums` (planned again with sums left open), `wishes` (keywords checked;
+one program planned), `audit`; several programs that share state: `programs`, `layout`,
+`joint`, `together`. `rhino_jax.api` calls all this.
 """
