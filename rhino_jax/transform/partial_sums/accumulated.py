@@ -8,12 +8,12 @@ and a planner sees which mesh axes it cuts the pieces by.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.transform.partial_sums.reach import visible
+from rhino_jax.transform.partial_sums.reach import carried, visible
 from rhino_jax.transform.partial_sums.sites import Axes, Site, sites
 
 
@@ -59,10 +59,28 @@ def accumulated(program: Program, pieces: Sequence[int]) -> list[Site]:
     runs = visible(program)
     found = sites(program, _Supposed(program, pieces), 0.0)
     makers = {v: op for op in runs for v in program.ops[op].results}
+    mixed = frozenset(_mixed(program, runs))
     return [
         site
         for site in found
-        if any(v in makers for v in site.closed)
+        if mixed.isdisjoint(site.group.open)
+        and any(v in makers for v in site.closed)
         and max(runs[op] for op in site.ops)
         > min(runs[makers[v]] for v in site.closed if v in makers)
     ]
+
+
+def _mixed(program: Program, runs: Mapping[int, int]) -> Iterator[int]:
+    """Carries that their loop does more with than to add to them, as they enter it:
+    the state of a recurrence, whose gradient is as linear, but read in every trip."""
+    readers: dict[int, list[Op]] = {}
+    for op in program.ops:
+        for v in op.operands:
+            readers.setdefault(v, []).append(op)
+    for op_id in runs:
+        op = program.ops[op_id]
+        for entering, leaving, _ in carried(op) if op.call else ():
+            adds = readers.get(entering, [])
+            is_sum = len(adds) == 1 and adds[0].name in ("add", "add_any", "sub")
+            if not is_sum or adds[0].results[0] != leaving:
+                yield entering

@@ -130,6 +130,73 @@ def _products(rows: int, size: int) -> Case:
     )
 
 
+def _filters(total: Any) -> Any:
+    def loss(w: Any, x: Any) -> Any:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        for _ in range(2):
+            x = jax.nn.relu(
+                lax.conv_general_dilated(
+                    x, w, (1, 1), "SAME", dimension_numbers=numbers
+                )
+            )
+        return (x * x).sum()
+
+    def step(w: Any, xs: Any) -> Any:
+        def one(sums: Any, x: Any) -> Any:
+            return sums + jax.grad(loss)(w, x), None
+
+        return total(lax.scan(one, jnp.zeros_like(w), xs)[0])
+
+    return step
+
+
+def _convolutions(images: int, channels: int) -> Case:
+    args = [
+        jax.ShapeDtypeStruct(shape, jnp.float32)
+        for shape in ((3, 3, channels, channels), (TRIPS, images, 28, 28, channels))
+    ]
+    return Case(
+        _filters(same),
+        _filters(lambda sums: lax.psum(sums, "x")),
+        tuple(args),
+        {"w": P(), "xs": P(None, "x")},
+        (P(), P(None, "x")),
+        P(),
+    )
+
+
+def _recurrent(total: Any) -> Any:
+    def loss(w: Any, xs: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            return jnp.tanh(h @ w + x), None
+
+        return (lax.scan(step, jnp.zeros_like(xs[0]), xs)[0] ** 2).sum()
+
+    return lambda w, xs: total(jax.grad(loss)(w, xs))
+
+
+def _recurrence(rows: int, size: int) -> Case:
+    return Case(
+        _recurrent(same),
+        _recurrent(lambda sums: lax.psum(sums, "x")),
+        (
+            jax.ShapeDtypeStruct((size, size), jnp.float32),
+            jax.ShapeDtypeStruct((32, rows, size), jnp.float32),
+        ),
+        {"w": P(), "xs": P(None, "x")},
+        (P(), P(None, "x")),
+        P(),
+    )
+
+
+def more_cases() -> dict[str, Case]:
+    """Sums of other ops, and of loops that nobody wrote to add up gradients."""
+    return {
+        "convolutions": _convolutions(512, 128),
+        "recurrence": _recurrence(1024, 1024),
+    }
+
+
 def cases(rows: int, size: int) -> dict[str, Case]:
     """The cases, with matrices of this many rows and features."""
     return {

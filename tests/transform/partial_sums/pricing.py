@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ class BytePrices:
     def sizes(self) -> tuple[int, ...]:
         return (self.pieces,)
 
-    @property
+    @cached_property
     def cuts(self) -> dict[int, tuple[tuple[int, ...], ...]]:
         return {op.id: self._cut(op) for op in self.program.ops if op.rule}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.transform.partial_sums.cases import cases
+from tests.transform.partial_sums.cases import cases, more_cases
 from tests.transform.partial_sums.traffic import planned, sent_by_hand, sent_by_plan
 from tests.verify.extras import mesh_of_target
 
@@ -25,3 +25,14 @@ def test_plans_send_what_is_sent_by_hand(name: str, hardware: str) -> None:
     assert found.best.predicted.step_time_s < found.first.predicted.step_time_s
     by_hand = sent_by_hand(case, mesh)
     assert sent_by_plan(found.again, found.best, mesh) < 1.05 * by_hand
+
+
+@pytest.mark.parametrize("hardware", ["v5e:2x4", "h100:8"])
+@pytest.mark.parametrize("name", more_cases())
+def test_other_sums_send_what_is_sent_by_hand(name: str, hardware: str) -> None:
+    mesh, case = mesh_of_target(hardware, {"x": 8}), more_cases()[name]
+    found = planned(case, (("x", 8),), hardware)
+    assert found.best.transforms[-1].name == "partial sums"
+    by_hand = sent_by_hand(case, mesh)
+    assert sent_by_plan(found.again, found.best, mesh) < 1.05 * by_hand
+    assert sent_by_plan(found.traced, found.first, mesh) > 2 * by_hand
