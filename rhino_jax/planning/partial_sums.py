@@ -16,6 +16,7 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.spec import Spec, replicated, share_of
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import PARTIAL_SUMS, Transform
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import Plan
@@ -179,7 +180,8 @@ def _axes_of_pieces(program: Program, plan: Plan, count: int) -> tuple[int, ...]
     values, held = program.values, plan.decisions.values
     for op in program.ops:
         value = values[op.operands[0]] if op.operands else None
-        if op.name == "reduce_sum" and value and value.shape[0] == count:
+        is_sum = op.traits.kind is OpKind.REDUCTION
+        if is_sum and value and value.rank and value.shape[0] == count:
             spec = held.get(value.id)
             if spec:
                 weights[tuple(sorted(spec[0]))] += value.bytes

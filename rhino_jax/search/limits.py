@@ -37,6 +37,8 @@ class Limits:
         beside the best are searched that the compiler is asked about.
     most_pins: pins that are dropped one by one to say which is in the way; each costs
         a search for the smallest peak.
+    loop_parts: into how many parts the slices of a loop's stacks are divided, of which
+        the first ones may be kept and the others made again.
     most_visited: values looked at to find the update that a gradient is for; one that
         is farther away is not named after its parameter.
     """
@@ -53,6 +55,7 @@ class Limits:
     prediction_error: float = 0.3
     communication_weights: tuple[float, ...] = (2.0, 0.5)
     most_pins: int = 8
+    loop_parts: int = 8
     most_visited: int = 64
 
     @property

@@ -39,6 +39,10 @@ TOLD_APART = {
     "frontend/split_dims": "what an op's parameters become when dims are split",
     "frontend/trip_count.py": "arithmetic on scalars that bound a loop",
     "ir/coverage.py": "primitives under whose name many kernels run",
+    "transform/microbatch": "in which operands ops are linear, and what becomes of"
+    " their parameters on a piece",
+    "transform/partial_sums": "in which operands an op takes open sums",
+    "transform/recompute": "which ops do more than give results",
     "models/moe.py": "a field of a configuration is called top_k",
 }
 """Where names are needed, as what differs is not what an op is: file → what for."""

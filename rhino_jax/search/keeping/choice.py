@@ -15,12 +15,9 @@ from rhino_jax.optimize.keeping.question import (
 )
 from rhino_jax.search.keeping.candidates import candidates_of
 from rhino_jax.search.keeping.rows import Asked
+from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.records import SolvedMesh
 from rhino_jax.transform.recompute.choice import Choice
-
-
-PARTS = 8
-"""Into how many pieces a loop may be cut, of which the first ones keep all."""
 
 
 def recompute_choice(
@@ -74,7 +71,9 @@ def _parted(
         asked.loops, key=lambda k: sum(candidates[i].bytes for i in asked.loops[k][1])
     )
     length, members = asked.loops[loop]
-    for count in sorted({round(length * k / PARTS) for k in range(1, PARTS)}):
+    for count in sorted(
+        {round(length * k / LIMITS.loop_parts) for k in range(1, LIMITS.loop_parts)}
+    ):
         if 0 < count < length:
             waits_s = sum(candidates[i].keep_s for i in members if candidates[i].uses)
             question = _with_first(asked.question, members, count, length)
