@@ -86,8 +86,9 @@ def test_a_sequence_of_197_is_cut_as_one_of_200() -> None:
     (note, *_) = uneven_cuts(uneven)
     assert "a dim of 1997 is cut unevenly over x" in note
     assert "8 shards of 250, 0.2% of padding" in note
+    # Sums over an even dim may stay open, which gains 3.5 % here.
     assert uneven.predicted.step_time_s == pytest.approx(
-        even.predicted.step_time_s, rel=0.02
+        even.predicted.step_time_s, rel=0.05
     )
     assert all(
         size % 8 == 0 or not axes

@@ -31,7 +31,14 @@ def test_what_is_held_is_named_by_line_and_scope() -> None:
     x = jax.ShapeDtypeStruct((4096, 64), f32)
     with pytest.raises(rhino.InfeasiblePlanError) as caught:
         rhino.plan(
-            step, params, x, mesh={"d": 8}, memory_budget_bytes="50kB", progress=False
+            step,
+            params,
+            x,
+            mesh={"d": 8},
+            memory_budget_bytes="50kB",
+            microbatches=1,
+            recompute="as written",
+            progress=False,
         )
     found = caught.value.numbers.partition("largest at that peak: ")[2].split("; ")
     assert len(found) == 3

@@ -12,7 +12,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.transform import Transform
 from rhino_jax.optimize.incumbents import EFFORTS
 from rhino_jax.optimize.keeping.question import KEEP, evaluate
-from rhino_jax.search.keeping.candidates import candidates_of
+from rhino_jax.search.keeping.candidates import _Asking, candidates_of
 from rhino_jax.search.keeping.choice import recompute_choice
 from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.passes import SOLVE
@@ -63,6 +63,25 @@ def test_a_plan_that_does_not_fit_is_made_to(layers: str) -> None:
     assert peak(solved(anew)) <= 1.1 * budget
 
 
+@pytest.fixture
+def keeping_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if stacks cost no time to write and to read."""
+    monkeypatch.setattr(_Asking, "_pass_s", lambda self, stack: 0.0)
+
+
+def test_what_is_cheaper_made_again_is_not_kept() -> None:
+    """Stacks of what stays in registers cost two passes through memory."""
+    found = solved(step("scan", 4))
+    assert found.solution.labels is not None
+    asked = candidates_of(found.mesh_problem.model, found.solution.labels)
+    kept = evaluate(asked.question, (KEEP,) * len(asked.values))
+    chosen = recompute_choice(found, 1e15)
+    assert kept is not None and chosen is not None
+    assert chosen[1].added_s < kept.added_s
+    assert chosen[0].recompute
+
+
+@pytest.mark.usefixtures("keeping_is_free")
 def test_nothing_is_made_again_where_all_fits() -> None:
     found = recompute_choice(solved(step("scan", 4)), 1e15)
     assert found is not None
@@ -76,6 +95,7 @@ def test_nothing_fits_in_nothing() -> None:
     assert recompute_choice(solved(step("scan", 2)), 1e6, seconds=5.0) is None
 
 
+@pytest.mark.usefixtures("keeping_is_free")
 def test_some_layers_keep_all() -> None:
     before = solved(step("scan", 8))
     found = recompute_choice(before, 0.93 * peak(before))

@@ -23,7 +23,8 @@ def planned(
     hardware: Target | str,
     **options: Any,
 ) -> Plan:
-    """The plan of a workload, or of the model of that name, on shapes alone.
+    """The plan of a workload, or of the model of that name, on shapes alone, as it is
+    written unless something else is asked for: what is tested is one search.
 
     Args:
       workload: what to plan.
@@ -32,6 +33,7 @@ def planned(
       options: of `rhino.plan`.
     """
     work = registry.get(workload) if isinstance(workload, str) else workload
+    options = {"microbatches": 1, "recompute": "as written", **options}
     return rhino.plan(
         work.step,
         *work.abstract_args(),
