@@ -106,14 +106,14 @@ def killed_while_planning(i: int) -> Any:
     """The first process of the mesh dies while it plans; it is not process 0, with
     which JAX's coordination service would die."""
     import rhino_jax as rhino
-    from rhino_jax.search import driver
+    from rhino_jax.planning import search
 
     devices = [d for d in jax.devices() if d.process_index > 0]
     mesh = jax.sharding.Mesh(np.array(devices), ("data",))
     if i == 0:
         time.sleep(600)
     if i == 1:
-        driver.choose_plan = lambda *args, **kwargs: os.kill(os.getpid(), 9)
+        search.find = lambda *args, **kwargs: os.kill(os.getpid(), 9)
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh))
 
 
@@ -190,21 +190,19 @@ def plans_alone(i: int) -> Any:
 
 def first_is_killed(i: int) -> Any:
     import rhino_jax as rhino
-    from rhino_jax.search import driver
+    from rhino_jax.planning import search
 
     if i == 0:
-        driver.choose_plan = lambda *args, **kwargs: os.kill(os.getpid(), 9)
+        search.find = lambda *args, **kwargs: os.kill(os.getpid(), 9)
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
 
 
 def first_is_stopped(i: int) -> Any:
     import rhino_jax as rhino
-    from rhino_jax.search import driver
+    from rhino_jax.planning import search
 
     if i == 0:
-        driver.choose_plan = lambda *args, **kwargs: os.kill(
-            os.getpid(), signal.SIGSTOP
-        )
+        search.find = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGSTOP)
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
 
 
