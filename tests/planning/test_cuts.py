@@ -81,7 +81,6 @@ def test_less_memory_takes_micro_batches_or_makes_again(free):
     plan = plan_of(plain, memory_budget_bytes=budget)
     assert plan.predicted.peak_bytes <= budget
     (chosen,) = (v for v in plan.variants if v.is_chosen)
-
     fitting = [v.step_time_s for v in plan.variants if math.isfinite(v.step_time_s)]
     assert chosen.step_time_s == min(fitting)
     assert plan.variants[0].name == "as written"
