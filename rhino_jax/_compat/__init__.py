@@ -15,6 +15,7 @@ from rhino_jax._compat.devices import (
     only_nccl as only_nccl,
 )
 from rhino_jax._compat.jaxprs import (
+    captured_as_inputs as captured_as_inputs,
     close_jaxpr as close_jaxpr,
     consts_as_inputs as consts_as_inputs,
     is_drop_var as is_drop_var,

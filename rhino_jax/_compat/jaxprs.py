@@ -123,6 +123,26 @@ def consts_as_inputs(jaxpr: Any) -> Any:
     return jaxpr.replace(**changes)
 
 
+def captured_as_inputs(jaxpr: Any, count: int) -> Any:
+    """An open jaxpr whose captured tracers are its last inputs.
+
+    On 0.10 `retrace` gives these as constants, on 0.12 as the first inputs.
+
+    Args:
+      jaxpr: as `retrace` gives it.
+      count: how many inputs it was traced on.
+    """
+    if jaxpr.constvars:
+        return consts_as_inputs(jaxpr)
+    extra = len(jaxpr.invars) - count
+    if not extra:
+        return jaxpr
+    return jaxpr.replace(
+        invars=[*jaxpr.invars[extra:], *jaxpr.invars[:extra]],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+
+
 def _with_inputs(
     jaxpr: Any, invars: Sequence[Any], constvars: Sequence[Any], consts: Sequence[Any]
 ) -> Any:

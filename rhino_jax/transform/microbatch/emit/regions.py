@@ -9,7 +9,7 @@ from jax import lax
 
 from rhino_jax._compat import (
     bind_eqn,
-    consts_as_inputs,
+    captured_as_inputs,
     hide_frames,
     open_jaxpr,
     retrace,
@@ -109,7 +109,7 @@ def _call(inside: Inside, item: Item, arrays: Sequence[Any]) -> list[Any]:
         return _run(inside, item.blocks[0], xs, leaves)
 
     new, captured = retrace(run, open_jaxpr(body), [tuple(x.shape) for x in arrays])
-    params = dict(with_jaxprs(item.eqn, [consts_as_inputs(new)]))
+    params = dict(with_jaxprs(item.eqn, [captured_as_inputs(new, len(arrays))]))
     barred = params.get("prevent_cse")
     if isinstance(barred, tuple):
         params["prevent_cse"] = (*barred, *(False for _ in captured))
