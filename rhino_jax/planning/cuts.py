@@ -7,6 +7,7 @@ shardings of its own, and the one with the shortest predicted step that fits is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from rhino_jax.plan.plan import Plan
@@ -36,8 +37,10 @@ def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
         search = search.after([KEPT_INSTEAD])
     if isinstance(microbatches, int) and microbatches > 1:
         search = search.after([cut_in(microbatches)])
+    written, search = search, replace(search, refine=0)
     first: Found | None = search.find()
     assert first is not None
+    fits = first.fits
     variants: tuple[Variant, ...] = ()
     explorer = Explorer(
         search, first, microbatches == AUTO, recompute == AUTO, has_wish
@@ -45,6 +48,22 @@ def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
     if explorer.has_more:
         search, first = explorer.best()
         variants = explorer.variants()
-    plan = search.plan(first)
-    plan = with_open_sums(search, plan)[1]
+    search, plan = with_open_sums(search, search.plan(first))
+    if written.refine:
+        plan = _fastest_compiled(written if fits else None, search, written.refine)
     return replace(plan, variants=variants)
+
+
+def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> Plan:
+    """What the compiler makes fastest, of the plans of the variant that is predicted to
+    be, and of the program as it is written where it fits, plain recipes among them."""
+    searches = [replace(chosen.asking(has_recipes=True), refine=refine)]
+    if written is not None and written.transforms != chosen.transforms:
+        searches.append(written)
+    return min((s.plan() for s in searches), key=_compiled_s)
+
+
+def _compiled_s(plan: Plan) -> float:
+    """Of the fastest that fits, which is the plan; infinite where none does."""
+    fitting = [c.compiled_s for c in plan.refined if c.is_fitting]
+    return min(fitting, default=math.inf)

@@ -151,7 +151,7 @@ class _Variants:
         choice = as_text(site.group for site in sites)
         open_sums = Transform(PARTIAL_SUMS, 0, 0, choice)
         search = self.search.after([open_sums]).on(self.first.mesh_axes)
-        search = replace(search.asking(has_recipes=False), refine=0)
+        search = search.asking(has_recipes=False)
         try:
             plan = search.asking(level="fast").plan()
         except InfeasiblePlanError:
@@ -165,8 +165,7 @@ class _Variants:
         least_s = (1 - LEAST_GAIN) * self.first.predicted.step_time_s
         if plan.predicted.step_time_s >= least_s:
             return self.search, self.first
-        search = replace(search, refine=self.search.refine)
-        if self.search.request.level != "fast" or search.refine:
+        if self.search.request.level != "fast":
             again = search.plan()
             if again.predicted.step_time_s <= plan.predicted.step_time_s:
                 plan = again
