@@ -40,7 +40,7 @@ def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
     written, search = search, replace(search, refine=0)
     first: Found | None = search.find()
     assert first is not None
-    fits = first.fits
+    fits, compared = first.fits, first.compared
     variants: tuple[Variant, ...] = ()
     explorer = Explorer(
         search, first, microbatches == AUTO, recompute == AUTO, has_wish
@@ -51,7 +51,8 @@ def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
     search, plan = with_open_sums(search, search.plan(first))
     if written.refine:
         plan = _fastest_compiled(written if fits else None, search, written.refine)
-    return replace(plan, variants=variants)
+    # Variants are planned on the mesh of the first plan, where that fits.
+    return replace(plan, variants=variants, meshes=plan.meshes or compared)
 
 
 def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> Plan:
