@@ -34,6 +34,8 @@ def auto_shard(
     refine: int = 0,
     microbatches: int | str = "auto",
     recompute: str = "auto",
+    stages: int | str = "auto",
+    schedule: str = "auto",
     like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
@@ -82,6 +84,11 @@ def auto_shard(
       recompute: what of the forward pass is made again in the backward pass. "auto":
         what pays, whatever `jax.checkpoint` says; "as written": what `jax.checkpoint`
         says; "none": nothing.
+      stages: into how many groups devices are divided, each of which runs a part of
+        the model, on one micro-batch after another. "auto": as many as the mesh has by
+        an axis named `stage`, or one.
+      schedule: in which order stages run their micro-batches: "gpipe", "1f1b",
+        "interleaved", "zero-bubble", "searched"; "auto": the fastest that fits.
       like: a function that `auto_shard` made (its last plan counts), or a plan, that
         shares state with this one. The mesh and hardware are the same, and arguments
         of equal tree path and shape, or of equal structure, keep their sharding where
@@ -96,7 +103,7 @@ def auto_shard(
       The sharded function; without `fn`, a decorator.
     Raises:
       MeshError, PinError, HardwareError, InfeasiblePlanError, MicrobatchError,
-      TraceError, ProcessError.
+      ScheduleError, StageError, TraceError, ProcessError.
     Example:
       >>> @auto_shard(donate_argnums=(0, 1))
       ... def train_step(params, opt_state, batch): ...
@@ -154,6 +161,8 @@ def plan(
     refine: int = 0,
     microbatches: int | str = "auto",
     recompute: str = "auto",
+    stages: int | str = "auto",
+    schedule: str = "auto",
     like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,

@@ -50,6 +50,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.wishes", "search"): AT_START,
     ("planning.wishes", "planning.cuts"): AT_START,
     ("planning.wishes", "planning.search"): AT_START,
+    ("planning.wishes", "planning.staging.plan"): AT_START,
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
     ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,

@@ -99,7 +99,7 @@ class _Builder:
         for outer, inner in zip(op.operands, region.inputs, strict=True):
             self.alias(outer, inner)
         run = self.apart if op.call.is_apart else self.region
-        run(region, count)
+        run(region, count * op.call.trip_count)
         for inner, outer in zip(region.outputs, op.results, strict=True):
             self.alias(inner, outer)
 

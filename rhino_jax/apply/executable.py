@@ -9,6 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from rhino_jax.apply.spmd import SpmdExecutable
+from rhino_jax.apply.tasks.executable import TaskExecutable
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.plan import Plan
 
@@ -55,4 +56,6 @@ class Executable(Protocol):
 
 def executable_of(traced: Traced, plan: Plan, mesh: Any) -> Executable:
     """What runs a plan of a traced function on a mesh."""
+    if plan.pipeline is not None:
+        return TaskExecutable(traced, plan, mesh)
     return SpmdExecutable(traced, plan, mesh)

@@ -68,6 +68,38 @@ def constrained(
     return run
 
 
+def constrained_call(
+    closed_jaxpr: Any,
+    program: Program,
+    decisions: Decisions,
+    mesh: Any,
+    position: int,
+) -> Callable[..., list[Any]]:
+    """One equation of a jaxpr, with constraints where `decisions` has specs.
+
+    Args:
+      closed_jaxpr, program, decisions, mesh: as of `constrained`.
+      position: of the equation.
+    Returns:
+      A function of the arrays that it reads (literals apart), as they are held.
+    """
+    walk = _Walk(program, decisions, Constraints(auto_twin(mesh), decisions.lowering))
+    eqn = open_jaxpr(closed_jaxpr).eqns[position]
+    op = program.ops[program.body.ops[position]]
+
+    def run(*arrays: Any) -> list[Any]:
+        given = iter(arrays)
+        args = [v.val if is_literal(v) else next(given) for v in eqn.invars]
+        placed = [
+            walk.mesh.place(x, decisions.values.get(v))
+            for x, v in zip(args, op.operands, strict=True)
+        ]
+        with eqn_context(eqn):
+            return walk.op(op, eqn, placed, {})
+
+    return run
+
+
 @dataclass(frozen=True, slots=True)
 class _Walk:
     """The walk over program and jaxpr together."""

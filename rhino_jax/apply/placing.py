@@ -139,11 +139,38 @@ def init(
     arrays = [given[i] for i in at]
     shapes = jax.eval_shape(flat, arrays)
     known = leaves_for(placed, results[-1].with_arrays(shapes), what)
-    to_sharding = sharding_of(placed)
-    made = jax.jit(flat, out_shardings=[to_sharding(leaf) for leaf in known])(arrays)
+    made = _made_by_stages(placed, flat, arrays, known)
     if placed.mesh.devices.flat[0].platform == "cpu":
         jax.block_until_ready(made)  # see `Bound.is_emulated`
     return _rebuilt(results[-1], made)
+
+
+def _made_by_stages(
+    plan: Plan,
+    flat: Callable[[Sequence[Any]], list[Any]],
+    arrays: Sequence[Any],
+    known: Sequence[Leaf],
+) -> list[Any]:
+    """The results of a function, each made on the devices of its stage alone."""
+    to_sharding = sharding_of(plan)
+    found: list[Any] = [None] * len(known)
+    for stage in sorted({leaf.stage for leaf in known}):
+        mine = [i for i, leaf in enumerate(known) if leaf.stage == stage]
+
+        def run(given: Sequence[Any], mine: Sequence[int] = mine) -> list[Any]:
+            results = flat(given)
+            return [results[i] for i in mine]
+
+        shardings = [to_sharding(known[i]) for i in mine]
+        if len(plan.stages) > 1:
+            everywhere = NamedSharding(shardings[0].mesh, PartitionSpec())
+            given = [jax.device_put(x, everywhere) for x in arrays]
+        else:
+            given = list(arrays)
+        made = jax.jit(run, out_shardings=shardings)(given)
+        for i, x in zip(mine, made, strict=True):
+            found[i] = x
+    return found
 
 
 def _on_mesh(plan: Plan, argument: Any) -> Any:

@@ -16,6 +16,9 @@ from rhino_jax.face.check import Check
 from rhino_jax.face.diff import PlanDiff, diff
 from rhino_jax.face.dress import dressed
 from rhino_jax.face.verification import Verification
+from rhino_jax.pipeline.jitter import Jittered, Noise
+from rhino_jax.pipeline.of_plan import simulated
+from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.plan import plan as data, trees
 from rhino_jax.plan.files.schema import plan_from_dict, plan_to_dict
 from rhino_jax.plan.files.store import save_plan
@@ -192,6 +195,20 @@ class Plan(data.Plan):
                 static_argnames=static_argnames,
             )
         )
+
+    def simulate(self, jitter: Noise | float | None = None) -> Simulation | Jittered:
+        """One step of the pipeline by the clock, or many with noise.
+
+        Args:
+          jitter: None: none. A number: sigma of the logarithm of every task's duration,
+            as 0.05; transfers have twice that. Or a `rhino_jax.pipeline.jitter.Noise`.
+        Returns:
+          A simulation: `step_time_s`, `bubble`, `peak_bytes`, `table()`,
+          `save_trace(path)`; with noise, the distribution of step times.
+        Raises:
+          ScheduleError: the plan has one stage.
+        """
+        return simulated(self, jitter)
 
     def check(
         self,

@@ -21,11 +21,14 @@ def to_text(times: Times, width: int = 100) -> str:
     )
     names = [str(g) for g in range(len(schedule.orders))]
     margin = max(map(len, names)) + 2
-    lines = [
-        f"{name:>{margin}} {_line(times, g, width - margin - 1)}".rstrip()
-        for g, name in enumerate(names)
-    ]
+    found = zip(names, lines_of(times, width - margin - 1), strict=True)
+    lines = [f"{name:>{margin}} {line}".rstrip() for name, line in found]
     return "\n".join([head, *lines, "", *_table(times)])
+
+
+def lines_of(times: Times, columns: int) -> list[str]:
+    """Of every group its tasks, each from its start to its end; spaces are idle."""
+    return [_line(times, g, columns) for g in range(len(times.schedule.orders))]
 
 
 def _line(times: Times, group: int, columns: int) -> str:

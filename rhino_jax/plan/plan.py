@@ -19,7 +19,7 @@ from rhino_jax.plan.records import (
     SearchReport,
     Variant,
 )
-from rhino_jax.plan.stages import StagePlan
+from rhino_jax.plan.stages import Pipeline, StagePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Leaf:
       spec: chosen spec.
       bytes_per_device: bytes of one device's shard.
       is_donated: whether its memory may be reused for results.
+      stage: the stage on whose devices it is.
     """
 
     path: str
@@ -41,6 +42,7 @@ class Leaf:
     spec: Spec
     bytes_per_device: int
     is_donated: bool = False
+    stage: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,6 +61,7 @@ class Plan:
       outputs: the program's results.
       stages: the parts that run on devices of their own; one of all devices, where the
         program is not cut.
+      pipeline: how micro-batches pass through the stages, where there are several.
       predicted: predicted cost of a step.
       collectives: predicted collectives, most expensive first.
       search: how the plan was found.
@@ -102,6 +105,7 @@ class Plan:
     recipes: Mapping[str, Predicted | None]
     memory_budget_bytes: int
     transforms: tuple[Transform, ...] = ()
+    pipeline: Pipeline | None = None
     variants: tuple[Variant, ...] = ()
     at_peak: tuple[Holding, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
@@ -126,7 +130,14 @@ class Plan:
     @property
     def microbatches(self) -> int:
         """How many parts of the batch run one after the other; 1: it is not cut."""
+        if self.pipeline is not None:
+            return self.pipeline.micro_batches
         return num_microbatches(self.transforms)
+
+    @property
+    def schedule(self) -> str:
+        """The family of schedules by which stages run; empty where there is one."""
+        return "" if self.pipeline is None else self.pipeline.schedule
 
     def __eq__(self, other: object) -> bool:
         """By what they hold, whatever else their classes can do."""

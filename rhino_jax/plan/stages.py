@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,73 @@ class Send:
     what: str
     bytes: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """What a stage costs, of one device.
+
+    Attributes:
+      forward_s, backward_s: seconds for one micro-batch.
+      update_s: seconds once a step.
+      activation_bytes: what a micro-batch leaves for the backward pass.
+      fixed_bytes: held all the time: state, and sums of gradients.
+      working_bytes: the most that a task takes beyond these while it runs.
+    """
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    activation_bytes: int
+    fixed_bytes: int
+    working_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """What passes between two stages, and over what.
+
+    Attributes:
+      source, target: stages, the earlier one first.
+      forward_bytes, backward_bytes: for one micro-batch, of one device.
+      bytes_per_s, latency_s: of the link, one way.
+    """
+
+    source: int
+    target: int
+    forward_bytes: int
+    backward_bytes: int
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """How micro-batches pass through the stages.
+
+    Attributes:
+      micro_batches: how many.
+      schedule: name of its family.
+      runs: (stage, how many ops): the stages of the forward ops, in their order.
+      costs: of every stage.
+      hops: between stages.
+    """
+
+    micro_batches: int
+    schedule: str
+    runs: tuple[tuple[int, int], ...]
+    costs: tuple[StageCost, ...]
+    hops: tuple[Hop, ...]
+
+    @property
+    def stage_of(self) -> tuple[int, ...]:
+        """Of every forward op its stage."""
+        return tuple(stage for stage, count in self.runs for _ in range(count))
+
+
+def runs_of(stages: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """(stage, how many in a row)."""
+    return tuple((s, len(list(group))) for s, group in itertools.groupby(stages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

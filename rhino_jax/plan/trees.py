@@ -18,6 +18,7 @@ from rhino_jax.errors import MeshError
 from rhino_jax.ir.spec import Spec
 from rhino_jax.keywords import brief
 from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
+from rhino_jax.plan.stages import StagePlan
 
 
 def partition_spec(spec: Spec, names: Sequence[str]) -> PartitionSpec:
@@ -90,8 +91,12 @@ def sharding_of(plan: Plan) -> Callable[[Leaf], NamedSharding]:
             fix=f"plan.with_mesh(jax.make_mesh({sizes}, {names})).",
         )
     names = tuple(name for name, _ in plan.mesh_axes)
-    mesh: Mesh | AbstractMesh = plan.mesh
-    return lambda leaf: NamedSharding(mesh, partition_spec(leaf.spec, names))
+    meshes: list[Any] = [plan.mesh]
+    if len(plan.stages) > 1:
+        meshes = [stage.mesh for stage in plan.stages]
+    return lambda leaf: NamedSharding(
+        meshes[leaf.stage], partition_spec(leaf.spec, names)
+    )
 
 
 def with_mesh(plan: AnyPlan, mesh: Any) -> AnyPlan:
@@ -105,9 +110,21 @@ def with_mesh(plan: AnyPlan, mesh: Any) -> AnyPlan:
 
 
 def on_mesh(plan: AnyPlan, mesh: Any | None) -> AnyPlan:
-    """The plan and its stage on a mesh that is known to have its axes, or on none."""
-    (stage,) = plan.stages
-    return replace(plan, mesh=mesh, stages=(replace(stage, mesh=mesh),))
+    """The plan and its stages on a mesh that is known to have its axes, or on none."""
+    if len(plan.stages) == 1:
+        (stage,) = plan.stages
+        return replace(plan, mesh=mesh, stages=(replace(stage, mesh=mesh),))
+    stages = tuple(replace(s, mesh=stage_mesh(s, mesh)) for s in plan.stages)
+    return replace(plan, mesh=mesh, stages=stages)
+
+
+def stage_mesh(stage: StagePlan, mesh: Any | None) -> Any | None:
+    """The part of a plan's mesh on which a stage runs; None where it has no devices."""
+    if not isinstance(mesh, Mesh):
+        return None
+    devices = mesh.devices.reshape(-1)[list(stage.devices)]
+    sizes = [size for _, size in stage.mesh_axes]
+    return Mesh(devices.reshape(sizes), [name for name, _ in stage.mesh_axes])
 
 
 def check_mesh(what: str, mesh: Any, expected: Sequence[tuple[str, int]]) -> None:

@@ -17,7 +17,7 @@ from rhino_jax.units import format_bytes
 
 
 if TYPE_CHECKING:
-    from rhino_jax.planning.wishes import MeshAxes
+    from rhino_jax.planning.meshes import MeshAxes
     from rhino_jax.search.adding import Member
     from rhino_jax.search.together import Layout
 

@@ -16,7 +16,8 @@ from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_devices, expand_pins
 from rhino_jax.plan.shared import Slot, staying_inputs
 from rhino_jax.plan.trees import axes_text
-from rhino_jax.planning.wishes import MeshAxes, Wishes
+from rhino_jax.planning.meshes import MeshAxes
+from rhino_jax.planning.wishes import Wishes
 
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Programs:
         every = []
         for name, traced in self.traced.items():
             pinned = self._pinned(name)
-            every.append(self.wishes[name].meshes_of(traced, target, pinned)[0])
+            every.append(self.wishes[name].meshes_of(traced, target, pinned, 1)[0])
         left = [axes for axes in every[0] if all(axes in others for others in every)]
         left = [axes for axes in left if len(axes) <= MOST_AXES] or left
         if not left:

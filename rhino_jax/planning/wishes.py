@@ -18,7 +18,6 @@ from rhino_jax.errors import InfeasiblePlanError, PinError
 from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
-from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
 from rhino_jax.keywords import (
     LARGEST_SEED,
@@ -29,6 +28,7 @@ from rhino_jax.keywords import (
     read_progress,
     read_seconds,
 )
+from rhino_jax.pipeline.schedules.table import TABLE
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.files.cache import kept
 from rhino_jax.plan.files.cache_key import cache_key
@@ -43,6 +43,7 @@ from rhino_jax.planning.like import (
     like_is_in_the_way,
     plan_of_like,
 )
+from rhino_jax.planning.meshes import MeshAxes, candidates, num_stages, read_stages
 from rhino_jax.planning.uncovered import notes_of_rules, warn_of_uncovered
 from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
 from rhino_jax.report.progress import Progress
@@ -52,10 +53,12 @@ if TYPE_CHECKING:
     from rhino_jax.search.records import Request
 
 
-MeshAxes = tuple[tuple[str, int], ...]
 LEVELS = ("fast", "best")
 AUTO = "auto"
 RECOMPUTE = (AUTO, "as written", "none")
+SCHEDULES = (AUTO, *TABLE)
+CUTS = ("microbatches", "recompute", "stages", "schedule")
+"""Keywords that say how a program is cut; "auto" where nothing was said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,8 @@ class Wishes:
     dump: Any = None
     microbatches: Any = AUTO
     recompute: str = AUTO
+    stages: Any = AUTO
+    schedule: str = AUTO
 
     def __post_init__(self) -> None:
         check_like(self.like, self.what)
@@ -94,6 +99,8 @@ class Wishes:
             ("dump", read_folder(what, "dump", self.dump)),
             ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),
             ("microbatches", _read_microbatches(what, self.microbatches)),
+            ("stages", read_stages(what, self.stages)),
+            ("schedule", read_choice(what, "schedule", self.schedule, SCHEDULES)),
         ):
             object.__setattr__(self, name, value)
 
@@ -104,7 +111,7 @@ class Wishes:
           is_elsewhere: on another mesh or hardware, which `like` would contradict.
         """
         names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
-        names += ["microbatches", "recompute"]
+        names += CUTS
         names += [] if is_elsewhere else ["like"]
         return replace(
             self,
@@ -113,7 +120,7 @@ class Wishes:
 
     def _says(self, name: str) -> bool:
         value = getattr(self, name)
-        if name in ("microbatches", "recompute"):
+        if name in CUTS:
             return bool(value != AUTO)
         return bool(value) if name == "pins" else value is not None
 
@@ -145,20 +152,23 @@ class Wishes:
         target = self.target_of(mesh)
         arguments = traced.arguments
         pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
-        if mesh is not None:
-            axes = axes_of_mesh(mesh)
+        axes = None if mesh is None else axes_of_mesh(mesh)
+        stages = num_stages(self.stages, axes)
+        if axes is not None:
             meshes, pins = [axes], resolve_pins(pinned, traced.program, axes)
             check_devices(pinned, mesh)
             if basis is not None:
                 basis = basis.beside(pins)
                 pins = replace(pins, inputs={**basis.specs, **pins.inputs})
         else:
-            meshes, pins = self.meshes_of(traced, target, pinned)
+            meshes, pins = self.meshes_of(traced, target, pinned, stages)
         program, asked = traced.program, self._asked(mesh, meshes, target, pins)
 
         def make() -> data.Plan:
             def searched() -> data.Plan:
-                return self._searched(traced, mesh, meshes, target, pins, pinned)
+                return self._searched(
+                    traced, mesh, meshes, target, pins, pinned, stages
+                )
 
             if self.dump is not None:
                 return searched()  # a kept plan has no passes to show
@@ -200,10 +210,12 @@ class Wishes:
         target: Target,
         pins: ResolvedPins,
         pinned: Mapping[str, Any],
+        stages: int,
     ) -> data.Plan:
         # The solver takes a second to import; who only loads plans need not wait.
         from rhino_jax.planning.cuts import best_cut
         from rhino_jax.planning.search import Search
+        from rhino_jax.planning.staging.plan import plan_stages
         from rhino_jax.search.dump import Dump
 
         request = self.request_of(target, pins)
@@ -222,6 +234,8 @@ class Wishes:
                 self.what,
                 report,
             )
+            if stages > 1:
+                return plan_stages(search, stages, self.microbatches, self.schedule)
             return best_cut(search, self.microbatches, self.recompute)
 
     def _asked(
@@ -247,6 +261,8 @@ class Wishes:
             self.seed,
             self.microbatches,
             self.recompute,
+            self.stages,
+            self.schedule,
         )
         if not self.refine:
             return asked
@@ -283,14 +299,14 @@ class Wishes:
         return target.hbm_bytes if budget is None else budget
 
     def meshes_of(
-        self, traced: Traced, target: Target, pinned: Mapping[str, Any]
+        self, traced: Traced, target: Target, pinned: Mapping[str, Any], stages: int
     ) -> tuple[list[MeshAxes], ResolvedPins]:
         """The meshes to compare: those on which all pins hold."""
         count = target.num_devices or len(devices_here(self.what))
         meshes: list[MeshAxes] = []
         resolved: ResolvedPins | None = None
         error: PinError | None = None
-        for axes in _candidates(traced, target, count):
+        for axes in candidates(traced, target, count, stages):
             try:
                 resolved = resolve_pins(pinned, traced.program, axes)
             except PinError as failed:
@@ -316,16 +332,3 @@ def _read_microbatches(what: str, value: Any) -> int | str:
     if isinstance(value, str):
         return read_choice(what, "microbatches", value, (AUTO,))
     return read_count(what, "microbatches", value, least=1)
-
-
-def _candidates(traced: Traced, target: Target, count: int) -> list[MeshAxes]:
-    """Meshes of `count` devices: the one for which the program itself has code
-    (`shard_map`), or else all that the topology has."""
-    by_hand = {op.manual.mesh_axes for op in traced.program.ops if op.manual}
-    own = [axes for axes in by_hand if math.prod(n for _, n in axes) == count]
-    if len(own) == 1:
-        return own
-    return [
-        tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
-        for shape in mesh_shapes(target, count)
-    ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rhino_jax.report.collectives import collective_sections
 from rhino_jax.report.line import format_mesh, num_devices
 from rhino_jax.report.section import Section, Table
+from rhino_jax.report.stages import stage_sections
 from rhino_jax.report.values import value_sections
 from rhino_jax.units import (
     format_bytes,
@@ -35,7 +36,7 @@ def tell(plan: Plan, *, full: bool = False) -> tuple[Section, ...]:
     """
     sections = [
         _head(plan),
-        _stages(plan),
+        *stage_sections(plan),
         _recipes(plan),
         *value_sections(plan, full=full),
         *collective_sections(plan, full=full),
@@ -94,24 +95,6 @@ def _transforms(plan: Plan) -> tuple[tuple[str, str], ...]:
         for t in plan.transforms
     ]
     return (("transforms", ", ".join(done)),)
-
-
-def _stages(plan: Plan) -> Section:
-    """Where the program is cut over devices; nothing of a plan that is one stage."""
-    if len(plan.stages) == 1:
-        return Section("")
-    rows = tuple(
-        (
-            str(i),
-            format_mesh(stage.mesh_axes),
-            format_seconds(stage.compute_s),
-            format_bytes(stage.peak_bytes),
-            ", ".join(f"{format_bytes(s.bytes)} to {s.to}" for s in stage.sends),
-        )
-        for i, stage in enumerate(plan.stages)
-    )
-    header = ("stage", "mesh", "compute", "peak", "sends per step")
-    return Section("stages", table=Table(header, rows, "><>><", (4, 1)))
 
 
 def _recipes(plan: Plan) -> Section:

@@ -42,6 +42,7 @@ TOLD_APART = {
     "transform/microbatch": "in which operands ops are linear, and what becomes of"
     " their parameters on a piece",
     "transform/partial_sums": "in which operands an op takes open sums",
+    "transform/staged/shared_sums.py": "in which operands ops are linear",
     "transform/recompute": "which ops do more than give results",
     "models/moe.py": "a field of a configuration is called top_k",
 }

@@ -1,6 +1,7 @@
 """Plan files of older schema versions.
 
 2: without stages, transforms and lines. 3: without the variants that were compared.
+4: without a pipeline.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-VERSIONS = (3, 2)
+VERSIONS = (4, 3, 2)
 
 _NEW_IN_3 = ("stages", "transforms", "lines")
 """Keys that version 2 has not; it has `decisions` in their place."""
 
 _NEW_IN_4 = ("variants",)
 
+_NEW_IN_5 = ("pipeline",)
+
 
 def keys_of(version: int, keys: Sequence[str]) -> list[str]:
     """The keys of a file of an older version, of those of today."""
-    left = [k for k in keys if k not in _NEW_IN_4]
+    left = [k for k in keys if k not in _NEW_IN_5]
+    if version == 4:
+        return left
+    left = [k for k in left if k not in _NEW_IN_4]
     if version == 3:
         return left
     return [k for k in left if k not in _NEW_IN_3] + ["decisions"]
@@ -34,7 +40,7 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     if data["schema_version"] == 2:
         data = _from_2(data)
-    return {**data, "schema_version": 4, "variants": []}
+    return {"variants": [], **data, "schema_version": 5, "pipeline": None}
 
 
 def _from_2(data: Mapping[str, Any]) -> dict[str, Any]:

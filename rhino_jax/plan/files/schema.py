@@ -19,7 +19,12 @@ from rhino_jax.plan.files.record_json import (
     predicted_from_json,
     record_to_json,
 )
-from rhino_jax.plan.files.stage_json import stage_from_json, stage_to_json
+from rhino_jax.plan.files.stage_json import (
+    pipeline_from_json,
+    pipeline_to_json,
+    stage_from_json,
+    stage_to_json,
+)
 from rhino_jax.plan.files.tree_json import tree_from_json, tree_to_json
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import (
@@ -32,7 +37,7 @@ from rhino_jax.plan.records import (
 )
 
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 FORMAT = "rhino_jax plan"
 
 
@@ -49,6 +54,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "mesh_axes": [[name, size] for name, size in plan.mesh_axes],
         "memory_budget_bytes": plan.memory_budget_bytes,
         "stages": [stage_to_json(x) for x in plan.stages],
+        "pipeline": pipeline_to_json(plan.pipeline),
         "transforms": [record_to_json(x) for x in plan.transforms],
         "variants": [record_to_json(x) for x in plan.variants],
         "inputs": [_leaf_to_json(x, names) for x in plan.inputs],
@@ -99,6 +105,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         inputs=tuple(_leaf(x, place) for x in data["inputs"]),
         outputs=tuple(_leaf(x, place) for x in data["outputs"]),
         stages=tuple(stage_from_json(x) for x in data["stages"]),
+        pipeline=pipeline_from_json(data["pipeline"]),
         transforms=tuple(Transform(**x) for x in data["transforms"]),
         variants=tuple(Variant(**floats(x, "step_time_s")) for x in data["variants"]),
         predicted=predicted_from_json(data["predicted"]),
@@ -133,6 +140,7 @@ def _leaf(data: Mapping[str, Any], place: Mapping[str, int]) -> Leaf:
         bytes_per_device=data["bytes_per_device"],
         # Plans were once written without it.
         is_donated=bool(data.get("is_donated", False)),
+        stage=int(data.get("stage", 0)),
     )
 
 
@@ -174,4 +182,5 @@ def _leaf_to_json(leaf: Leaf, names: Sequence[str]) -> dict[str, Any]:
         "spec": [[names[a] for a in dim] for dim in leaf.spec],
         "bytes_per_device": int(leaf.bytes_per_device),
         "is_donated": leaf.is_donated,
+        "stage": leaf.stage,
     }

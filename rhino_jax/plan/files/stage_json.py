@@ -9,7 +9,7 @@ from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.files.record_json import floats, predicted_from_json, record_to_json
-from rhino_jax.plan.stages import Send, StagePlan
+from rhino_jax.plan.stages import Hop, Pipeline, Send, StageCost, StagePlan
 
 
 def stage_to_json(stage: StagePlan) -> dict[str, Any]:
@@ -31,6 +31,33 @@ def stage_from_json(data: Mapping[str, Any]) -> StagePlan:
         decisions=_decisions(data["decisions"]),
         predicted=predicted_from_json(data["predicted"]),
         sends=tuple(Send(**floats(x, "seconds")) for x in data["sends"]),
+    )
+
+
+def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
+    """How micro-batches pass through stages, if there are several."""
+    if pipeline is None:
+        return None
+    return {
+        "micro_batches": pipeline.micro_batches,
+        "schedule": pipeline.schedule,
+        "runs": [list(run) for run in pipeline.runs],
+        "costs": [record_to_json(x) for x in pipeline.costs],
+        "hops": [record_to_json(x) for x in pipeline.hops],
+    }
+
+
+def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
+    """What `pipeline_to_json` wrote."""
+    if data is None:
+        return None
+    seconds = ("forward_s", "backward_s", "update_s")
+    return Pipeline(
+        micro_batches=int(data["micro_batches"]),
+        schedule=str(data["schedule"]),
+        runs=tuple((int(stage), int(count)) for stage, count in data["runs"]),
+        costs=tuple(StageCost(**floats(x, *seconds)) for x in data["costs"]),
+        hops=tuple(Hop(**floats(x, "bytes_per_s", "latency_s")) for x in data["hops"]),
     )
 
 

@@ -50,6 +50,7 @@ _KEYS = (
     "notes",
     "lines",
     "trees",
+    "pipeline",
     "transforms",
     "variants",
     "stages",

@@ -1,0 +1,7 @@
+"""A plan of several stages, run: one program per task and group, in schedule's order.
+
+In: a plan with a pipeline, and the traced function.
+Out: `executable.TaskExecutable`.
+Order: `programs` (what is compiled for a group), `controller` (which task is dispatched
+when), `executable`.
+"""

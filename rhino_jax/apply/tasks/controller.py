@@ -1,0 +1,173 @@
+"""Dispatches the tasks of a step in the order of its schedule, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from rhino_jax.apply.tasks.programs import Programs
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.tasks import Kind as Work, Schedule
+from rhino_jax.transform.staged.step import Key, Kind, Send, Step, TaskKind
+
+
+_PER_MICRO_BATCH = {Work.FORWARD: TaskKind.FORWARD, Work.BACKWARD: TaskKind.BACKWARD}
+
+
+def order_of(schedule: Schedule) -> list[tuple[TaskKind, int, int]]:
+    """(kind, stage, micro-batch) of all tasks of micro-batches, in an order in which
+    every group meets its own, and all that a task reads comes before it."""
+    graph = schedule.graph
+    found = []
+    for at in simulate(schedule).sequence:
+        if at < len(graph.tasks):
+            task = graph.tasks[at]
+            kind = _PER_MICRO_BATCH.get(task.kind)
+            if kind is not None:
+                found.append((kind, task.group, task.micro_batch))
+    return found
+
+
+@dataclass(eq=False)
+class Controller:
+    """Runs steps.
+
+    Attributes:
+      step: all tasks.
+      programs: of every group.
+      order: of the tasks of micro-batches.
+      is_emulated: devices are threads of this process, so that no two programs of
+        several devices may run at once: each is waited for.
+    """
+
+    step: Step
+    programs: Sequence[Programs]
+    order: Sequence[tuple[TaskKind, int, int]]
+    is_emulated: bool
+    _numbers: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._at = {
+            (task.kind, task.group, task.place): (p, i)
+            for p in self.programs
+            for i, task in enumerate(p.of.tasks)
+        }
+        self._sends: dict[tuple[TaskKind, int, int], list[Send]] = {}
+        for send in self.step.sends:
+            key = send.kind, send.source, send.place
+            self._sends.setdefault(key, []).append(send)
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """One step.
+
+        Args:
+          arrays: its inputs, each where its home is.
+        Returns:
+          Its results.
+        """
+        step = self.step
+        once: list[dict[Key, Any]] = [
+            self._inputs(g, arrays) for g in range(step.groups)
+        ]
+        pieces: list[list[dict[Key, Any]]] = [
+            [{Key(Kind.PIECE): self._number(g, m)} for m in range(step.micro_batches)]
+            for g in range(step.groups)
+        ]
+        for group in range(step.groups):
+            self._dispatch((TaskKind.START, group, 0), once, once)
+        for kind, stage, m in self.order:
+            self._dispatch((kind, stage, stage), [of[m] for of in pieces], once)
+            if kind is TaskKind.BACKWARD and stage == 0:
+                for of in pieces:
+                    of[m] = {}
+        rounds = sorted(
+            (task.place, task.group)
+            for of in step.tasks
+            for task in of
+            if task.kind is TaskKind.UPDATE
+        )
+        self._send_sums(once)
+        for place, group in rounds:
+            self._dispatch((TaskKind.UPDATE, group, place), once, once)
+        return [self._result(o, once, arrays) for o in step.outputs]
+
+    def _result(self, output: Any, once: Sequence[dict[Key, Any]], arrays: Any) -> Any:
+        if not isinstance(output, tuple):
+            return jax.device_put(output, self.programs[0].everywhere)
+        group, key = output
+        return arrays[key.number] if key.kind is Kind.INPUT else once[group][key]
+
+    def _inputs(self, group: int, arrays: Sequence[Any]) -> dict[Key, Any]:
+        keys = self.step.inputs(group)
+        shardings = self.programs[group].shardings
+        found = {
+            key: arrays[key.number]
+            for key in keys
+            if self.step.home[key.number] == group
+        }
+        away = [key for key in keys if key not in found]
+        moved = jax.device_put(
+            [arrays[key.number] for key in away], [shardings[key] for key in away]
+        )
+        return found | dict(zip(away, moved, strict=True))
+
+    def _number(self, group: int, m: int) -> Any:
+        if (group, m) not in self._numbers:
+            where = self.programs[group].shardings.get(
+                Key(Kind.PIECE), self.programs[group].everywhere
+            )
+            self._numbers[group, m] = jax.device_put(np.int32(m), where)
+        return self._numbers[group, m]
+
+    def _dispatch(
+        self,
+        place: tuple[TaskKind, int, int],
+        now: Sequence[dict[Key, Any]],
+        once: Sequence[dict[Key, Any]],
+    ) -> None:
+        """Run a task; what others read of it is sent.
+
+        Args:
+          place: kind, group, stage or round.
+          now: of every group, values of the micro-batch; or `once`.
+          once: of every group, values of the step.
+        """
+        found = self._at.get(place)
+        if found is None:
+            return
+        programs, position = found
+        task, group = programs.of.tasks[position], programs.group
+        mine, here = once[group], now[group]
+        arrays = [here[k] if k in here else mine[k] for k in task.reads]
+        results = programs.all[position](*arrays)
+        for key, x in zip(task.makes, results, strict=True):
+            (here if key.kind is Kind.INSIDE else mine)[key] = x
+        if self.is_emulated:
+            jax.block_until_ready(results)
+        self._send(
+            [s for s in self._sends.get(place, ()) if s.key.kind is not Kind.SUM],
+            now,
+            once,
+        )
+
+    def _send_sums(self, once: Sequence[dict[Key, Any]]) -> None:
+        """What all micro-batches left, where an update of another group reads it."""
+        sums = [s for s in self.step.sends if s.key.kind is Kind.SUM]
+        self._send(sums, once, once)
+
+    def _send(
+        self,
+        sends: Sequence[Send],
+        now: Sequence[dict[Key, Any]],
+        once: Sequence[dict[Key, Any]],
+    ) -> None:
+        for send in sends:
+            env = now if send.key.kind is Kind.INSIDE else once
+            where = self.programs[send.target].shardings[send.key]
+            env[send.target][send.key] = jax.device_put(
+                env[send.source][send.key], where
+            )

@@ -1,0 +1,110 @@
+"""A plan of several stages as an executable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from rhino_jax._compat import is_compile_only
+from rhino_jax.apply.constraints import check_divides, partition_spec
+from rhino_jax.apply.tasks.controller import Controller, order_of
+from rhino_jax.apply.tasks.programs import Programs
+from rhino_jax.errors import StageError
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.trees import stage_mesh
+from rhino_jax.transform.staged.apart import take_apart
+from rhino_jax.transform.staged.group import group_program
+from rhino_jax.transform.staged.staging import staged
+from rhino_jax.transform.staged.step import Step
+
+
+class TaskExecutable:
+    """Runs a program as tasks of groups of devices; see
+    `apply.executable.Executable`.
+
+    Attributes:
+      traced: the function.
+      plan: its plan, of several stages.
+      mesh: all devices.
+      in_shardings, out_shardings: each on the devices of its stage.
+    """
+
+    def __init__(self, traced: Traced, plan: Plan, mesh: Any) -> None:
+        self.traced, self.plan, self.mesh = traced, plan, mesh
+        self.meshes = [stage_mesh(stage, mesh) for stage in plan.stages]
+        self.in_shardings: Sequence[NamedSharding] = [*map(self._sharding, plan.inputs)]
+        self.out_shardings: Sequence[NamedSharding] = [
+            *map(self._sharding, plan.outputs)
+        ]
+
+    def _sharding(self, leaf: Leaf) -> NamedSharding:
+        mesh = self.meshes[leaf.stage]
+        if mesh is None:
+            raise self._refused("has no devices here")
+        check_divides(leaf.path, leaf.spec, leaf.shape, mesh)
+        return NamedSharding(mesh, partition_spec(leaf.spec, leaf.shape, mesh))
+
+    @cached_property
+    def step(self) -> Step:
+        """The tasks: the same cut as when it was planned."""
+        assert self.plan.pipeline is not None
+        apart = take_apart(
+            self.traced.closed_jaxpr, self.traced.program, self.plan.microbatches
+        )
+        return staged(apart, self.plan.pipeline.stage_of)
+
+    @cached_property
+    def programs(self) -> Sequence[Programs]:
+        """Of every group, what it compiles."""
+        step, before = self.step, self.traced.program
+        pairs = enumerate(zip(self.plan.stages, self.meshes, strict=True))
+        return [
+            Programs(step, g, group_program(step, g, before), stage, mesh)
+            for g, (stage, mesh) in pairs
+            if mesh is not None
+        ]
+
+    @cached_property
+    def _controller(self) -> Controller:
+        assert self.plan.pipeline is not None
+        platform = self.mesh.devices.flat[0].platform
+        sizes = [mesh.devices.size for mesh in self.meshes if mesh is not None]
+        return Controller(
+            self.step,
+            self.programs,
+            order_of(schedule_of(self.plan.pipeline)),
+            is_emulated=platform == "cpu" and max(sizes) > 1,
+        )
+
+    @cached_property
+    def is_runnable(self) -> bool:
+        return isinstance(self.mesh, Mesh) and not is_compile_only(
+            self.mesh.devices.flat[0]
+        )
+
+    def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
+        return self._controller.run(arrays)
+
+    def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        raise self._refused("cannot run inside of another trace")
+
+    def trace(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Traced:
+        raise self._refused("has no one program to trace")
+
+    def lower(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
+        raise self._refused("has no one program to lower")
+
+    def _refused(self, why: str) -> StageError:
+        return StageError(
+            f"`{self.traced.name}` is planned in {len(self.plan.stages)} stages and"
+            f" {why}.",
+            where=f"`{self.traced.name}`",
+            numbers=f"{len(self.plan.stages)} stages",
+            fix="call it by itself on devices, or plan with `stages=1`.",
+        )

@@ -1,0 +1,8 @@
+"""From wishes for stages to a plan: where to cut, and the shardings of each group.
+
+In: a `planning.search.Search`, and how many stages, micro-batches and which schedule.
+Out: a `plan.plan.Plan` with a pipeline.
+Order: `priced` (what ops take), `problem` (a step as `pipeline.cut` sees it), `groups`
+(each planned on its own devices), `costs` (what their tasks take), `assembled` (all of
+these as one plan), `plan`.
+"""

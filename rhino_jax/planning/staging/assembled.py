@@ -1,0 +1,146 @@
+"""Planned groups and their pipeline as one plan."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import replicated
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulation import Simulation
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.records import Predicted
+from rhino_jax.plan.stages import Pipeline, Send, StagePlan
+from rhino_jax.planning.meshes import STAGE_AXIS, MeshAxes
+from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.groups import PlannedGroup
+from rhino_jax.transform.staged.step import Key, Kind, Step
+
+
+def assembled(
+    search: Search,
+    step: Step,
+    groups: Sequence[PlannedGroup],
+    pipeline: Pipeline,
+    mesh_axes: MeshAxes,
+    started: float,
+) -> Plan:
+    """The plan.
+
+    Args:
+      search: what was planned.
+      step, groups: its tasks, and how each group was planned.
+      pipeline: how micro-batches pass through.
+      mesh_axes: of all devices.
+      started: `time.monotonic()` when the search began.
+    """
+    first = max(groups, key=lambda g: g.plan.predicted.peak_bytes).plan
+    sizes = [size for _, size in mesh_axes]
+    positions = np.arange(math.prod(sizes)).reshape(sizes)
+    at = [name for name, _ in mesh_axes].index(STAGE_AXIS)
+    devices = np.moveaxis(positions, at, 0).reshape(step.groups, -1)
+    program = search.traced.program
+    plan = replace(
+        first,
+        program_name=program.name,
+        fingerprint=fingerprint(program, mesh_axes),
+        mesh_axes=mesh_axes,
+        inputs=tuple(_input(step, groups, program, i) for i in range(len(step.home))),
+        outputs=tuple(
+            _output(step, groups, program, j) for j in range(len(step.outputs))
+        ),
+        stages=tuple(
+            StagePlan(
+                mesh_axes=g.plan.mesh_axes,
+                devices=tuple(int(d) for d in devices[i]),
+                decisions=g.plan.decisions,
+                predicted=g.plan.predicted,
+                sends=_sends(step, g, i, pipeline),
+            )
+            for i, g in enumerate(groups)
+        ),
+        collectives=tuple(c for g in groups for c in g.plan.collectives),
+        transforms=search.transforms,
+        pipeline=pipeline,
+        recipes={},
+        notes=tuple(dict.fromkeys(n for g in groups for n in g.plan.notes)),
+    )
+    predicted = _predicted(simulate(schedule_of(pipeline)), groups)
+    report = replace(
+        plan.search,
+        status="feasible",
+        objective_s=predicted.step_time_s,
+        bound_s=0.0,
+        gap=1.0,
+        seconds=time.monotonic() - started,
+    )
+    return replace(plan, predicted=predicted, search=report)
+
+
+def _predicted(simulation: Simulation, groups: Sequence[PlannedGroup]) -> Predicted:
+    parts = [g.plan.predicted for g in groups]
+    compute = max(p.compute_s for p in parts)
+    step_s = simulation.step_time_s
+    return Predicted(
+        step_time_s=step_s,
+        compute_s=compute,
+        communication_s=max(step_s - compute, 0.0),
+        peak_bytes=simulation.peak_bytes,
+        flops_per_device=max(p.flops_per_device for p in parts),
+    )
+
+
+def _input(
+    step: Step, groups: Sequence[PlannedGroup], program: Program, position: int
+) -> Leaf:
+    entry, home = program.inputs[position], step.home[position]
+    group, key = groups[home], Key(Kind.INPUT, position)
+    if key in group.of.arguments:
+        leaf = group.plan.inputs[group.of.arguments.index(key)]
+    else:
+        value = program.values[entry.value]
+        spec = replicated(value.rank)
+        leaf = Leaf(entry.path, value.shape, value.dtype, spec, value.bytes)
+    return replace(leaf, path=entry.path, stage=home, is_donated=entry.is_donated)
+
+
+def _output(
+    step: Step, groups: Sequence[PlannedGroup], program: Program, position: int
+) -> Leaf:
+    end, made = program.outputs[position], step.outputs[position]
+    value = program.values[end.value]
+    if not isinstance(made, tuple):
+        return Leaf(
+            end.path, value.shape, value.dtype, replicated(value.rank), value.bytes
+        )
+    home, key = made
+    if key.kind is Kind.INPUT:
+        leaf = _input(step, groups, program, key.number)
+        return replace(leaf, path=end.path, is_donated=False)
+    group = groups[home]
+    leaf = group.plan.outputs[group.of.results.index(key)]
+    return replace(leaf, path=end.path, stage=home)
+
+
+def _sends(
+    step: Step, group: PlannedGroup, position: int, pipeline: Pipeline
+) -> tuple[Send, ...]:
+    found = []
+    for send in step.sends:
+        if send.source != position:
+            continue
+        times = pipeline.micro_batches if send.key.kind is Kind.INSIDE else 1
+        aval = step.types[send.key]
+        size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
+        local = times * group.bytes(step, send.key)
+        hop = next(iter(pipeline.hops))
+        what = f"{aval.dtype.name}{list(aval.shape)} of a {send.kind} pass"
+        found.append(Send(send.target, what, size, local / hop.bytes_per_s))
+    return tuple(found)

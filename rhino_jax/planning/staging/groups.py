@@ -1,0 +1,177 @@
+"""Each group's shardings: planned on its own devices, alike where groups meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import Spec, replicated, share_of
+from rhino_jax.plan.plan import Plan
+from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.priced import seconds_by_op
+from rhino_jax.search.driver import find
+from rhino_jax.transform.staged.group import GroupProgram, group_program
+from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
+from rhino_jax.units import format_bytes
+
+
+MeshAxes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedGroup:
+    """One group.
+
+    Attributes:
+      of: its tasks as one program.
+      plan: of that.
+      specs: of everything that it has between tasks.
+      seconds: predicted, of every op.
+    """
+
+    of: GroupProgram
+    plan: Plan
+    specs: Mapping[Key, Spec]
+    seconds: Mapping[int, float]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(size for _, size in self.plan.mesh_axes)
+
+    def bytes(self, step: Step, key: Key) -> int:
+        """Of one device."""
+        aval = step.types[key]
+        share = share_of(self.specs[key], tuple(aval.shape), self.sizes)
+        return int(aval.size * getattr(aval.dtype, "itemsize", 4) * share)
+
+    def left_bytes(self, step: Step) -> int:
+        """What the forward pass of a micro-batch leaves for its backward pass."""
+        ahead: set[Key] = set()
+        for task in self.of.tasks:
+            if task.kind is TaskKind.FORWARD:
+                ahead |= {
+                    k for k in (*task.makes, *task.reads) if k.kind is Kind.INSIDE
+                }
+        read = {
+            key
+            for task in self.of.tasks
+            if task.kind is TaskKind.BACKWARD
+            for key in task.reads
+        }
+        kept = {key for key in ahead & read if key.kind is Kind.INSIDE}
+        return sum(self.bytes(step, key) for key in kept)
+
+    def fixed_bytes(self, step: Step) -> int:
+        """What it holds all the time."""
+        made = {key for task in self.of.tasks for key in task.makes}
+        held = {*self.of.arguments, *made}
+        kinds = (Kind.INPUT, Kind.ENTERING, Kind.SUM)
+        return sum(self.bytes(step, key) for key in held if key.kind in kinds)
+
+
+def plan_groups(
+    search: Search,
+    step: Step,
+    before: Program,
+    mesh_axes: MeshAxes,
+    in_flight: tuple[int, ...],
+) -> list[PlannedGroup]:
+    """Plan all groups; what one sends another is laid out alike on both.
+
+    Args:
+      search: how to plan.
+      step: all tasks.
+      before: the step's program.
+      mesh_axes: of every group.
+      in_flight: of every group, the micro-batches of which it holds something.
+    Raises:
+      InfeasiblePlanError: a group does not fit; says which.
+    """
+    known: dict[Key, Spec] = {}
+    found = []
+    for group in range(step.groups):
+        of = group_program(step, group, before)
+        one = _planned(search, step, of, mesh_axes, known, group, in_flight[group])
+        found.append(one)
+        for send in step.sends:
+            if group in (send.source, send.target):
+                known.setdefault(send.key, one.specs[send.key])
+    return found
+
+
+def _planned(
+    search: Search,
+    step: Step,
+    of: GroupProgram,
+    mesh_axes: MeshAxes,
+    known: Mapping[Key, Spec],
+    group: int,
+    in_flight: int,
+) -> PlannedGroup:
+    """A group, with room for what micro-batches in flight leave."""
+    request = search.request
+    budget = request.memory_budget_bytes
+    pins = {}
+    for i, key in enumerate(of.arguments):
+        if key in known:
+            pins[i] = known[key]
+        elif key.kind is Kind.INPUT and key.number in request.pins:
+            pins[i] = request.pins[key.number]
+    output_pins = {i: known[key] for i, key in enumerate(of.results) if key in known}
+    more = 0
+    for _ in range(3):
+        asked = replace(
+            request,
+            pins=pins,
+            output_pins=output_pins,
+            value_pins={},
+            has_recipes=False,
+            memory_budget_bytes=budget - more,
+        )
+        try:
+            found = find(of.program, [mesh_axes], search.target, asked)
+            plan = found.plan()
+        except InfeasiblePlanError as error:
+            raise _does_not_fit(error, group, in_flight, more) from None
+        planned = PlannedGroup(of, plan, _specs(of, plan), seconds_by_op(found))
+        others = (in_flight - 1) * planned.left_bytes(step)
+        if plan.predicted.peak_bytes + others <= budget:
+            return planned
+        more = others
+    return planned
+
+
+def _does_not_fit(
+    error: InfeasiblePlanError, group: int, in_flight: int, more: int
+) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"stage {group} does not fit: {error.what}",
+        where=error.where,
+        numbers=f"{error.numbers}; {in_flight} micro-batches in flight hold"
+        f" {format_bytes(more)} beside",
+        fix="take more micro-batches, more stages or more devices.",
+    )
+
+
+def _specs(of: GroupProgram, plan: Plan) -> dict[Key, Spec]:
+    """How everything is held between tasks."""
+    program, decisions = of.program, plan.decisions
+    found: dict[Key, Spec] = {}
+
+    def put(key: Key, value: int) -> None:
+        rank = len(program.values[value].shape)
+        spec = decisions.values.get(value)
+        if spec is None or len(spec) != rank:
+            spec = replicated(rank)
+        found[key] = spec
+
+    for key, entry in zip(of.arguments, program.inputs, strict=False):
+        put(key, entry.value)
+    for task, op_id in zip(of.tasks, program.body.ops, strict=True):
+        for key, value in zip(task.makes, program.ops[op_id].results, strict=True):
+            put(key, value)
+    for key, leaf in zip(of.results, plan.outputs, strict=True):
+        found[key] = leaf.spec
+    return found

@@ -1,0 +1,90 @@
+"""A micro-batch, forward and back, as a problem of where to cut it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rhino_jax.pipeline.cut import ops as cutting
+from rhino_jax.planning.staging.priced import with_regions
+from rhino_jax.transform.staged.sides import Sides
+
+
+STATE_COPIES = 4
+"""What a group holds for every byte of a parameter: with its gradient, and two moments
+of Adam's. Optimizers differ; a plan says what is really held."""
+
+
+def problem_of(
+    sides: Sides,
+    seconds: Mapping[int, float],
+    stages: int,
+    devices: int,
+    micro_batches: int,
+    hop: tuple[float, float],
+    limit_bytes: float,
+) -> cutting.Problem:
+    """Where may this be cut?
+
+    Args:
+      sides: of a micro-batch.
+      seconds: of every op of it, on a group.
+      stages: how many.
+      devices: of a group.
+      micro_batches: how many.
+      hop: bytes per second, and latency, between groups.
+      limit_bytes: of a device.
+    """
+    place = {i: k for k, i in enumerate(sides.forward)}
+    homes = sides.homes
+    forward_s, backward_s = [0.0] * len(place), [0.0] * len(place)
+    left = [0] * len(place)
+    lines = sides.lines
+    for i, op_id in enumerate(sides.program.body.ops):
+        home = homes[i]
+        if home is None:
+            continue
+        into = backward_s if sides.is_backward[i] else forward_s
+        into[place[home]] += with_regions(sides.program, seconds, op_id)
+    values, has_backward = [], bool(sides.backward)
+    for i in sides.forward:
+        for v in lines.makes[i]:
+            readers = sides.readers.get(v, ())
+            ahead = tuple(place[r] for r in readers if r in place and r != i)
+            size = lines.bytes(v) // devices
+            if any(sides.is_backward[r] for r in readers):
+                left[place[i]] += size
+            if ahead:
+                back = size if has_backward and _is_float(lines.avals[v]) else 0
+                values.append(cutting.Value(place[i], ahead, size, back))
+    parameters = [
+        cutting.Parameter(
+            tuple(place[r] for r in sides.readers.get(v, ()) if r in place),
+            STATE_COPIES * lines.bytes(v) // devices,
+            lines.bytes(v) // devices,
+        )
+        for v in sorted(sides.parameters)
+    ]
+    in_flight = cutting.IN_FLIGHT["1f1b" if has_backward else "forward-only"]
+    return cutting.Problem(
+        ops=cutting.Ops(
+            tuple(
+                cutting.Op(
+                    name=str(sides.program.ops[sides.program.body.ops[i]].source),
+                    forward_s=forward_s[k],
+                    backward_s=backward_s[k],
+                    activation_bytes=left[k],
+                )
+                for i, k in place.items()
+            ),
+            tuple(values),
+            tuple(p for p in parameters if p.readers),
+        ),
+        groups=(cutting.Group(int(limit_bytes)),) * stages,
+        hops=(cutting.Hop(*hop),) * (stages - 1),
+        micro_batches=micro_batches,
+        in_flight=in_flight(stages, micro_batches),
+    )
+
+
+def _is_float(aval: object) -> bool:
+    return getattr(getattr(aval, "dtype", None), "kind", "") in "fV"

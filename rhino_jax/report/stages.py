@@ -1,0 +1,93 @@
+"""Stages of a plan, and one step of its pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulation import Simulation
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.timeline import lines_of
+from rhino_jax.report.line import format_mesh
+from rhino_jax.report.section import Section, Table
+from rhino_jax.units import format_bytes, format_count, format_seconds, format_share
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.stages import Pipeline, StagePlan
+
+TIMELINE_WIDTH = 88
+
+
+def stage_sections(plan: Plan) -> tuple[Section, ...]:
+    """Where a program is cut over devices; nothing of a plan that is one stage."""
+    if len(plan.stages) == 1:
+        return ()
+    if plan.pipeline is None:
+        return (Section("stages", table=_table(plan)),)
+    pipeline, simulation = plan.pipeline, simulate(schedule_of(plan.pipeline))
+    return (
+        Section("stages", table=_costs(plan, pipeline, simulation)),
+        Section(
+            "one step",
+            facts=(
+                (
+                    "schedule",
+                    f"{pipeline.schedule}, {format_count(pipeline.micro_batches)}"
+                    " micro-batches",
+                ),
+                ("bubble", f"{format_share(simulation.bubble)} of all devices' time"),
+            ),
+            table=Table(
+                ("stage", "forward F, backward B, update U; idle ·"),
+                tuple(
+                    (str(g), line.replace(" ", "·"))
+                    for g, line in enumerate(lines_of(simulation, TIMELINE_WIDTH))
+                ),
+                "><",
+                (1,),
+            ),
+        ),
+    )
+
+
+def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
+    peaks = simulation.group_peak_bytes
+    rows = tuple(
+        (
+            str(i),
+            format_mesh(stage.mesh_axes),
+            format_seconds(cost.forward_s),
+            format_seconds(cost.backward_s),
+            format_seconds(cost.update_s),
+            format_bytes(peaks[i]),
+            _sends(stage),
+        )
+        for i, (stage, cost) in enumerate(zip(plan.stages, pipeline.costs, strict=True))
+    )
+    header = ("stage", "mesh", "forward", "backward", "update", "peak", "sends a step")
+    return Table(header, rows, "><>>>><", (6, 1))
+
+
+def _sends(stage: StagePlan) -> str:
+    """What goes to every other stage in a step, of all devices."""
+    to: dict[int, int] = {}
+    for send in stage.sends:
+        to[send.to] = to.get(send.to, 0) + send.bytes
+    return ", ".join(f"{format_bytes(size)} to {i}" for i, size in sorted(to.items()))
+
+
+def _table(plan: Plan) -> Table:
+    rows = tuple(
+        (
+            str(i),
+            format_mesh(stage.mesh_axes),
+            format_seconds(stage.compute_s),
+            format_bytes(stage.peak_bytes),
+            ", ".join(f"{format_bytes(s.bytes)} to {s.to}" for s in stage.sends),
+        )
+        for i, stage in enumerate(plan.stages)
+    )
+    header = ("stage", "mesh", "compute", "peak", "sends per step")
+    return Table(header, rows, "><>><", (4, 1))

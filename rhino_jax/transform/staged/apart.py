@@ -1,0 +1,238 @@
+"""A step in micro-batches as three programs: before the loop, a piece, and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rhino_jax._compat import (
+    bind_eqn,
+    close_jaxpr,
+    consts_as_inputs,
+    hide_frames,
+    is_literal,
+    jaxpr_consts,
+    open_jaxpr,
+    retrace,
+    without_dead_code,
+)
+from rhino_jax.errors import MicrobatchError
+from rhino_jax.frontend.check.indexed import identity
+from rhino_jax.ir.program import Program
+from rhino_jax.transform.microbatch.choice import Choice
+from rhino_jax.transform.microbatch.cut import Crossing, Cut, Loop
+from rhino_jax.transform.microbatch.cutting import find_cut
+from rhino_jax.transform.microbatch.emit.outside import COMBINE
+from rhino_jax.transform.microbatch.emit.piece import Inside
+from rhino_jax.transform.microbatch.emit.pieces import Piece, Split, together, view
+from rhino_jax.transform.microbatch.flow.analysis import Found
+from rhino_jax.transform.microbatch.flow.states import Rows
+
+
+hide_frames(__file__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Apart:
+    """A step whose batch runs in equal pieces.
+
+    Attributes:
+      cut: what runs where.
+      before: closed jaxpr; the step's inputs → what a piece reads (`entering`): whole
+        values as they are, data as [.., rows of a piece, pieces, ..].
+      piece: closed jaxpr; number of the piece, `entering` → what it leaves.
+      after: closed jaxpr; the step's inputs, what all pieces left together → results.
+      entering, leaving: what crosses the loop's border.
+      sources: of everything that enters, the positions of the step's inputs that it is
+        made of.
+      data: positions of the inputs that hold the batch.
+      consts: arrays that the step captured; the last of its inputs.
+    """
+
+    cut: Cut
+    before: Any
+    piece: Any
+    after: Any
+    entering: tuple[Crossing, ...]
+    leaving: tuple[Crossing, ...]
+    sources: tuple[frozenset[int], ...]
+    data: frozenset[int]
+    consts: tuple[Any, ...]
+
+    def sum_type(self, position: int) -> Any:
+        """Of what all pieces leave together; sums of narrow floats are float32."""
+        how = self.leaving[position].how
+        aval = open_jaxpr(self.piece).outvars[position].aval
+        shape, dtype = aval.shape, aval.dtype
+        if how == "stacked":
+            shape = (self.cut.count, *shape)
+        elif how == "sum" and jnp.issubdtype(dtype, jnp.floating):
+            dtype = dtype if dtype.itemsize >= 4 else jnp.dtype("float32")
+        return jax.core.ShapedArray(shape, dtype)
+
+    def start(self, position: int) -> Any:
+        """What is there before the first piece."""
+        aval, how = self.sum_type(position), self.leaving[position].how
+        fill = identity(how, aval.dtype) if how in COMBINE else 0
+        return lax.full(aval.shape, fill, aval.dtype)
+
+    def combined(self, position: int, so_far: Any, part: Any, index: Any) -> Any:
+        """What the pieces so far leave, with one more."""
+        how = self.leaving[position].how
+        if how == "stacked":
+            return lax.dynamic_update_index_in_dim(so_far, part, index, 0)
+        part = lax.convert_element_type(part, so_far.dtype)
+        return part if how == "unchanged" else COMBINE[how](so_far, part)
+
+    def finished(self, position: int, x: Any, dtype: Any) -> Any:
+        """What all pieces left, as the undivided step would have it."""
+        crossing = self.leaving[position]
+        if crossing.how == "stacked":
+            split = Split.of(self.cut.rows, self.cut.count)
+            x = together(x, None, _rows(crossing), split)
+        return lax.convert_element_type(x, dtype)
+
+
+def take_apart(closed: Any, program: Program, count: int) -> Apart:
+    """A step as what is done before, in and after the loop over its micro-batches.
+
+    Args:
+      closed: a closed jaxpr.
+      program: imported from it.
+      count: micro-batches; 1 for the whole batch at once.
+    Raises:
+      MicrobatchError: it cannot be cut so, or not into one loop.
+    """
+    choice = Choice(count, most_loops=1)
+    cut, found = find_cut(closed, program, choice)
+    _check_even(program, cut)
+    opened = consts_as_inputs(open_jaxpr(closed))
+    parts = _Parts(found, cut)
+    first = _closed(retrace(parts.before, opened))
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    one = _traced(parts.piece, [index, *(v.aval for v in open_jaxpr(first).outvars)])
+    whole = [cut.program.values[c.value] for c in parts.loop.leaving]
+    types = [_struct(v.shape, jnp.dtype(v.dtype)) for v in whole]
+    last = _traced(parts.after, [*(v.aval for v in opened.invars), *types])
+    positions = {entry.value: i for i, entry in enumerate(cut.program.inputs)}
+    return Apart(
+        cut=cut,
+        before=first,
+        piece=one,
+        after=last,
+        entering=parts.loop.entering,
+        leaving=parts.loop.leaving,
+        sources=_sources(open_jaxpr(first)),
+        data=frozenset(positions[v] for v in cut.inputs),
+        consts=tuple(jaxpr_consts(closed)),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """The three programs, as functions to be traced."""
+
+    found: Found
+    cut: Cut
+
+    @property
+    def loop(self) -> Loop:
+        (loop,) = self.cut.loops
+        return loop
+
+    @property
+    def split(self) -> Split:
+        return Split.of(self.cut.rows, self.cut.count)
+
+    def before(self, *arrays: Any) -> list[Any]:
+        env = dict(zip(self.found.flat.top.inputs, arrays, strict=True))
+        self._outside(self.cut.pre, env)
+        return [self._enters(env, crossing) for crossing in self.loop.entering]
+
+    def piece(self, index: Any, *arrays: Any) -> list[Any]:
+        env: dict[int, Any] = {}
+        views: dict[tuple[int, int, int, int], Any] = {}
+        for c, x in zip(self.loop.entering, arrays, strict=True):
+            if c.how == "whole":
+                env[c.value] = x
+            else:
+                views[c.value, c.dim, c.outer, c.inner] = x, None
+        piece = Piece(self.split, index)
+        inside = Inside(self.found, piece, lambda v: self._read(env, v), views)
+        return inside.top(self.loop)
+
+    def after(self, *arrays: Any) -> list[Any]:
+        top = self.found.flat.top
+        env = dict(zip(top.inputs, arrays, strict=False))
+        left = arrays[len(top.inputs) :]
+        self._outside(self.cut.pre, env)
+        env.update(zip((c.value for c in self.loop.leaving), left, strict=True))
+        self._outside(self.cut.post, env)
+        return [self._read(env, v) for v in top.outputs]
+
+    def _outside(self, ops: Sequence[int], env: dict[int, Any]) -> None:
+        wanted = set(ops)
+        for item in self.found.flat.top.items:
+            if item.op.id in wanted:
+                with item.context():
+                    operands = [self._read(env, v) for v in item.operands]
+                    results = bind_eqn(item.eqn, operands, item.eqn.params)
+                for value, x in zip(item.results, results, strict=True):
+                    env.setdefault(value, x)
+
+    def _enters(self, env: dict[int, Any], crossing: Crossing) -> Any:
+        x = self._read(env, crossing.value)
+        if crossing.how == "whole":
+            return x
+        return view(x, _rows(crossing), self.split)[0]
+
+    def _read(self, env: dict[int, Any], value: int) -> Any:
+        return env[value] if value in env else self.found.flat.consts[value]
+
+
+def _sources(jaxpr: Any) -> tuple[frozenset[int], ...]:
+    """Of every result the positions of the inputs that it is made of."""
+    of: dict[Any, frozenset[int]] = {
+        v: frozenset({i}) for i, v in enumerate(jaxpr.invars)
+    }
+    none: frozenset[int] = frozenset()
+    for eqn in jaxpr.eqns:
+        read = [of.get(v, none) for v in eqn.invars if not is_literal(v)]
+        of.update(dict.fromkeys(eqn.outvars, none.union(*read)))
+    return tuple(none if is_literal(v) else of.get(v, none) for v in jaxpr.outvars)
+
+
+def _closed(traced: tuple[Any, list[Any]]) -> Any:
+    jaxpr, consts = traced
+    return without_dead_code(close_jaxpr(jaxpr, consts))
+
+
+def _traced(fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any:
+    structs = [_struct(t.shape, t.dtype, getattr(t, "weak_type", False)) for t in types]
+    return without_dead_code(jax.make_jaxpr(fn)(*structs))
+
+
+def _struct(shape: Any, dtype: Any, is_weak: bool = False) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=is_weak)
+
+
+def _rows(crossing: Crossing) -> Rows:
+    return Rows(crossing.dim, crossing.outer, crossing.inner)
+
+
+def _check_even(program: Program, cut: Cut) -> None:
+    if cut.rows % cut.count == 0:
+        return
+    counts = [n for n in range(2, cut.rows + 1) if cut.rows % n == 0]
+    near = min(counts, key=lambda n: abs(n - cut.count))
+    raise MicrobatchError(
+        f"`{program.name}` has no {cut.count} equal micro-batches: stages need those.",
+        where="`microbatches=`",
+        numbers=f"batch of {cut.rows}",
+        fix=f"take a divisor of {cut.rows}, as {near}.",
+    )

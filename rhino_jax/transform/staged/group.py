@@ -1,0 +1,114 @@
+"""A group's tasks as one program: what is planned, and of which each is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from rhino_jax._compat import open_jaxpr
+from rhino_jax.frontend.importer import import_jaxpr
+from rhino_jax.ir.program import Program
+from rhino_jax.transform.staged.step import Key, Kind, Step, Task
+
+
+@dataclass(frozen=True, eq=False)
+class GroupProgram:
+    """What a group does for one micro-batch, and once a step.
+
+    Attributes:
+      closed: closed jaxpr: one call (`jit`) for every task.
+      program: imported from it; calls of tasks that run for every micro-batch run so
+        often.
+      tasks: of every equation.
+      arguments: what its arguments are.
+      results: what its results are.
+    """
+
+    closed: Any
+    program: Program
+    tasks: tuple[Task, ...]
+    arguments: tuple[Key, ...]
+    results: tuple[Key, ...]
+
+
+def group_program(step: Step, group: int, before: Program) -> GroupProgram:
+    """The program of one group.
+
+    Args:
+      step: all tasks.
+      group: which.
+      before: the step's program, whose inputs and outputs have paths.
+    """
+    tasks = step.tasks[group]
+    made = {key for task in tasks for key in task.makes}
+    read = dict.fromkeys(key for task in tasks for key in task.reads)
+    arguments = tuple(sorted(key for key in read if key not in made))
+    given = [o[1] for o in step.outputs if isinstance(o, tuple) and o[0] == group]
+    wanted = dict.fromkeys([*given, *step.sent(group)])
+    results = tuple(key for key in wanted if key in made)
+
+    def run(*arrays: Any) -> list[Any]:
+        env = dict(zip(arguments, arrays, strict=True))
+        for task in tasks:
+            call = task.run
+            call.__name__ = call.__qualname__ = task.name
+            outs = jax.jit(call)(*(env[key] for key in task.reads))
+            env.update(zip(task.makes, outs, strict=True))
+        return [env[key] for key in results]
+
+    structs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+        for a in (step.types[key] for key in arguments)
+    ]
+    closed = jax.make_jaxpr(run)(*structs)
+    assert len(open_jaxpr(closed).eqns) == len(tasks), "a task was not one call"
+    place = {key: i for i, key in enumerate(arguments)}
+    outputs = {
+        o[1]: end
+        for o, end in zip(step.outputs, before.outputs, strict=True)
+        if isinstance(o, tuple)
+    }
+    state_of = []
+    for key in results:
+        end = outputs.get(key)
+        tied = None if end is None or end.state_of is None else end.state_of
+        state_of.append(None if tied is None else place.get(Key(Kind.INPUT, tied)))
+    program = import_jaxpr(
+        closed,
+        name=f"{before.name}, group {group}",
+        input_paths=[_path(key, before) for key in arguments],
+        donated=[
+            key.kind is Kind.INPUT
+            and before.inputs[key.number].is_donated
+            and step.home[key.number] == group
+            for key in arguments
+        ],
+        output_paths=[
+            outputs[key].path if key in outputs else f"{key.kind} {key.number}"
+            for key in results
+        ],
+        state_of=state_of,
+    )
+    return GroupProgram(
+        closed, _repeated(program, step, tasks), tasks, arguments, results
+    )
+
+
+def _path(key: Key, before: Program) -> str:
+    if key.kind is Kind.INPUT:
+        return before.inputs[key.number].path
+    return f"{key.kind} {key.number}"
+
+
+def _repeated(program: Program, step: Step, tasks: tuple[Task, ...]) -> Program:
+    """The program with the calls of micro-batches' tasks run as often as these."""
+    ops = list(program.ops)
+    for op_id, task in zip(program.body.ops, tasks, strict=True):
+        op = ops[op_id]
+        assert op.call is not None, f"{task.name} is no call"
+        if task.is_per_micro_batch:
+            call = replace(op.call, trip_count=step.micro_batches)
+            ops[op_id] = replace(op, call=call)
+    return replace(program, ops=tuple(ops))

@@ -1,0 +1,178 @@
+"""The ops of a micro-batch: of the data alone, of the forward pass, of the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rhino_jax._compat import open_jaxpr
+from rhino_jax.frontend.importer import import_jaxpr
+from rhino_jax.ir.program import Program
+from rhino_jax.transform.staged.apart import Apart
+from rhino_jax.transform.staged.lines import Lines
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """A piece's ops, by their positions in its jaxpr, and values, by numbers.
+
+    Free ops read data, numbers of pieces and scalars alone and contract nothing: they
+    run wherever what they make is read, and are in neither pass.
+
+    Attributes:
+      lines: of a piece.
+      program: imported from it; `program.body.ops[i]` is equation i.
+      is_free: of every equation.
+      is_backward: of every equation.
+      parameters: numbers of the inputs that are made of other arrays than the data:
+        weights, converted or not. Scalars and keys of random numbers are not.
+    """
+
+    lines: Lines
+    program: Program
+    is_free: tuple[bool, ...]
+    is_backward: tuple[bool, ...]
+    parameters: frozenset[int]
+
+    @cached_property
+    def forward(self) -> tuple[int, ...]:
+        """Equations of the forward pass."""
+        pairs = zip(self.is_free, self.is_backward, strict=True)
+        return tuple(i for i, (free, back) in enumerate(pairs) if not (free or back))
+
+    @cached_property
+    def backward(self) -> tuple[int, ...]:
+        """Equations of the backward pass."""
+        pairs = zip(self.is_free, self.is_backward, strict=True)
+        return tuple(i for i, (free, back) in enumerate(pairs) if back and not free)
+
+    @cached_property
+    def readers(self) -> dict[int, tuple[int, ...]]:
+        """Value → the equations that read it."""
+        found: dict[int, list[int]] = {}
+        for i, values in enumerate(self.lines.reads):
+            for v in dict.fromkeys(values):
+                found.setdefault(v, []).append(i)
+        return {v: tuple(readers) for v, readers in found.items()}
+
+    def is_free_value(self, value: int) -> bool:
+        """Whether every group has it, or makes it for itself."""
+        at = self.lines.maker.get(value)
+        return value not in self.parameters if at is None else self.is_free[at]
+
+    @cached_property
+    def homes(self) -> tuple[int | None, ...]:
+        """Of every equation the forward equation that it belongs to; None of free
+        ones."""
+        return self.placed({i: i for i in self.forward})
+
+    def placed(self, rank: Mapping[int, int]) -> tuple[int | None, ...]:
+        """The ranks of all equations, given those of the forward pass.
+
+        A backward op comes as early as what it reads of the backward pass, and no
+        earlier than the last forward op that reads, or else makes, what it reads: so
+        gradients of weights are where the weights are. What reads nothing of the
+        backward pass is where its results are read.
+
+        Args:
+          rank: forward equation → what rises along the forward pass, and falls along
+            the backward pass.
+        Returns:
+          Of every equation its rank; None of free ones.
+        """
+        top = max(rank.values(), default=0)
+        of: list[int | None] = [None] * len(self.lines.reads)
+        for i, reads in enumerate(self.lines.reads):
+            if not self.is_free[i]:
+                limits = [limit for v in reads for limit in self._limits(v, of, rank)]
+                of[i] = min(limits, default=top) if self.is_backward[i] else rank[i]
+        for i in reversed(self.backward):
+            waits = any(self._is_of_backward(v) for v in self.lines.reads[i])
+            later = [
+                of[j] for v in self.lines.makes[i] for j in self.readers.get(v, ())
+            ]
+            known = [r for r in later if r is not None]
+            if known and not waits:
+                mine = of[i]
+                assert mine is not None
+                of[i] = min(mine, max(known))
+        return tuple(of)
+
+    def _is_of_backward(self, value: int) -> bool:
+        at = self.lines.maker.get(value)
+        return at is not None and self.is_backward[at] and not self.is_free[at]
+
+    def _limits(
+        self, value: int, of: Sequence[int | None], rank: Mapping[int, int]
+    ) -> Iterator[int]:
+        """The highest rank of a backward op that reads this, if it has one."""
+        if self.is_free_value(value):
+            return
+        at = self.lines.maker.get(value)
+        if self._is_of_backward(value):
+            assert at is not None
+            found = of[at]
+            assert found is not None
+            yield found
+            return
+        ahead = [rank[i] for i in self.readers.get(value, ()) if i in rank]
+        if ahead:
+            yield max(ahead)
+        elif at is not None:
+            yield rank[at]
+
+
+def _is_array(aval: Any) -> bool:
+    is_key = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+    return bool(aval.shape) and not is_key
+
+
+def sides_of(apart: Apart) -> Sides:
+    """Tell a piece's passes apart.
+
+    Backward is what reverse differentiation made (JAX marks its ops in their name
+    stacks), and all that reads of it.
+    """
+    jaxpr = open_jaxpr(apart.piece)
+    program = import_jaxpr(
+        apart.piece,
+        name=apart.cut.program.name,
+        input_paths=[f"in[{i}]" for i in range(len(jaxpr.invars))],
+        donated=[False] * len(jaxpr.invars),
+        output_paths=[f"out[{i}]" for i in range(len(jaxpr.outvars))],
+        state_of=[None] * len(jaxpr.outvars),
+    )
+    lines = Lines.of(apart.piece)
+    parameters = frozenset(
+        value
+        for value, sources in zip(lines.inputs[1:], apart.sources, strict=True)
+        if sources - apart.data and _is_array(lines.avals[value])
+    )
+    is_free: list[bool] = []
+    is_backward: list[bool] = []
+    for reads, op_id in zip(lines.reads, program.body.ops, strict=True):
+        op = program.ops[op_id]
+        made_by = [lines.maker[v] for v in reads if v in lines.maker]
+        is_free.append(
+            not (parameters & set(reads))
+            and all(is_free[j] for j in made_by)
+            and not op.traits.is_contraction
+            and (op.call is None or not op.flops)
+        )
+        is_backward.append(
+            op.source.is_backward or any(is_backward[j] for j in made_by)
+        )
+    return Sides(
+        lines=lines,
+        program=program,
+        is_free=tuple(is_free),
+        is_backward=tuple(
+            b and not f for f, b in zip(is_free, is_backward, strict=True)
+        ),
+        parameters=parameters,
+    )

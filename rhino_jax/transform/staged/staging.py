@@ -1,0 +1,203 @@
+"""From a step that is apart, and stages of its forward pass, to tasks of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rhino_jax._compat import hide_frames
+from rhino_jax.transform.staged.after import After
+from rhino_jax.transform.staged.apart import Apart
+from rhino_jax.transform.staged.labels import Labels
+from rhino_jax.transform.staged.names import Names
+from rhino_jax.transform.staged.shared_sums import apart_sums
+from rhino_jax.transform.staged.sides import sides_of
+from rhino_jax.transform.staged.step import Key, Kind, Send, Step, Task, TaskKind
+from rhino_jax.transform.staged.updates import updates
+
+
+hide_frames(__file__)
+
+
+def staged(apart: Apart, stages: Sequence[int]) -> Step:
+    """The tasks of a step.
+
+    Args:
+      apart: the step.
+      stages: of every forward equation (`Sides.forward`) its stage, from 0 on; each
+        reads only what is made in its own stage or an earlier one.
+    """
+    while True:
+        labels = Labels.at(sides_of(apart), stages)
+        again = apart_sums(apart, labels)
+        if again is None:
+            break
+        apart = again
+    return _Staging(apart, labels, Names(apart, labels.lines)).step()
+
+
+@dataclass(frozen=True, eq=False)
+class _Staging:
+    apart: Apart
+    labels: Labels
+    names: Names
+
+    def step(self) -> Step:
+        names, groups = self.names, self.labels.groups
+        starts = [self._start(g) for g in range(groups)]
+        pieces = [self._piece(label) for label in range(self.labels.count)]
+        tasks = [[task] if task.makes else [] for task in starts]
+        for task in (*pieces, *updates(self.apart, names, self.after)):
+            tasks[task.group].append(task)
+        home, copies = self._homes(tasks)
+        return Step(
+            groups=groups,
+            micro_batches=self.apart.cut.count,
+            tasks=tuple(map(tuple, tasks)),
+            sends=(*self._sends(), *self._sends_after()),
+            home=home,
+            copies=copies,
+            outputs=tuple(
+                atom.val
+                if value is None
+                else (self.after.home(value), names.result(value))
+                for value, atom in zip(
+                    names.after.outputs, names.after.atoms, strict=True
+                )
+            ),
+            types=names.types,
+        )
+
+    def _start(self, group: int) -> Task:
+        """What micro-batches of a group read, and sums of nothing."""
+        names, lines, labels = self.names, self.names.before, self.labels
+        read = self._read_by(group) & names.of_piece.keys()
+        entering = sorted(names.of_piece[v] - 1 for v in read)
+        made = [p for p in entering if p >= 0 and names.is_made_before(p)]
+        wanted = [v for p in made if (v := lines.outputs[p]) is not None]
+        equations, needed = lines.needed(wanted, ())
+        sums = [k for k, at in enumerate(labels.left_at) if labels.group(at) == group]
+        reads = sorted(needed)
+
+        def run(*arrays: Any) -> list[Any]:
+            env = dict(zip(reads, arrays, strict=True))
+            lines.run(equations, env)
+            return [
+                *(lines.result(p, env) for p in made),
+                *(self.apart.start(k) for k in sums),
+            ]
+
+        return Task(
+            TaskKind.START,
+            group,
+            0,
+            tuple(map(names.step_input, reads)),
+            (*map(names.entering, made), *map(names.left, sums)),
+            run,
+        )
+
+    def _read_by(self, group: int) -> set[int]:
+        """What the micro-batches of a group read of inputs and of other labels."""
+        labels = self.labels
+        mine = [at for at in range(labels.count) if labels.group(at) == group]
+        return set().union(*(labels.reads[at] for at in mine))
+
+    def _piece(self, label: int) -> Task:
+        names, labels, lines = self.names, self.labels, self.labels.lines
+        equations, gives = labels.equations[label], labels.gives(label)
+        reads, sums = sorted(labels.reads[label]), labels.leaves(label)
+        index = lines.inputs[0]
+        stacks = any(self.apart.leaving[k].how == "stacked" for k in sums)
+        if stacks and index not in reads:
+            reads = [index, *reads]
+
+        def run(*arrays: Any) -> list[Any]:
+            env = dict(zip(reads, arrays, strict=False))
+            lines.run(equations, env)
+            so_far = zip(sums, arrays[len(reads) :], strict=True)
+            return [
+                *(env[v] for v in gives),
+                *(
+                    self.apart.combined(k, x, lines.result(k, env), env.get(index))
+                    for k, x in so_far
+                ),
+            ]
+
+        return Task(
+            self._kind(label),
+            labels.group(label),
+            labels.group(label),
+            (*map(names.inside, reads), *map(names.left, sums)),
+            (*map(names.inside, gives), *map(names.left, sums)),
+            run,
+        )
+
+    def _kind(self, label: int) -> TaskKind:
+        is_forward = self.labels.is_forward(label)
+        return TaskKind.FORWARD if is_forward else TaskKind.BACKWARD
+
+    def _sends(self) -> list[Send]:
+        labels = self.labels
+        found: dict[tuple[Key, int], Send] = {}
+        for label, reads in enumerate(labels.reads):
+            target = labels.group(label)
+            for v in sorted(reads & labels.made_at.keys()):
+                at = labels.made_at[v]
+                source, key = labels.group(at), self.names.inside(v)
+                if source != target:
+                    send = Send(key, source, target, self._kind(at), source)
+                    found.setdefault((key, target), send)
+        return list(found.values())
+
+    @cached_property
+    def after(self) -> After:
+        names, labels = self.names, self.labels
+        lines = names.after
+        left = {
+            lines.inputs[names.inputs + k]: labels.group(at)
+            for k, at in enumerate(labels.left_at)
+        }
+        users: dict[int, set[int]] = {}
+        for label, reads in enumerate(labels.reads):
+            for v in reads & labels.sides.parameters:
+                for i in self.apart.sources[names.of_piece[v] - 1] - self.apart.data:
+                    users.setdefault(i, set()).add(labels.group(label))
+        known = {lines.inputs[i]: min(of) for i, of in users.items()}
+        ties = [
+            (v, lines.inputs[end.state_of])
+            for v, end in zip(
+                lines.outputs, self.apart.cut.program.outputs, strict=True
+            )
+            if v is not None and end.state_of is not None
+        ]
+        return After.of(lines, labels.groups, known, left, ties)
+
+    def _sends_after(self) -> list[Send]:
+        found = []
+        for sent in sorted(self.after.sent, key=lambda s: (s.round, s.value, s.target)):
+            key = self.names.read_after(sent.value)
+            kind, place = TaskKind.UPDATE, sent.round
+            if key.kind is Kind.SUM:
+                kind = self._kind(self.labels.left_at[key.number])
+                place = sent.source
+            found.append(Send(key, sent.source, sent.target, kind, place))
+        return found
+
+    def _homes(
+        self, tasks: Iterable[Iterable[Task]]
+    ) -> tuple[tuple[int, ...], frozenset[tuple[int, int]]]:
+        """Of every input its group, and where else it is read."""
+        users: dict[int, set[int]] = {}
+        for group, mine in enumerate(tasks):
+            for key in (k for task in mine for k in task.reads):
+                if key.kind is Kind.INPUT:
+                    users.setdefault(key.number, set()).add(group)
+        home = []
+        for i, value in enumerate(self.names.after.inputs[: self.names.inputs]):
+            wanted = self.after.homes.get(value)
+            home.append(min(users.get(i, {0})) if wanted is None else wanted)
+        return tuple(home), frozenset(
+            (i, g) for i, groups in users.items() for g in groups if g != home[i]
+        )

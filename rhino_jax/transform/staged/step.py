@@ -1,0 +1,126 @@
+"""A step as tasks of groups of devices: which runs what, reads what, and makes what."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Kind(enum.StrEnum):
+    """What a value of a step is.
+
+    INPUT: of the step, by position. PIECE: the number of the micro-batch. ENTERING:
+    what a micro-batch reads, made once of inputs. INSIDE: of one micro-batch. SUM: what
+    all micro-batches so far left. AFTER: made once, after them.
+    """
+
+    INPUT = "input"
+    PIECE = "piece"
+    ENTERING = "entering"
+    INSIDE = "inside"
+    SUM = "sum"
+    AFTER = "after"
+
+
+class Key(NamedTuple):
+    """Names a value of a step: what it is, and its number among such."""
+
+    kind: Kind
+    number: int = 0
+
+
+class TaskKind(enum.StrEnum):
+    """START: once, before. FORWARD, BACKWARD: of a stage, for every micro-batch.
+    UPDATE: once, after them, in rounds."""
+
+    START = "start"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """One program that a group runs.
+
+    Attributes:
+      kind: what it is.
+      group: which.
+      place: the stage of a FORWARD or BACKWARD task, the round of an UPDATE.
+      reads, makes: values, in the order of arguments and results of `run`.
+      run: a function of flat arrays, to be traced.
+    """
+
+    kind: TaskKind
+    group: int
+    place: int
+    reads: tuple[Key, ...]
+    makes: tuple[Key, ...]
+    run: Callable[..., list[Any]] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        at = "" if self.kind is TaskKind.START else f"_{self.place}"
+        return f"{self.kind}{at}_of_group_{self.group}"
+
+    @property
+    def is_per_micro_batch(self) -> bool:
+        return self.kind in (TaskKind.FORWARD, TaskKind.BACKWARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A value that tasks of another group read.
+
+    Attributes:
+      key: what.
+      source, target: groups.
+      kind, place: of the task of the source that makes it.
+    """
+
+    key: Key
+    source: int
+    target: int
+    kind: TaskKind
+    place: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """All that runs in a step.
+
+    Attributes:
+      groups: how many.
+      micro_batches: how many.
+      tasks: of every group, each after those of it whose results it reads.
+      sends: between groups.
+      home: of every input of the step, the group that takes it.
+      copies: (input, group): read there too.
+      outputs: of every result of the step: its group and its key; None where it is a
+        literal.
+      types: of every value, its shape and dtype (an abstract value of JAX).
+    """
+
+    groups: int
+    micro_batches: int
+    tasks: tuple[tuple[Task, ...], ...]
+    sends: tuple[Send, ...]
+    home: tuple[int, ...]
+    copies: frozenset[tuple[int, int]]
+    outputs: tuple[tuple[int, Key] | Any, ...]
+    types: dict[Key, Any]
+
+    def received(self, group: int) -> tuple[Key, ...]:
+        """What a group reads that others make."""
+        return tuple(dict.fromkeys(s.key for s in self.sends if s.target == group))
+
+    def sent(self, group: int) -> tuple[Key, ...]:
+        """What others read that a group makes."""
+        return tuple(dict.fromkeys(s.key for s in self.sends if s.source == group))
+
+    def inputs(self, group: int) -> tuple[Key, ...]:
+        """Inputs of the step that tasks of a group read."""
+        made = {key for task in self.tasks[group] for key in task.reads}
+        return tuple(sorted(k for k in made if k.kind is Kind.INPUT))

@@ -1,0 +1,137 @@
+"""Plans of several stages, as users run them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.errors import ScheduleError, StageError
+
+
+D, F, ROWS = 16, 32, 16
+
+
+def loss(params, batch):
+    x = batch["x"]
+    for p in params["layers"]:
+        x = x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+    return jnp.mean((x @ params["head"] - batch["y"]) ** 2)
+
+
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))
+
+
+def train_step(params, state, batch):
+    value, gradients = jax.value_and_grad(loss)(params, batch)
+    updates, state = OPTIMIZER.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+
+def arguments(layers=4):
+    keys = iter(jax.random.split(jax.random.key(0), 20))
+    params = {
+        "layers": [
+            {
+                "up": jax.random.normal(next(keys), (D, F)) / 4,
+                "down": jax.random.normal(next(keys), (F, D)) / 6,
+            }
+            for _ in range(layers)
+        ],
+        "head": jax.random.normal(next(keys), (D, 8)) / 4,
+    }
+    batch = {
+        "x": jax.random.normal(next(keys), (ROWS, D)),
+        "y": jax.random.normal(next(keys), (ROWS, 8)),
+    }
+    return params, OPTIMIZER.init(params), batch
+
+
+def three_steps(step, params, state, batch):
+    losses = []
+    for _ in range(3):
+        params, state, value = step(params, state, batch)
+        losses.append(float(value))
+    return params, state, losses
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return three_steps(jax.jit(train_step), *arguments())
+
+
+def assert_equal(got, expected):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stages": 2},
+        {"mesh": {"stage": 4, "data": 2}, "microbatches": 8},
+        {"mesh": {"model": 2, "stage": 2}, "microbatches": 4, "schedule": "gpipe"},
+    ],
+    ids=str,
+)
+def test_three_steps_are_those_of_one_device(options, expected):
+    step = rhino.auto_shard(train_step, donate_argnums=(0, 1), **options)
+    got = three_steps(step, *arguments())
+    assert_equal(got, expected)
+    plan = step.last_plan
+    homes = {x.sharding.mesh.devices.ravel()[0].id for x in jax.tree.leaves(got[0])}
+    assert 1 < len(homes) <= len(plan.stages)
+    for x, leaf in zip(jax.tree.leaves(got[0]), plan.inputs, strict=False):
+        assert x.sharding.mesh == plan.stages[leaf.stage].mesh
+    devices = sorted(d for stage in plan.stages for d in stage.devices)
+    assert devices == list(range(len(devices)))
+
+
+def test_a_saved_plan_runs_as_well(tmp_path, expected):
+    plan = rhino.plan(train_step, *arguments(), stages=2, donate_argnums=(0, 1))
+    plan.save(tmp_path / "plan.json")
+    loaded = rhino.load_plan(tmp_path / "plan.json")
+    assert (loaded.stages, loaded.pipeline) == (plan.stages, plan.pipeline)
+    assert (loaded.inputs, loaded.outputs) == (plan.inputs, plan.outputs)
+    step = loaded.jit(train_step, donate_argnums=(0, 1))
+    assert_equal(three_steps(step, *arguments()), expected)
+
+
+def test_state_is_put_where_its_stage_is():
+    params, state, batch = arguments()
+    plan = rhino.plan(train_step, params, state, batch, stages=2)
+    put, *_ = plan.put((params, state, batch))
+    for x, sharding in zip(
+        jax.tree.leaves(put), jax.tree.leaves(plan.in_shardings[0]), strict=True
+    ):
+        assert x.sharding == sharding
+    made = plan.init(lambda: params)
+    assert jax.tree.map(lambda x: x.sharding, made) == plan.in_shardings[0]
+
+
+def test_a_step_is_simulated():
+    plan = rhino.plan(train_step, *arguments(), stages=2, microbatches=8)
+    simulation = plan.simulate()
+    assert simulation.step_time_s == plan.predicted.step_time_s
+    assert 0 < simulation.bubble < 0.5
+    assert simulation.table().count("B7") == 2
+    assert plan.simulate(jitter=0.1).step_times_s.shape == (256,)
+    assert plan.schedule == "1f1b" and plan.microbatches == 8
+    assert "stages" in plan.table() and "1f1b" in plan.table()
+
+
+def test_what_cannot_be_is_refused():
+    args = arguments()
+    with pytest.raises(StageError, match="no axis `stage` of size 4"):
+        rhino.plan(train_step, *args, stages=4, mesh={"stage": 2, "data": 4})
+    with pytest.raises(StageError, match="3 equal groups"):
+        rhino.plan(train_step, *args, stages=3)
+    plan = rhino.plan(train_step, *args, mesh={"data": 8})
+    with pytest.raises(ScheduleError, match="one stage"):
+        plan.simulate()
+    step = rhino.auto_shard(train_step, stages=2)
+    with pytest.raises(StageError, match="no one program to lower"):
+        step.lower(*args)

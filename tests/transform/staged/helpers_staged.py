@@ -1,0 +1,94 @@
+"""Running a step's tasks one after the other, on one device and without a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rhino_jax._compat import jaxpr_consts, open_jaxpr
+from rhino_jax.frontend.trace import Traced, trace
+from rhino_jax.models import registry
+from rhino_jax.transform.staged.apart import Apart, take_apart
+from rhino_jax.transform.staged.sides import sides_of
+from rhino_jax.transform.staged.staging import staged
+from rhino_jax.transform.staged.step import Key, Kind, Step, Task, TaskKind
+
+
+def of_zoo(name: str, **overrides: Any) -> tuple[Traced, list[Any]]:
+    workload = registry.get(name, **{"optimizer": "sgd", **overrides})
+    args = workload.make_args(jax.random.key(0))
+    traced = trace(workload.step, args, {}, donate_argnums=workload.donate_argnums)
+    return traced, jax.tree.leaves(args)
+
+
+def in_equal_parts(apart: Apart, stages: int) -> Step:
+    """As many forward ops in every stage, in the program's order."""
+    count = len(sides_of(apart).forward)
+    return staged(apart, [k * stages // count for k in range(count)])
+
+
+def undivided(traced: Traced, arrays: Sequence[Any]) -> list[Any]:
+    opened, consts = open_jaxpr(traced.closed_jaxpr), jaxpr_consts(traced.closed_jaxpr)
+    return jax.jit(lambda xs: jax.core.eval_jaxpr(opened, consts, *xs))(arrays)
+
+
+def run_tasks(step: Step, arrays: Sequence[Any]) -> list[Any]:
+    """Every group sees only its inputs, what it made and what it was sent."""
+    held: list[dict[Key, Any]] = [
+        {key: arrays[key.number] for key in step.inputs(g)} for g in range(step.groups)
+    ]
+    made = {(t.kind, t.group, t.place): t for tasks in step.tasks for t in tasks}
+    jitted = {at: jax.jit(task.run) for at, task in made.items()}
+
+    def run(at: tuple[TaskKind, int, int]) -> None:
+        task: Task | None = made.get(at)
+        if task is None:
+            return
+        mine = held[task.group]
+        outs = jitted[at](*(mine[key] for key in task.reads))
+        mine.update(zip(task.makes, outs, strict=True))
+        for send in step.sends:
+            if send.source == task.group and send.key in task.makes:
+                held[send.target][send.key] = mine[send.key]
+
+    for g in range(step.groups):
+        run((TaskKind.START, g, 0))
+    for m in range(step.micro_batches):
+        for g in range(step.groups):
+            held[g][Key(Kind.PIECE)] = np.int32(m)
+        for g in range(step.groups):
+            run((TaskKind.FORWARD, g, g))
+        for g in reversed(range(step.groups)):
+            run((TaskKind.BACKWARD, g, g))
+    for at in sorted((a for a in made if a[0] is TaskKind.UPDATE), key=lambda a: a[2]):
+        run(at)
+    results = []
+    for out in step.outputs:
+        if not isinstance(out, tuple):
+            results.append(out)
+        elif out[1].kind is Kind.INPUT:
+            results.append(arrays[out[1].number])
+        else:
+            results.append(held[out[0]][out[1]])
+    return results
+
+
+def check(traced: Traced, arrays: Sequence[Any], stages: int, count: int) -> Step:
+    """Tasks give what the undivided step gives."""
+    apart = take_apart(traced.closed_jaxpr, traced.program, count)
+    step = in_equal_parts(apart, stages)
+    expected = undivided(traced, arrays)
+    most = max(np.abs(np.asarray(x)).max(initial=0) for x in expected)
+    for end, a, b in zip(
+        traced.program.outputs, expected, run_tasks(step, arrays), strict=True
+    ):
+        # The bias of a key shifts all scores of a row alike: its gradient is noise.
+        if end.path.endswith("['k']['bias']"):
+            continue
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        atol = 1e-4 * np.abs(a).max(initial=0) + 3e-7 * most
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=atol, err_msg=end.path)
+    return step

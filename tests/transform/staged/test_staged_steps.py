@@ -1,0 +1,101 @@
+"""Steps cut into stages: the same numbers, and little that is sent."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers_staged import check, in_equal_parts, of_zoo
+
+from rhino_jax.errors import MicrobatchError
+from rhino_jax.frontend.trace import trace
+from rhino_jax.transform.staged.apart import take_apart
+from rhino_jax.transform.staged.sides import sides_of
+from rhino_jax.transform.staged.step import Kind, TaskKind
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_an_mlp_is_the_same_in_stages(stages):
+    check(*of_zoo("mlp-tiny"), stages, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-tiny-unrolled", "llama-tiny-unrolled", "t5-tiny", "unet-tiny", "rnn-tiny"],
+)
+def test_models_of_the_zoo_are_the_same_in_stages(name, stages):
+    check(*of_zoo(name), stages, 4)
+
+
+@pytest.mark.slow
+def test_clipping_by_the_global_norm_is_an_exchange_of_scalars():
+    step = check(*of_zoo("gpt-tiny-unrolled", clip_norm=0.5), 2, 4)
+    sent = [s for s in step.sends if s.kind is TaskKind.UPDATE]
+    assert sent and all(step.types[s.key].size <= 1024 for s in sent)
+    rounds = {t.place for tasks in step.tasks for t in tasks if t.kind == "update"}
+    assert len(rounds) > 1
+
+
+def tied(params, x, y):
+    """A weight that is read first and last."""
+    h = jnp.tanh(x @ params["w"])
+    for p in params["middle"]:
+        h = jnp.tanh(h @ p)
+    return jnp.mean((h @ params["w"].T - y) ** 2)
+
+
+def test_a_tied_gradient_is_sent_once_a_step():
+    keys = jax.random.split(jax.random.key(0), 6)
+    params = {
+        "w": jax.random.normal(keys[0], (64, 32)) / 8,
+        "middle": [jax.random.normal(k, (32, 32)) / 6 for k in keys[1:4]],
+    }
+    x, y = jax.random.normal(keys[4], (8, 64)), jax.random.normal(keys[5], (8, 64))
+
+    def step(params, x, y):
+        gradients = jax.grad(tied)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+    args = (params, x, y)
+    traced = trace(step, args, {}, donate_argnums=(0,))
+    made = check(traced, jax.tree.leaves(args), 2, 4)
+    large = [s for s in made.sends if made.types[s.key].size == 64 * 32]
+    assert [s.key.kind for s in large] == [Kind.SUM]
+    assert len(made.copies & {(p, 1) for p in range(4)}) == 1
+
+
+def test_gradients_are_where_their_weights_are():
+    traced, _ = of_zoo("gpt-tiny-unrolled")
+    step = in_equal_parts(take_apart(traced.closed_jaxpr, traced.program, 4), 2)
+    seen = set()
+    for tasks in step.tasks:
+        for task in tasks:
+            if task.kind is TaskKind.UPDATE:
+                large = [k for k in task.reads if step.types[k].size > 4096]
+                homes = {step.home[k.number] for k in large if k.kind is Kind.INPUT}
+                assert homes <= {task.group}
+                seen |= homes
+    assert seen == {0, 1}
+
+
+def test_what_is_free_runs_wherever_it_is_read():
+    traced, _ = of_zoo("gpt-tiny-unrolled")
+    apart = take_apart(traced.closed_jaxpr, traced.program, 4)
+    sides = sides_of(apart)
+    assert 0 < sum(sides.is_free) < 0.2 * len(sides.is_free)
+    step = in_equal_parts(apart, 4)
+    # Tokens and masks are not sent: only what weights had a part in.
+    assert all(
+        jnp.issubdtype(step.types[s.key].dtype, jnp.floating)
+        or step.types[s.key].dtype == bool
+        for s in step.sends
+    )
+
+
+def test_uneven_micro_batches_are_refused():
+    traced, _ = of_zoo("mlp-tiny")
+    with pytest.raises(MicrobatchError, match="equal micro-batches") as caught:
+        take_apart(traced.closed_jaxpr, traced.program, 5)
+    assert "divisor" in caught.value.fix
