@@ -234,21 +234,24 @@ class ShardedFunction(Generic[AnyPlan]):
 
         Allocates and runs nothing.
         """
-        return self._bind(split_call(self._parameters, args, kwargs, self._what)).plan
+        return self.bound(*args, **kwargs).plan
+
+    def bound(self, *args: Any, **kwargs: Any) -> Bound[AnyPlan]:
+        """Traced and planned, for arrays or `jax.ShapeDtypeStruct`s."""
+        return self._bind(split_call(self._parameters, args, kwargs, self._what))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lower for these arguments, on compile-only meshes too."""
-        call = split_call(self._parameters, args, kwargs, self._what)
-        return lower(self._bind(call))
+        return lower(self.bound(*args, **kwargs))
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The sharded program as `jax.jit` traces it, over flat arrays."""
-        bound = self._bind(split_call(self._parameters, args, kwargs, self._what))
+        bound = self.bound(*args, **kwargs)
         return bound.executable.trace(bound.abstract_arrays())
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes, types and shardings of the result."""
-        bound = self._bind(split_call(self._parameters, args, kwargs, self._what))
+        bound = self.bound(*args, **kwargs)
         traced, shapes = bound.traced, bound.traced.out_shapes
         outs = [
             jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -14,6 +14,8 @@ _FLAGS = {
     "time_limit_s": "--time-limit-s",
     "compile_for": "--compile-for",
     "hardware": "--hardware",
+    "schedule": "--schedule",
+    "stages": "--stages",
     "refine": "--refine",
     "level": "--level",
     "pins": "--pins",

@@ -45,6 +45,9 @@ An argument that is no dict is written in place: args = ["float32[8,128]"].
 """
 
 
+STAGES = ("stages", "schedule")
+
+
 def add_plan(commands: Any) -> None:
     plan = commands.add_parser(
         "plan",
@@ -55,6 +58,7 @@ def add_plan(commands: Any) -> None:
     )
     add_target(plan)
     add_planning(plan)
+    add_stages(plan)
     plan.add_argument("--save", metavar="FILE", help="write the plan as JSON")
     add_showing(plan)
     plan.set_defaults(run=_run_plan)
@@ -118,6 +122,23 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-progress", action="store_true")
 
 
+def add_stages(parser: argparse.ArgumentParser) -> None:
+    """How a plan is cut into stages."""
+    parser.add_argument(
+        "--stages",
+        type=lambda text: text if text == "auto" else positive_int(text),
+        default="auto",
+        metavar="N",
+        help="groups of devices that each run a part of the model",
+    )
+    parser.add_argument(
+        "--schedule",
+        default="auto",
+        metavar="NAME",
+        help="in which order stages run: gpipe, 1f1b, …",
+    )
+
+
 def add_showing(parser: argparse.ArgumentParser) -> None:
     """How a result is shown."""
     parser.add_argument("--html", metavar="FILE", help="write it as a page")
@@ -138,6 +159,7 @@ def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
         "refine": args.refine,
         "microbatches": args.microbatches,
         "recompute": args.recompute,
+        **{name: getattr(args, name) for name in STAGES if hasattr(args, name)},
         "progress": not args.no_progress,
     }
 

@@ -32,6 +32,7 @@ from rhino_jax.verify.matching.differences import differences_of
 from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.places import CompilePlace, place_of
 from rhino_jax.verify.problems import problems_of
+from rhino_jax.verify.stages import CompiledStages, compiled_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +132,49 @@ def verify(
     )
     place = place_of(plan, compile_for, what)
     sharded = sharded_by(parameters, with_mesh(plan, place.mesh), what)
+    if plan.pipeline is not None:
+        bound = sharded.bound(*args, **kwargs)
+        return _of_stages(plan, compiled_stages(bound, place), place)
     lowered = sharded.lower(*args, **kwargs)
     plan = with_lines(plan, lowered.bound.running.program)
     return verification_of(plan, lowered, place.compile(lowered.lowered), place)
+
+
+def _of_stages(plan: Plan, found: CompiledStages, place: CompilePlace) -> Verification:
+    """A plan of several stages beside its compiled tasks."""
+    planned = priced(plan.collectives, plan.mesh_axes, place.target)
+    differences = differences_of(
+        planned, found.collectives, plan.mesh_axes, platform=found.platform
+    )
+    rematerialised = found.rematerialised
+    return Verification(
+        program_name=plan.program_name,
+        mesh_axes=plan.mesh_axes,
+        platform=found.platform,
+        hardware=place.target.name,
+        planned_hardware=plan.hardware,
+        predicted=plan.predicted,
+        compiled=found.compiled,
+        planned=planned,
+        collectives=found.collectives,
+        differences=differences,
+        memory=None,
+        memory_budget_bytes=plan.memory_budget_bytes,
+        out_of_memory=found.out_of_memory,
+        rematerialised=rematerialised,
+        problems=tuple(
+            problems_of(
+                plan,
+                found.compiled,
+                differences,
+                out_of_memory=found.out_of_memory,
+                rematerialised=rematerialised,
+                planned=planned,
+            )
+        ),
+        notes=found.notes(plan),
+        seconds=found.seconds,
+    )
 
 
 def planned_parameters(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from rhino_jax.errors import ScheduleError
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.pipeline.cut.choose import cut
-from rhino_jax.pipeline.cut.ops import IN_FLIGHT
-from rhino_jax.pipeline.of_plan import FORWARD_ONLY
+from rhino_jax.pipeline.cut.ops import IN_FLIGHT, Cut
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY, work_of
+from rhino_jax.pipeline.schedules.table import TABLE, fastest
+from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline, runs_of
 from rhino_jax.planning.meshes import AUTO, STAGE_AXIS, MeshAxes
@@ -21,6 +23,8 @@ from rhino_jax.planning.staging.groups import plan_groups
 from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.planning.staging.problem import problem_of
 from rhino_jax.search.driver import find
+from rhino_jax.transform.microbatch.choice import Choice
+from rhino_jax.transform.microbatch.cutting import find_cut
 from rhino_jax.transform.staged.apart import Apart, take_apart
 from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.staging import staged
@@ -28,6 +32,35 @@ from rhino_jax.transform.staged.staging import staged
 
 MOST_OPS_OF_BEST = 1500
 """Forward ops of programs whose cut CP-SAT looks at; of more, orders are cut."""
+
+
+RUN = ("1f1b", "gpipe", "kfkb")
+"""Schedules that are run: one chunk in every group, backward passes whole."""
+
+LEAST_GAIN = 0.02
+"""Of a simulated step, for a schedule that holds more memory than 1F1B."""
+
+PER_STAGE = (2, 4, 8)
+"""Micro-batches for every stage that are compared where rhino chooses."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cut:
+    """A step in so many micro-batches, and where it is cut.
+
+    Attributes:
+      apart: the step.
+      mesh_axes: of all devices.
+      hop: bytes per second, and latency, between groups.
+      has_backward: whether there is a backward pass.
+      chosen: the cut.
+    """
+
+    apart: Apart
+    mesh_axes: MeshAxes
+    hop: tuple[float, float]
+    has_backward: bool
+    chosen: Cut
 
 
 def plan_stages(
@@ -38,47 +71,91 @@ def plan_stages(
     Args:
       search: of the step as its user wrote it.
       stages: how many groups of devices.
-      microbatches: how many; "auto": about four for every stage.
+      microbatches: how many; "auto": the best of a few counts.
       schedule: name of a family, or "auto".
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, ScheduleError.
     """
     started = time.monotonic()
-    traced = search.running
-    (mesh_axes, *_) = search.meshes
-    devices = math.prod(size for _, size in mesh_axes)
-    apart = _apart(search, stages, microbatches, devices // stages)
-    sides = sides_of(apart)
-    if not sides.backward:
-        schedule = FORWARD_ONLY
+    if schedule not in (AUTO, *RUN):
+        raise ScheduleError(
+            f"stages do not run by the schedule {schedule!r}.",
+            where="`schedule=`",
+            numbers=f"run: {', '.join(RUN)}",
+            fix='take one of these, or "auto".',
+        )
+    counts = _counts(search, stages, microbatches)
+    best = min(
+        (_cut_into(search, stages, count) for count in counts),
+        key=lambda c: c.chosen.step_time_s,
+    )
+    step = staged(best.apart, best.chosen.stages)
+    flights = IN_FLIGHT["gpipe" if schedule == "gpipe" else "1f1b"]
+    in_flight = flights(stages, step.micro_batches)
+    own = _own(best.mesh_axes)
+    groups = plan_groups(search, step, search.running.program, own, in_flight)
+    pipeline = Pipeline(
+        micro_batches=step.micro_batches,
+        schedule=schedule,
+        runs=runs_of(best.chosen.stages),
+        costs=tuple(stage_cost(step, g) for g in groups),
+        hops=hops_of(step, groups, *best.hop),
+    )
+    if not best.has_backward:
+        pipeline = replace(pipeline, schedule=FORWARD_ONLY)
     elif schedule == AUTO:
-        schedule = "1f1b"
+        pipeline = _with_fastest(pipeline, search.request.memory_budget_bytes)
+    return assembled(search, step, groups, pipeline, best.mesh_axes, started)
+
+
+def _with_fastest(pipeline: Pipeline, limit_bytes: float) -> Pipeline:
+    """By 1F1B, which holds the least; or by what fits and is clearly faster."""
+    limit = int(limit_bytes) if math.isfinite(limit_bytes) else 0
+    work = work_of(pipeline, limit)
+    usual_s = simulate(TABLE[RUN[0]].build(work)).step_time_s
+    try:
+        found = fastest(work, RUN)
+    except ScheduleError:
+        return replace(pipeline, schedule=RUN[0])
+    is_clear = found.step_time_s < (1 - LEAST_GAIN) * usual_s
+    return replace(pipeline, schedule=found.schedule.name if is_clear else RUN[0])
+
+
+def _cut_into(search: Search, stages: int, count: int) -> _Cut:
+    """A step in `count` micro-batches, cut where that is best."""
+    traced, request = search.running, search.request
+    apart = take_apart(traced.closed_jaxpr, traced.program, count)
+    sides = sides_of(apart)
     mesh_axes, seconds = _on_a_group(search, sides)
-    link = lay_out(search.target, mesh_axes).axes[_at(mesh_axes)]
+    at = [name for name, _ in mesh_axes].index(STAGE_AXIS)
+    link = lay_out(search.target, mesh_axes).axes[at]
     hop = link.bytes_per_s, link.alpha_s
     problem = problem_of(
         sides,
         seconds,
         stages,
-        devices // stages,
-        apart.cut.count,
+        math.prod(size for _, size in mesh_axes) // stages,
+        count,
         hop,
-        search.request.memory_budget_bytes,
+        request.memory_budget_bytes,
     )
-    level = search.request.level if len(sides.forward) <= MOST_OPS_OF_BEST else "fast"
-    chosen = cut(problem, level, seed=search.request.seed)
-    step = staged(apart, chosen.stages)
-    flights = IN_FLIGHT.get(schedule, IN_FLIGHT["1f1b"])
-    in_flight = flights(stages, apart.cut.count)
-    groups = plan_groups(search, step, traced.program, _own(mesh_axes), in_flight)
-    pipeline = Pipeline(
-        micro_batches=apart.cut.count,
-        schedule=schedule,
-        runs=runs_of(chosen.stages),
-        costs=tuple(stage_cost(step, g) for g in groups),
-        hops=hops_of(step, groups, *hop),
-    )
-    return assembled(search, step, groups, pipeline, mesh_axes, started)
+    level = request.level if len(sides.forward) <= MOST_OPS_OF_BEST else "fast"
+    chosen = cut(problem, level, seed=request.seed)
+    return _Cut(apart, mesh_axes, hop, bool(sides.backward), chosen)
+
+
+def _counts(search: Search, stages: int, microbatches: int | str) -> list[int]:
+    """Numbers of micro-batches to be compared."""
+    if isinstance(microbatches, int):
+        return [microbatches]
+    traced = search.running
+    rows = find_cut(traced.closed_jaxpr, traced.program, Choice(2))[0].rows
+    counts = [n for n in range(2, rows + 1) if rows % n == 0]
+    near = [
+        min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n))
+        for k in PER_STAGE
+    ]
+    return list(dict.fromkeys(near))
 
 
 def _own(mesh_axes: MeshAxes) -> MeshAxes:
@@ -104,19 +181,3 @@ def _on_a_group(search: Search, sides: Sides) -> tuple[MeshAxes, dict[int, float
     axes = tuple((a.name, a.size) for a in mesh.axes)
     of = dict(zip(own, search.meshes, strict=True))
     return of[axes], seconds_by_op(found)
-
-
-def _at(axes: Sequence[tuple[str, int]]) -> int:
-    return [name for name, _ in axes].index(STAGE_AXIS)
-
-
-def _apart(search: Search, stages: int, microbatches: int | str, devices: int) -> Apart:
-    traced = search.running
-    if isinstance(microbatches, int):
-        return take_apart(traced.closed_jaxpr, traced.program, microbatches)
-    rows = take_apart(traced.closed_jaxpr, traced.program, 2).cut.rows
-    counts = [n for n in range(2, rows + 1) if rows % n == 0]
-    # Pieces that every device of a group has rows of, where there are such.
-    even = [n for n in counts if (rows // n) % devices == 0] or counts
-    count = min(even, key=lambda n: (abs(math.log(n / (4 * stages))), n))
-    return take_apart(traced.closed_jaxpr, traced.program, count)

@@ -7,10 +7,13 @@ from typing import Any
 
 import jax
 
-from rhino_jax._compat import open_jaxpr
+from rhino_jax._compat import hide_frames, open_jaxpr
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
 from rhino_jax.transform.staged.step import Key, Kind, Step, Task
+
+
+hide_frames(__file__)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,185 @@
+"""The tasks of a plan of several stages, compiled one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from rhino_jax.apply.bound import Bound
+from rhino_jax.apply.tasks.executable import TaskExecutable
+from rhino_jax.apply.tasks.programs import Programs
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Predicted
+from rhino_jax.plan.stages import StageCost
+from rhino_jax.transform.staged.step import Task, TaskKind
+from rhino_jax.units import format_bytes, format_seconds
+from rhino_jax.verify.compile import compile_lowered
+from rhino_jax.verify.hlo.reading import read_compiled
+from rhino_jax.verify.hlo.records import CompiledCollective, OutOfMemory
+from rhino_jax.verify.places import CompilePlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledStages:
+    """What the compiler made of all tasks.
+
+    Attributes:
+      platform: "cpu", "tpu" or "gpu".
+      costs: of every stage, in compiled seconds and bytes.
+      compiled: of a step that is simulated with these.
+      collectives: of all tasks, as often as they run in a step.
+      out_of_memory: of the first task that does not fit, or None.
+      rematerialised: of all tasks.
+      seconds: wall time of compiling.
+    """
+
+    platform: str
+    costs: tuple[StageCost, ...]
+    compiled: Predicted | None
+    collectives: tuple[CompiledCollective, ...]
+    out_of_memory: OutOfMemory | None
+    rematerialised: tuple[str, ...]
+    seconds: float
+
+    def notes(self, plan: Plan) -> tuple[str, ...]:
+        """Every stage, predicted beside compiled."""
+        assert plan.pipeline is not None
+        return tuple(
+            f"stage {i}: forward {format_seconds(is_.forward_s)}, predicted"
+            f" {format_seconds(was.forward_s)}; backward"
+            f" {format_seconds(is_.backward_s)}, predicted"
+            f" {format_seconds(was.backward_s)}; update"
+            f" {format_seconds(is_.update_s)}, predicted"
+            f" {format_seconds(was.update_s)}; tasks take up to"
+            f" {format_bytes(is_.working_bytes)}, predicted"
+            f" {format_bytes(was.working_bytes)}"
+            for i, (was, is_) in enumerate(
+                zip(plan.pipeline.costs, self.costs, strict=True)
+            )
+        )
+
+
+def compiled_stages(bound: Bound[Any], place: CompilePlace) -> CompiledStages:
+    """Compile every task for its group's devices, and simulate a step of what it takes.
+
+    Args:
+      bound: the function with its plan, on a mesh with devices, that may be for
+        compiling only.
+      place: where.
+    """
+    executable, plan = bound.executable, bound.plan
+    assert isinstance(executable, TaskExecutable) and plan.pipeline is not None
+    found: list[_Compiled] = []
+    for programs in executable.programs:
+        for i, task in enumerate(programs.of.tasks):
+            found.append(_compiled(programs, i, task, place))
+    lacking = [c.out_of_memory for c in found if c.out_of_memory is not None]
+    costs = tuple(
+        _cost(cost, [c for c in found if c.task.group == g])
+        for g, cost in enumerate(plan.pipeline.costs)
+    )
+    return CompiledStages(
+        platform=found[0].platform,
+        costs=costs,
+        compiled=None if lacking else _predicted(plan, costs, found),
+        collectives=tuple(
+            _times(c, plan.microbatches if x.task.is_per_micro_batch else 1)
+            for x in found
+            for c in x.collectives
+        ),
+        out_of_memory=lacking[0] if lacking else None,
+        rematerialised=tuple(line for c in found for line in c.rematerialised),
+        seconds=sum(c.seconds for c in found),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiled:
+    """One task.
+
+    Attributes:
+      working_bytes: its peak without its arguments.
+    """
+
+    task: Task
+    platform: str
+    predicted: Predicted
+    working_bytes: int
+    collectives: tuple[CompiledCollective, ...]
+    out_of_memory: OutOfMemory | None
+    rematerialised: tuple[str, ...]
+    seconds: float
+
+
+def _compiled(
+    programs: Programs, position: int, task: Task, place: CompilePlace
+) -> _Compiled:
+    types = programs.step.types
+    shapes = [
+        jax.ShapeDtypeStruct(
+            types[key].shape, types[key].dtype, sharding=programs.shardings[key]
+        )
+        for key in task.reads
+    ]
+    lowered = programs.all[position].lower(*shapes)
+    compilation = compile_lowered(lowered, mesh=programs.mesh)
+    reading = read_compiled(compilation, programs.stage.mesh_axes, place.target)
+    memory = compilation.memory
+    peak = reading.compiled.peak_bytes
+    return _Compiled(
+        task=task,
+        platform=compilation.platform,
+        predicted=reading.compiled,
+        working_bytes=peak - (memory.argument_bytes if memory else 0),
+        collectives=reading.collectives,
+        out_of_memory=compilation.out_of_memory,
+        rematerialised=reading.rematerialised,
+        seconds=compilation.seconds,
+    )
+
+
+def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
+    """What a stage's compiled tasks take; what it holds between them is as planned."""
+    seconds: Mapping[TaskKind, float] = {
+        kind: sum(c.predicted.step_time_s for c in tasks if c.task.kind is kind)
+        for kind in TaskKind
+    }
+    return replace(
+        planned,
+        forward_s=seconds[TaskKind.FORWARD],
+        backward_s=seconds[TaskKind.BACKWARD],
+        update_s=seconds[TaskKind.START] + seconds[TaskKind.UPDATE],
+        working_bytes=max((c.working_bytes for c in tasks), default=0),
+    )
+
+
+def _predicted(
+    plan: Plan, costs: tuple[StageCost, ...], found: list[_Compiled]
+) -> Predicted:
+    """A step of the schedule with compiled tasks."""
+    assert plan.pipeline is not None
+    simulation = simulate(schedule_of(replace(plan.pipeline, costs=costs)))
+    compute, flops = [0.0] * len(costs), [0.0] * len(costs)
+    for c in found:
+        times = plan.microbatches if c.task.is_per_micro_batch else 1
+        compute[c.task.group] += times * c.predicted.compute_s
+        flops[c.task.group] += times * c.predicted.flops_per_device
+    step_s = simulation.step_time_s
+    return Predicted(
+        step_time_s=step_s,
+        compute_s=max(compute),
+        communication_s=max(step_s - max(compute), 0.0),
+        peak_bytes=simulation.peak_bytes,
+        flops_per_device=max(flops),
+    )
+
+
+def _times(c: CompiledCollective, times: int) -> CompiledCollective:
+    return replace(
+        c, bytes=c.bytes * times, count=c.count * times, seconds=c.seconds * times
+    )

@@ -1,0 +1,55 @@
+"""Plans of several stages beside their compiled tasks."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rhino_jax as rhino
+
+
+def loss(params, x, y):
+    for p in params["layers"]:
+        x = x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+    return jnp.mean((x @ params["head"] - y) ** 2)
+
+
+def train_step(params, x, y):
+    value, gradients = jax.value_and_grad(loss)(params, x, y)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def arguments(width=64):
+    def f32(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    layer = {"up": f32(width, 4 * width), "down": f32(4 * width, width)}
+    params = {"layers": [layer] * 4, "head": f32(width, 8)}
+    return params, f32(32, width), f32(32, 8)
+
+
+def test_every_stage_is_compiled_and_simulated_again():
+    plan = rhino.plan(train_step, *arguments(), stages=2, donate_argnums=0)
+    found = plan.verify(train_step, *arguments())
+    assert found.platform == "cpu" and found.out_of_memory is None
+    assert found.compiled.step_time_s > 0 and found.compiled.peak_bytes > 0
+    assert found.compiled.flops_per_device == pytest.approx(
+        plan.predicted.flops_per_device, rel=0.3
+    )
+    stages = [note for note in found.notes if note.startswith("stage ")]
+    assert len(stages) == 2 and all("forward" in note for note in stages)
+    counts = {c.count for c in found.collectives}
+    assert not counts or max(counts) >= plan.microbatches
+    assert "verification" in found.table()
+
+
+@pytest.mark.compile_only
+@pytest.mark.parametrize("hardware", ["v5e:2x4", "h100:8"])
+def test_stages_compile_for_hardware_that_is_not_here(hardware):
+    args, mesh = arguments(512), {"stage": 2, "data": 4}
+    plan = rhino.plan(train_step, *args, hardware=hardware, mesh=mesh, donate_argnums=0)
+    assert len(plan.stages) == 2
+    found = plan.verify(train_step, *args, compile_for=hardware)
+    assert found.out_of_memory is None
+    assert 0.4 < found.compiled.step_time_s / plan.predicted.step_time_s < 2.5
