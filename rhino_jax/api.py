@@ -34,6 +34,7 @@ def auto_shard(
     refine: int = 0,
     microbatches: int | str = "auto",
     recompute: str = "auto",
+    storage: str = "as written",
     like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
@@ -82,6 +83,11 @@ def auto_shard(
       recompute: what of the forward pass is made again in the backward pass. "auto":
         what pays, whatever `jax.checkpoint` says; "as written": what `jax.checkpoint`
         says; "none": nothing.
+      storage: "blocks": state may be stored with columns of fused weights `(d, 3·h·k)`,
+        `(d, 2·f)` in another order, where steps are faster so; shapes stay. Arrays come
+        from `plan.init` and `plan.put`, and `plan.as_written` puts them back in order;
+        others are refused. "as written": they keep the order that they have. With
+        `like`, as the other has them.
       like: a function that `auto_shard` made (its last plan counts), or a plan, that
         shares state with this one. The mesh and hardware are the same, and arguments
         of equal tree path and shape, or of equal structure, keep their sharding where
@@ -154,6 +160,7 @@ def plan(
     refine: int = 0,
     microbatches: int | str = "auto",
     recompute: str = "auto",
+    storage: str = "as written",
     like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,

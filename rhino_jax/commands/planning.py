@@ -115,6 +115,12 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what the backward pass makes again",
     )
+    parser.add_argument(
+        "--storage",
+        choices=("as written", "blocks"),
+        default="as written",
+        help="whether fused weights may be stored in blocks",
+    )
     parser.add_argument("--no-progress", action="store_true")
 
 
@@ -138,6 +144,7 @@ def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
         "refine": args.refine,
         "microbatches": args.microbatches,
         "recompute": args.recompute,
+        "storage": args.storage,
         "progress": not args.no_progress,
     }
 

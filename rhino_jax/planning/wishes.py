@@ -20,6 +20,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.blocks import Stored
 from rhino_jax.keywords import (
     LARGEST_SEED,
     read_bytes,
@@ -56,6 +57,8 @@ MeshAxes = tuple[tuple[str, int], ...]
 LEVELS = ("fast", "best")
 AUTO = "auto"
 RECOMPUTE = (AUTO, "as written", "none")
+AS_WRITTEN = "as written"
+STORAGE = (AS_WRITTEN, "blocks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,7 @@ class Wishes:
     dump: Any = None
     microbatches: Any = AUTO
     recompute: str = AUTO
+    storage: str = AS_WRITTEN
 
     def __post_init__(self) -> None:
         check_like(self.like, self.what)
@@ -93,6 +97,7 @@ class Wishes:
             ("progress", read_progress(what, self.progress)),
             ("dump", read_folder(what, "dump", self.dump)),
             ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),
+            ("storage", read_choice(what, "storage", self.storage, STORAGE)),
             ("microbatches", _read_microbatches(what, self.microbatches)),
         ):
             object.__setattr__(self, name, value)
@@ -104,7 +109,7 @@ class Wishes:
           is_elsewhere: on another mesh or hardware, which `like` would contradict.
         """
         names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
-        names += ["microbatches", "recompute"]
+        names += ["microbatches", "recompute", "storage"]
         names += [] if is_elsewhere else ["like"]
         return replace(
             self,
@@ -115,6 +120,8 @@ class Wishes:
         value = getattr(self, name)
         if name in ("microbatches", "recompute"):
             return bool(value != AUTO)
+        if name == "storage":
+            return bool(value != AS_WRITTEN)
         return bool(value) if name == "pins" else value is not None
 
     def plan(
@@ -154,11 +161,16 @@ class Wishes:
                 pins = replace(pins, inputs={**basis.specs, **pins.inputs})
         else:
             meshes, pins = self.meshes_of(traced, target, pinned)
-        program, asked = traced.program, self._asked(mesh, meshes, target, pins)
+        # State that there is already is stored as it is.
+        storage = self.storage if basis is None else basis.stored
+        program = traced.program
+        asked = (*self._asked(mesh, meshes, target, pins), repr(storage))
 
         def make() -> data.Plan:
             def searched() -> data.Plan:
-                return self._searched(traced, mesh, meshes, target, pins, pinned)
+                return self._searched(
+                    traced, mesh, meshes, target, pins, pinned, storage
+                )
 
             if self.dump is not None:
                 return searched()  # a kept plan has no passes to show
@@ -200,6 +212,7 @@ class Wishes:
         target: Target,
         pins: ResolvedPins,
         pinned: Mapping[str, Any],
+        storage: str | Stored,
     ) -> data.Plan:
         # The solver takes a second to import; who only loads plans need not wait.
         from rhino_jax.planning.cuts import best_cut
@@ -222,7 +235,7 @@ class Wishes:
                 self.what,
                 report,
             )
-            return best_cut(search, self.microbatches, self.recompute)
+            return best_cut(search, self.microbatches, self.recompute, storage)
 
     def _asked(
         self,
