@@ -36,6 +36,7 @@ def auto_shard(
     recompute: str = "auto",
     stages: int | str = "auto",
     schedule: str = "auto",
+    storage: str = "as written",
     like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
@@ -88,7 +89,12 @@ def auto_shard(
         the model, on one micro-batch after another. "auto": as many as the mesh has by
         an axis named `stage`, or one.
       schedule: in which order stages run their micro-batches: "gpipe", "1f1b",
-        "interleaved", "zero-bubble", "searched"; "auto": the fastest that fits.
+        "kfkb"; "auto": the fastest that fits.
+      storage: "blocks": state may be stored with columns of fused weights `(d, 3·h·k)`,
+        `(d, 2·f)` in another order, where steps are faster so; shapes stay. Arrays come
+        from `plan.init` and `plan.put`, and `plan.as_written` puts them back in order;
+        others are refused. "as written": they keep the order that they have. With
+        `like`, as the other has them.
       like: a function that `auto_shard` made (its last plan counts), or a plan, that
         shares state with this one. The mesh and hardware are the same, and arguments
         of equal tree path and shape, or of equal structure, keep their sharding where
@@ -163,6 +169,7 @@ def plan(
     recompute: str = "auto",
     stages: int | str = "auto",
     schedule: str = "auto",
+    storage: str = "as written",
     like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,

@@ -6,5 +6,6 @@ Order: `sharded` (the decorator's object) → `bound` (one signature: traced, pl
 `interpret` (its jaxpr again, with `constraints` on the way; `parts` and `kernels` run
 in shards what XLA would gather) → `lowering`. Beside them: `meshes` (which mesh),
 `donation`, `copies` and `feedback` (whose memory), `placing` and `belonging` (state
-where the plan wants it), `with_plan` (a function under a plan that exists).
+where the plan wants it), `storage` (in which order), `with_plan` (a function under a
+plan that exists).
 """

@@ -14,6 +14,7 @@ from rhino_jax.apply.donation import Donations
 from rhino_jax.apply.executable import executable_of
 from rhino_jax.apply.feedback import Feedback
 from rhino_jax.apply.meshes import not_runnable
+from rhino_jax.apply.storage import Storage
 from rhino_jax.frontend.call import array_type
 from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
@@ -37,6 +38,7 @@ class Bound(Generic[AnyPlan]):
       running: the same with the passes done that the plan chose; what runs.
       plan: its plan.
       executable: what runs it.
+      storage: the order in which arrays are taken and given.
       mesh: the mesh on which arguments are taken and results given, as the user
         made it: results have its axis types.
     """
@@ -46,6 +48,7 @@ class Bound(Generic[AnyPlan]):
         count = len(traced.arguments.positions)
         self.running = remade(traced, plan.transforms)
         self.executable = executable_of(self.running, plan, mesh)
+        self.storage = Storage.of(traced.program, plan)
         self.in_shardings = self.executable.in_shardings[:count]
         self.const_shardings = self.executable.in_shardings[count:]
         # What each argument was when it last came as it should. Comparing identities,
@@ -162,6 +165,7 @@ class Bound(Generic[AnyPlan]):
         """Run on arrays; give the result back as the function would."""
         if not self.executable.is_runnable:
             raise not_runnable(self.plan, self.mesh)
+        self.storage.check(arguments.arrays)
         if arguments.lifted is None:
             self._donations.check(arguments.arrays, arguments.to_move)
         else:
@@ -172,6 +176,7 @@ class Bound(Generic[AnyPlan]):
         outs = self.executable.run(arrays, compiled)
         self._donations.made(outs)
         self.feedback.gave(outs)
+        self.storage.gave(outs)
         if arguments.to_move and arguments.lifted is None:
             self._delete_donated(arguments, arrays)
         outs = self.write_captured(outs)
@@ -213,6 +218,7 @@ class Bound(Generic[AnyPlan]):
 
     def run_staged(self, arrays: Sequence[Any], lifted: Lifted | None) -> Any:
         """Run inside of an outer trace."""
+        self.storage.check_no_trace()
         if lifted is not None:
             self._check_captured(lifted)
         outs = self.write_captured(

@@ -11,6 +11,13 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from rhino_jax._compat import is_compile_only
 from rhino_jax.apply.belonging import Kind, as_planned, leaves_for, of_equal_rank
 from rhino_jax.apply.meshes import make_mesh, not_runnable
+from rhino_jax.apply.storage import (
+    dims_of,
+    in_order,
+    other_order,
+    remember,
+    stored_arguments,
+)
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.leaves import Leaves, split_result
 from rhino_jax.frontend.objects import nnx_graph
@@ -31,7 +38,7 @@ def abstract_args(plan: Plan) -> Any:
     return in_tree_of(placed, abstract)
 
 
-def put(plan: Plan, tree: Any, *, local: bool) -> Any:
+def put(plan: Plan, tree: Any, *, local: bool, stored: bool = False) -> Any:
     """See `Plan.put`."""
     what = "`plan.put`"
     placed = _runnable(plan, what)
@@ -48,10 +55,57 @@ def put(plan: Plan, tree: Any, *, local: bool) -> Any:
     kind = of_equal_rank if local else as_planned
     known = _known(placed, every, what, kind)
     shardings = [*map(sharding_of(placed), known)]
+    dims = stored_arguments(placed)
+    want = [dims.get(leaf.path, ()) for leaf in known]
     if local:
         parts = zip(leaves.arrays, known, shardings, strict=True)
-        return _rebuilt(leaves, [_from_local(what, *each) for each in parts])
-    return _rebuilt(leaves, jax.device_put(list(leaves.arrays), shardings))
+        if not stored:
+            _refuse_local(what, known, want)
+        made = [_from_local(what, *each) for each in parts]
+        return _rebuilt(leaves, [*map(remember, made, want)])
+    given = list(leaves.arrays)
+    have = [
+        dims_of(x) or (w if stored else ()) for x, w in zip(given, want, strict=True)
+    ]
+    # What the host holds is put in order there; no device holds it twice.
+    on_host = [not isinstance(x, jax.Array) for x in given]
+    given = [
+        in_order(x, h, w) if host else x
+        for x, h, w, host in zip(given, have, want, on_host, strict=True)
+    ]
+    made = jax.device_put(given, shardings)
+    made = [
+        remember(x if host else in_order(x, h, w), w)
+        for x, h, w, host in zip(made, have, want, on_host, strict=True)
+    ]
+    return _rebuilt(leaves, made)
+
+
+def _refuse_local(what: str, known: Sequence[Leaf], want: Sequence[Any]) -> None:
+    """Parts of an array as written have not all of what a device stores."""
+    for leaf, dims in zip(known, want, strict=True):
+        if dims:
+            raise RhinoError(
+                f"{what}: local=True, of an array that the plan stores in blocks.",
+                where=leaf.path,
+                numbers=f"{dims[0][1]} along dim {dims[0][0]}",
+                fix="give whole arrays, or with stored=True parts of what a step gave.",
+            )
+
+
+def as_written(plan: Plan, tree: Any) -> Any:
+    """See `Plan.as_written`."""
+    what = "`plan.as_written`"
+    every = _leaves(tree)
+    leaves, dims = every.without_scalars(), stored_arguments(plan)
+    made = []
+    known = _known(with_some_mesh(plan, what), every, what)
+    for path, x, leaf in zip(leaves.array_paths, leaves.arrays, known, strict=True):
+        have = dims_of(x)
+        if not have and leaf.path in dims:
+            raise other_order(what, path, have, dims[leaf.path])
+        made.append(in_order(x, have, ()))
+    return _rebuilt(leaves, made)
 
 
 def _leaves(tree: Any) -> Leaves:
@@ -136,12 +190,18 @@ def init(
         results.append(_leaves(fn(*traced_args, **traced_kwargs)))
         return list(results[-1].arrays)
 
-    arrays = [given[i] for i in at]
+    # An init function sees what it is given as it is written.
+    arrays = [in_order(given[i], dims_of(given[i]), ()) for i in at]
     shapes = jax.eval_shape(flat, arrays)
     known = leaves_for(placed, results[-1].with_arrays(shapes), what)
     made = _made_by_stages(placed, flat, arrays, known)
     if placed.mesh.devices.flat[0].platform == "cpu":
         jax.block_until_ready(made)  # see `Bound.is_emulated`
+    dims = stored_arguments(placed)
+    made = [
+        in_order(x, (), dims.get(leaf.path, ()))
+        for x, leaf in zip(made, known, strict=True)
+    ]
     return _rebuilt(results[-1], made)
 
 
@@ -190,7 +250,8 @@ def _on_mesh(plan: Plan, argument: Any) -> Any:
         shardings = [NamedSharding(plan.mesh, PartitionSpec())] * len(leaves.arrays)
     else:
         shardings = [*map(sharding_of(plan), known)]
-    return _rebuilt(leaves, jax.device_put(list(leaves.arrays), shardings))
+    moved = jax.device_put(list(leaves.arrays), shardings)
+    return _rebuilt(leaves, [*map(remember, moved, map(dims_of, leaves.arrays))])
 
 
 def with_some_mesh(plan: AnyPlan, what: str) -> AnyPlan:

@@ -168,7 +168,8 @@ class ShardedFunction(Generic[AnyPlan]):
         """The same, planned again where a result of the last call is an argument now
         and would have to move."""
         ties = bound.feedback.came_back(arguments.arrays, arguments.to_move)
-        if not ties:
+        # Planned again, arrays could be stored otherwise than those that there are.
+        if not ties or bound.storage.inputs:
             return bound
         key = next(k for k, b in self._bounds.items() if b is bound)
         mesh = key[1]

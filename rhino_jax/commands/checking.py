@@ -15,6 +15,7 @@ from rhino_jax.commands.planning import (
     SHAPES_HELP,
     add_planning,
     add_showing,
+    add_stages,
     add_target,
     keywords,
     plan_call,
@@ -48,6 +49,7 @@ def add_verify(commands: Any) -> None:
         "--compile-for", metavar="v5e:4x4", help="else the plan's hardware, or cpu"
     )
     add_planning(verify)
+    add_stages(verify)
     add_showing(verify)
     verify.set_defaults(run=_run_verify)
 

@@ -11,6 +11,7 @@ _FLAGS = {
     "memory_budget_bytes": "--memory-budget",
     "microbatches": "--microbatches",
     "recompute": "--recompute",
+    "storage": "--storage",
     "time_limit_s": "--time-limit-s",
     "compile_for": "--compile-for",
     "hardware": "--hardware",

@@ -45,7 +45,8 @@ An argument that is no dict is written in place: args = ["float32[8,128]"].
 """
 
 
-STAGES = ("stages", "schedule")
+ONLY_OF_PLANS = ("stages", "schedule", "storage")
+"""Keywords that `rhino.audit` has not."""
 
 
 def add_plan(commands: Any) -> None:
@@ -123,7 +124,13 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
 
 
 def add_stages(parser: argparse.ArgumentParser) -> None:
-    """How a plan is cut into stages."""
+    """How a plan is cut into stages, and state stored."""
+    parser.add_argument(
+        "--storage",
+        choices=("as written", "blocks"),
+        default="as written",
+        help="whether fused weights may be stored in blocks",
+    )
     parser.add_argument(
         "--stages",
         type=lambda text: text if text == "auto" else positive_int(text),
@@ -159,7 +166,7 @@ def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
         "refine": args.refine,
         "microbatches": args.microbatches,
         "recompute": args.recompute,
-        **{name: getattr(args, name) for name in STAGES if hasattr(args, name)},
+        **{name: getattr(args, name) for name in ONLY_OF_PLANS if hasattr(args, name)},
         "progress": not args.no_progress,
     }
 

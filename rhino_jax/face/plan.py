@@ -134,7 +134,7 @@ class Plan(data.Plan):
         """
         return placing.init(self, fn, args, kwargs)
 
-    def put(self, tree: Any, *, local: bool = False) -> Any:
+    def put(self, tree: Any, *, local: bool = False, stored: bool = False) -> Any:
         """The same arrays where this plan wants them.
 
         Args:
@@ -143,11 +143,27 @@ class Plan(data.Plan):
           local: each process gives what its own devices hold of every array (or the
             whole), as of `jax.make_array_from_process_local_data`; else all processes
             give whole arrays.
+          stored: arrays are in the order in which this plan stores them, as copies of a
+            step's results are; else as written (see `as_written`).
         Raises:
           RhinoError: as `init`; or a process gives another part than it holds.
           MeshError: there are too few devices.
         """
-        return placing.put(self, tree, local=local)
+        return placing.put(self, tree, local=local, stored=stored)
+
+    def as_written(self, tree: Any) -> Any:
+        """The same arrays in the order in which the program is written.
+
+        Of a plan with `storage="blocks"`, for checkpoints and eyes: what `plan.put`,
+        `plan.init` and steps give may be stored in blocks. The inverse of `put`; arrays
+        stay on their devices.
+
+        Args:
+          tree: as of `put`.
+        Raises:
+          RhinoError: as `put`; or it is not known how an array is stored.
+        """
+        return placing.as_written(self, tree)
 
     def abstract_args(self) -> Any:
         """`jax.ShapeDtypeStruct`s with shardings, shaped like the arguments.

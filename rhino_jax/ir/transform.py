@@ -12,6 +12,7 @@ UN_REMAT = "un-remat"
 MICROBATCHES = "micro-batches"
 RECOMPUTE = "recompute"
 PARTIAL_SUMS = "partial sums"
+BLOCKS = "stored in blocks"
 
 
 @dataclass(frozen=True, slots=True)

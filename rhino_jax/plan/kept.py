@@ -12,6 +12,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rhino_jax.ir.blocks import Stored, stored_in_blocks
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.plan import Leaf, Plan
@@ -56,6 +57,23 @@ def arguments_of(plan: Plan) -> tuple[Leaf, ...]:
 
 def kept_specs(like: Plan, program: Program) -> dict[int, Spec]:
     """Positions of a program's inputs → the spec of the same leaf in `like`."""
+    return {i: like.inputs[k].spec for i, k in _kept(like, program).items()}
+
+
+def kept_blocks(like: Plan, program: Program) -> Stored:
+    """What of a program's inputs is stored in blocks in `like`, and how."""
+    stored = stored_in_blocks(like.transforms)
+    if not stored:
+        return {}
+    return {
+        (i, dim): blocks
+        for i, k in _kept(like, program).items()
+        for dim, blocks in stored.get(k, ())
+    }
+
+
+def _kept(like: Plan, program: Program) -> dict[int, int]:
+    """Positions of a program's inputs → position of the same leaf in `like`."""
     known = arguments_of(like)
     wanted = {
         i: Array(keys_of(entry.path), program.values[entry.value].shape)
@@ -63,8 +81,7 @@ def kept_specs(like: Plan, program: Program) -> dict[int, Spec]:
         if not entry.is_const
     }
     every = [Array(keys_of(leaf.path), leaf.shape) for leaf in known]
-    specs = [leaf.spec for leaf in known]
-    return {i: specs[k] for i, k in same_leaves(wanted, every, specs).items()}
+    return same_leaves(wanted, every, [leaf.spec for leaf in known])
 
 
 def same_leaves(

@@ -10,28 +10,40 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from rhino_jax.ir.blocks import Stored
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Variant
 from rhino_jax.planning.partial_sums import with_open_sums
 from rhino_jax.planning.search import Search
+from rhino_jax.planning.storage import best_stored, stored_as, told_of_storage
 from rhino_jax.planning.variants import KEPT_INSTEAD, Explorer, cut_in
 from rhino_jax.search.found import Found
 from rhino_jax.transform.recompute.as_kept import has_remat
 
 
 AUTO = "auto"
+IN_BLOCKS = "blocks"
 
 
-def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
+def best_cut(
+    search: Search,
+    microbatches: int | str,
+    recompute: str,
+    storage: str | Stored = "as written",
+) -> Plan:
     """The plan of the variant of a program that is predicted fastest within memory.
 
     Args:
       search: of the program as its user wrote it.
-      microbatches, recompute: as of `auto_shard`.
+      microbatches, recompute, storage: as of `auto_shard`; or what is stored in blocks.
     Raises:
       InfeasiblePlanError: nothing fits, whatever is done.
       MicrobatchError: the program has no batch that can be cut as it is asked to be.
     """
+    if storage == IN_BLOCKS:
+        search = best_stored(search)
+    elif not isinstance(storage, str):
+        search = stored_as(search, storage)
     has_wish = has_remat(search.traced.program)
     if recompute == "none" and has_wish:
         search = search.after([KEPT_INSTEAD])
@@ -52,7 +64,8 @@ def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
     if written.refine:
         plan = _fastest_compiled(written if fits else None, search, written.refine)
     # Variants are planned on the mesh of the first plan, where that fits.
-    return replace(plan, variants=variants, meshes=plan.meshes or compared)
+    plan = replace(plan, variants=variants, meshes=plan.meshes or compared)
+    return told_of_storage(plan)
 
 
 def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> Plan:

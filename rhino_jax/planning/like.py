@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from rhino_jax.errors import HardwareError, InfeasiblePlanError, MeshError, Rhin
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.blocks import Stored
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
-from rhino_jax.plan.kept import kept_specs
+from rhino_jax.plan.kept import kept_blocks, kept_specs
 from rhino_jax.plan.pins.resolve import ResolvedPins
 from rhino_jax.plan.plan import AnyPlan, Plan
 from rhino_jax.plan.trees import axes_text
@@ -34,12 +35,14 @@ class Kept:
       mesh: the mesh of both.
       specs: position of an argument array → the spec that it keeps.
       is_asked: the user said `like=`; else it is the function's own last plan.
+      stored: which of them are stored in blocks, and how.
     """
 
     source: str
     mesh: Any
     specs: Mapping[int, Spec]
     is_asked: bool
+    stored: Stored = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -62,13 +65,25 @@ class Kept:
                 fix="leave out mesh= (the mesh of like= is used), or leave out like=.",
             )
         source = f"like=`{plan.program_name}`" if is_asked else "as before"
-        return cls(source, mesh, kept_specs(plan, traced.program), is_asked)
+        program = traced.program
+        specs, stored = kept_specs(plan, program), kept_blocks(plan, program)
+        return cls(source, mesh, specs, is_asked, stored)
 
     def and_of(self, other: Plan | None, program: Program) -> Kept:
         """The same, and what else another plan on this mesh has."""
         if other is None or other.mesh_axes != axes_of_mesh(self.mesh):
             return self
-        return replace(self, specs={**kept_specs(other, program), **self.specs})
+        mine = self.specs.keys()
+        stored = {
+            at: blocks
+            for at, blocks in kept_blocks(other, program).items()
+            if at[0] not in mine
+        }
+        return replace(
+            self,
+            specs={**kept_specs(other, program), **self.specs},
+            stored={**stored, **self.stored},
+        )
 
     def beside(self, pins: ResolvedPins) -> Kept:
         """What is kept where the user pins nothing."""

@@ -19,6 +19,7 @@ from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.blocks import Stored
 from rhino_jax.keywords import (
     LARGEST_SEED,
     read_bytes,
@@ -59,6 +60,8 @@ RECOMPUTE = (AUTO, "as written", "none")
 SCHEDULES = (AUTO, *TABLE)
 CUTS = ("microbatches", "recompute", "stages", "schedule")
 """Keywords that say how a program is cut; "auto" where nothing was said."""
+AS_WRITTEN = "as written"
+STORAGE = (AS_WRITTEN, "blocks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,7 @@ class Wishes:
     recompute: str = AUTO
     stages: Any = AUTO
     schedule: str = AUTO
+    storage: str = AS_WRITTEN
 
     def __post_init__(self) -> None:
         check_like(self.like, self.what)
@@ -98,6 +102,7 @@ class Wishes:
             ("progress", read_progress(what, self.progress)),
             ("dump", read_folder(what, "dump", self.dump)),
             ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),
+            ("storage", read_choice(what, "storage", self.storage, STORAGE)),
             ("microbatches", _read_microbatches(what, self.microbatches)),
             ("stages", read_stages(what, self.stages)),
             ("schedule", read_choice(what, "schedule", self.schedule, SCHEDULES)),
@@ -111,7 +116,7 @@ class Wishes:
           is_elsewhere: on another mesh or hardware, which `like` would contradict.
         """
         names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
-        names += CUTS
+        names += [*CUTS, "storage"]
         names += [] if is_elsewhere else ["like"]
         return replace(
             self,
@@ -122,6 +127,8 @@ class Wishes:
         value = getattr(self, name)
         if name in CUTS:
             return bool(value != AUTO)
+        if name == "storage":
+            return bool(value != AS_WRITTEN)
         return bool(value) if name == "pins" else value is not None
 
     def plan(
@@ -162,12 +169,15 @@ class Wishes:
                 pins = replace(pins, inputs={**basis.specs, **pins.inputs})
         else:
             meshes, pins = self.meshes_of(traced, target, pinned, stages)
-        program, asked = traced.program, self._asked(mesh, meshes, target, pins)
+        # State that there is already is stored as it is.
+        storage = self.storage if basis is None else basis.stored
+        program = traced.program
+        asked = (*self._asked(mesh, meshes, target, pins), repr(storage))
 
         def make() -> data.Plan:
             def searched() -> data.Plan:
                 return self._searched(
-                    traced, mesh, meshes, target, pins, pinned, stages
+                    traced, mesh, meshes, target, pins, pinned, stages, storage
                 )
 
             if self.dump is not None:
@@ -211,6 +221,7 @@ class Wishes:
         pins: ResolvedPins,
         pinned: Mapping[str, Any],
         stages: int,
+        storage: str | Stored,
     ) -> data.Plan:
         # The solver takes a second to import; who only loads plans need not wait.
         from rhino_jax.planning.cuts import best_cut
@@ -236,7 +247,7 @@ class Wishes:
             )
             if stages > 1:
                 return plan_stages(search, stages, self.microbatches, self.schedule)
-            return best_cut(search, self.microbatches, self.recompute)
+            return best_cut(search, self.microbatches, self.recompute, storage)
 
     def _asked(
         self,

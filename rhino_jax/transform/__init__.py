@@ -1,10 +1,11 @@
-"""Programs made into others of the same arguments and results: cuts in time.
+"""Programs made into others of the same arguments and results: cuts in time, and inputs
+stored in another order.
 
 In: a `frontend.trace.Traced`, and `ir.transform.Transform`s with a choice.
 Out: a `Traced` of the same call, whose program is the changed one.
-Order: `microbatch` (the batch cut in time), `recompute` (values made again, or kept on
-the host), `partial_sums` (sums left open for longer), each by `retraced`; `remade` does
-them by name, one after the other.
+Order: `blocks` (fused weights stored in blocks), `microbatch` (the batch cut in time),
+`recompute` (values made again, or kept on the host), `partial_sums` (sums left open for
+longer), each by `retraced`; `remade` does them by name, one after the other.
 
 A pass is chosen by who plans; a plan says which were, and whoever runs it does them
 again: each is a pure function of a closed jaxpr, its program and a choice as text.

@@ -9,12 +9,14 @@ from typing import Any
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import (
+    BLOCKS,
     MICROBATCHES,
     PARTIAL_SUMS,
     RECOMPUTE,
     UN_REMAT,
     Transform,
 )
+from rhino_jax.transform.blocks.emit import in_blocks
 from rhino_jax.transform.microbatch import microbatched
 from rhino_jax.transform.partial_sums.emit import delayed
 from rhino_jax.transform.recompute.as_kept import kept_instead
@@ -27,6 +29,7 @@ Pass = Callable[[Any, Program, str], Any]
 of the same arguments, constants and results."""
 
 PASSES: Mapping[str, Pass] = {
+    BLOCKS: in_blocks,
     UN_REMAT: kept_instead,
     MICROBATCHES: microbatched,
     RECOMPUTE: recomputed,

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh
 from rhino_jax._compat import is_compile_only, open_jaxpr
 from rhino_jax.apply.bound import Bound
 from rhino_jax.apply.sharded import unbound
+from rhino_jax.apply.storage import dims_of, in_order
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import MeshError, TraceError
 from rhino_jax.frontend.call import Call, split_call
@@ -89,7 +90,8 @@ def check(
     bound = sharded_by(parameters, with_mesh(plan, mesh), what).lower(*args, **kwargs)
     call = split_call(parameters, args, kwargs, what)
     _check_arrays(call, what)
-    arrays = [_whole(x) for x in call.leaves.arrays]
+    arrays = [in_order(x, dims_of(x), ()) for x in call.leaves.arrays]
+    arrays = [_whole(x) for x in arrays]
     traced = bound.bound.traced
     flat, consts = _flat(traced, parameters, call)
     single = _on_one_device(bound.bound, flat, [*arrays, *consts])
@@ -216,7 +218,7 @@ def _context(bound: Bound, device: Any) -> Iterator[None]:
 
 
 def _as_planned(bound: Bound, arrays: Sequence[Any]) -> list[Any]:
-    places = bound.in_shardings
+    places, arrays = bound.in_shardings, bound.storage.stored(arrays)
     placed = [_copy(x, where) for x, where in zip(arrays, places, strict=True)]
     consts = [
         _copy(_whole(x), sharding)
@@ -224,4 +226,4 @@ def _as_planned(bound: Bound, arrays: Sequence[Any]) -> list[Any]:
     ]
     with jax.set_mesh(bound.mesh):
         outs = bound.executable.run([*placed, *consts])
-    return list(jax.block_until_ready(outs))
+    return list(jax.block_until_ready(bound.storage.written(outs)))

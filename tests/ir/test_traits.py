@@ -39,6 +39,7 @@ TOLD_APART = {
     "frontend/split_dims": "what an op's parameters become when dims are split",
     "frontend/trip_count.py": "arithmetic on scalars that bound a loop",
     "ir/coverage.py": "primitives under whose name many kernels run",
+    "transform/blocks": "which part of a dim an op takes",
     "transform/microbatch": "in which operands ops are linear, and what becomes of"
     " their parameters on a piece",
     "transform/partial_sums": "in which operands an op takes open sums",
