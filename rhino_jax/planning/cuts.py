@@ -13,6 +13,7 @@ from dataclasses import replace
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Variant
 from rhino_jax.planning.partial_sums import with_open_sums
+from rhino_jax.planning.per_microbatch import notes_of_places
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.variants import KEPT_INSTEAD, Explorer, cut_in
 from rhino_jax.search.found import Found
@@ -22,12 +23,17 @@ from rhino_jax.transform.recompute.as_kept import has_remat
 AUTO = "auto"
 
 
-def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
+def best_cut(
+    search: Search,
+    microbatches: int | str,
+    recompute: str,
+    places: tuple[str, ...] = (),
+) -> Plan:
     """The plan of the variant of a program that is predicted fastest within memory.
 
     Args:
       search: of the program as its user wrote it.
-      microbatches, recompute: as of `auto_shard`.
+      microbatches, recompute, places: as of `auto_shard`, there `per_microbatch`.
     Raises:
       InfeasiblePlanError: nothing fits, whatever is done.
       MicrobatchError: the program has no batch that can be cut as it is asked to be.
@@ -36,14 +42,14 @@ def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
     if recompute == "none" and has_wish:
         search = search.after([KEPT_INSTEAD])
     if isinstance(microbatches, int) and microbatches > 1:
-        search = search.after([cut_in(microbatches)])
+        search = search.after([cut_in(microbatches, places)])
     written, search = search, replace(search, refine=0)
     first: Found | None = search.find()
     assert first is not None
     fits, compared = first.fits, first.compared
     variants: tuple[Variant, ...] = ()
     explorer = Explorer(
-        search, first, microbatches == AUTO, recompute == AUTO, has_wish
+        search, first, microbatches == AUTO, recompute == AUTO, has_wish, places
     )
     if explorer.has_more:
         search, first = explorer.best()
@@ -52,7 +58,9 @@ def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
     if written.refine:
         plan = _fastest_compiled(written if fits else None, search, written.refine)
     # Variants are planned on the mesh of the first plan, where that fits.
-    return replace(plan, variants=variants, meshes=plan.meshes or compared)
+    notes = (*plan.notes, *notes_of_places(plan.transforms))
+    meshes = plan.meshes or compared
+    return replace(plan, variants=variants, meshes=meshes, notes=notes)
 
 
 def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> Plan:

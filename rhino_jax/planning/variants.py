@@ -30,9 +30,15 @@ KEPT_INSTEAD = Transform(UN_REMAT, 0, 0, ALL)
 """Nothing is made again that `jax.checkpoint` would have."""
 
 
-def cut_in(count: int) -> Transform:
-    """The batch, cut into so many micro-batches."""
-    return chosen(MICROBATCHES, {"count": count})
+def cut_in(count: int, places: Sequence[str] = ()) -> Transform:
+    """The batch, cut into so many micro-batches.
+
+    Args:
+      count: how many.
+      places: where sums over the batch are of each micro-batch.
+    """
+    own = {"per_microbatch": list(places)} if places else {}
+    return chosen(MICROBATCHES, {"count": count, **own})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +70,7 @@ class Explorer:
       first: what was found of that.
       may_cut, may_recompute: whether micro-batches, and recompute, are free to choose.
       has_wish: the program says `jax.checkpoint`.
+      places: where micro-batches have sums over the batch of their own.
       tried: all that was searched.
     """
 
@@ -72,6 +79,7 @@ class Explorer:
     may_cut: bool
     may_recompute: bool
     has_wish: bool
+    places: tuple[str, ...] = ()
     tried: list[Tried] = field(default_factory=list)
 
     @property
@@ -119,7 +127,7 @@ class Explorer:
         """More and more micro-batches, while that is of use."""
         for count in self._counts():
             best_s = min(t.found.step_s for t in self.tried)
-            cut = self._try(f"{count} micro-batches", [cut_in(count)])
+            cut = self._try(f"{count} micro-batches", [cut_in(count, self.places)])
             tried = [cut]
             if self.may_recompute and cut and not cut.found.fits:
                 tried += self._recompute(kept, Cut(count, cut.peak_bytes))
@@ -132,7 +140,8 @@ class Explorer:
     def _counts(self) -> Iterator[int]:
         traced = self.search.running
         for k in range(1, MOST_COUNTS + 1):
-            cut = may_cut(traced.closed_jaxpr, traced.program, 2**k)
+            options = {"per_microbatch": self.places}
+            cut = may_cut(traced.closed_jaxpr, traced.program, 2**k, **options)
             if isinstance(cut, MicrobatchError) or 2**k > cut.rows:
                 return
             yield 2**k
@@ -141,7 +150,7 @@ class Explorer:
         """With some of it made again, for different shardings."""
         pieces = f"{cut.count} micro-batches, " if cut else ""
         done = kept.search.transforms[len(self.search.transforms) :]
-        then = [cut_in(cut.count)] if cut else []
+        then = [cut_in(cut.count, self.places)] if cut else []
         budget = self.search.request.memory_budget_bytes
         tried: list[Tried | None] = []
         seen: set[str] = set()

@@ -43,6 +43,7 @@ from rhino_jax.planning.like import (
     like_is_in_the_way,
     plan_of_like,
 )
+from rhino_jax.planning.per_microbatch import check_places, read_places
 from rhino_jax.planning.uncovered import notes_of_rules, warn_of_uncovered
 from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
 from rhino_jax.report.progress import Progress
@@ -78,6 +79,7 @@ class Wishes:
     dump: Any = None
     microbatches: Any = AUTO
     recompute: str = AUTO
+    per_microbatch: Any = ()
 
     def __post_init__(self) -> None:
         check_like(self.like, self.what)
@@ -94,6 +96,7 @@ class Wishes:
             ("dump", read_folder(what, "dump", self.dump)),
             ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),
             ("microbatches", _read_microbatches(what, self.microbatches)),
+            ("per_microbatch", read_places(what, self.per_microbatch)),
         ):
             object.__setattr__(self, name, value)
 
@@ -104,7 +107,7 @@ class Wishes:
           is_elsewhere: on another mesh or hardware, which `like` would contradict.
         """
         names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
-        names += ["microbatches", "recompute"]
+        names += ["microbatches", "recompute", "per_microbatch"]
         names += [] if is_elsewhere else ["like"]
         return replace(
             self,
@@ -115,7 +118,8 @@ class Wishes:
         value = getattr(self, name)
         if name in ("microbatches", "recompute"):
             return bool(value != AUTO)
-        return bool(value) if name == "pins" else value is not None
+        is_many = name in ("pins", "per_microbatch")
+        return bool(value) if is_many else value is not None
 
     def plan(
         self, traced: Traced, mesh: Any | None, before: Plan | None = None
@@ -127,6 +131,7 @@ class Wishes:
             arguments' sharding are kept where that fits.
         """
         warn_of_uncovered(traced.program)
+        check_places(self.what, self.per_microbatch, traced.program)
         like = plan_of_like(self.like, self.what)
         if (base := like or before) is None:
             return self.plan_with(traced, mesh, None)
@@ -222,7 +227,9 @@ class Wishes:
                 self.what,
                 report,
             )
-            return best_cut(search, self.microbatches, self.recompute)
+            return best_cut(
+                search, self.microbatches, self.recompute, self.per_microbatch
+            )
 
     def _asked(
         self,
@@ -247,6 +254,7 @@ class Wishes:
             self.seed,
             self.microbatches,
             self.recompute,
+            self.per_microbatch,
         )
         if not self.refine:
             return asked

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rhino_jax.errors import MicrobatchError
-from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.places import at_place
+from rhino_jax.ir.program import Op, Program, Source
 from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cut import Cut
 from rhino_jax.transform.microbatch.demand import Demand
@@ -19,7 +21,7 @@ from rhino_jax.transform.microbatch.flow.analysis import (
     analyse,
 )
 from rhino_jax.transform.microbatch.flow.batch import Inputs, candidates, moved
-from rhino_jax.transform.microbatch.flow.blocks import flatten
+from rhino_jax.transform.microbatch.flow.blocks import Item, flatten
 from rhino_jax.transform.microbatch.flow.ops import Sizes
 from rhino_jax.transform.microbatch.flow.states import Rows, Whole
 from rhino_jax.transform.microbatch.meeting import meeting_flops
@@ -58,11 +60,12 @@ def _cut(
     _check_count(program, choice.count, rows)
     largest = max(program.values[v].bytes for v in inputs)
     sizes = Sizes(rows, int(choice.cheap * largest))
+    takes_own = _takes_own(choice)
     opened: set[int] = set()
     for _ in range(MOST_CHANGES):
         flat = flatten(closed, program, opened)
         try:
-            found = analyse(flat, inputs, sizes)
+            found = analyse(flat, inputs, sizes, takes_own)
             break
         except Opened as error:
             opened.add(error.op)
@@ -94,11 +97,18 @@ def _cut(
         flops=total,
         again_flops=sum((n - 1) * flops[op] for op, n in runs.items()),
         meeting_flops=meeting_flops(found, outside, flops),
+        own=tuple(sorted(found.flow.own)),
         why=tuple(_said(m) for m in _waits(found, demand)),
         program=program,
     )
+    _check_own(cut)
     _check(program, choice, cut, _waits(found, demand), found)
     return cut, found
+
+
+def _takes_own(choice: Choice) -> Callable[[Item], bool]:
+    places = [*map(at_place, choice.per_microbatch)]
+    return lambda item: any(is_there(item.op.source) for is_there in places)
 
 
 def _check_count(program: Program, count: int, rows: int) -> None:
@@ -178,8 +188,9 @@ def _check(
             " meet again and again.",
             where=_where(waits),
             numbers=f"{loops} loops, at most {choice.most_loops}; {_couplings(waits)}",
-            fix="take out what couples the rows of a batch (of BatchNorm in training:"
-            " use statistics that are fixed, or GroupNorm), or `microbatches=1`.",
+            fix="take out what couples the rows of a batch, or plan with"
+            " `microbatches=1`. For statistics of each micro-batch, as of BatchNorm in"
+            f" training, ask for them: per_microbatch={_name(waits)}.",
         )
     if cut.meeting_flops > choice.most_meeting * cut.flops:
         costly = [m for m in found.meetings if m.is_costly]
@@ -192,8 +203,29 @@ def _check(
         )
 
 
+def _check_own(cut: Cut) -> None:
+    """Refuse what has no mean over pieces."""
+    for crossing in (c for loop in cut.loops for c in loop.leaving):
+        value = cut.program.values[crossing.value]
+        if crossing.how == "mean" and "float" not in value.dtype:
+            op = next(o for o in cut.program.ops if value.id in o.results)
+            raise MicrobatchError(
+                f"`{op.name}` depends on sums of each micro-batch, and has no mean.",
+                where=str(op.source),
+                numbers=f"{value.dtype}{list(value.shape)}",
+                fix="name fewer places in per_microbatch=, or `microbatches=1`.",
+            )
+
+
 def _where(meetings: list[Meeting]) -> str:
     return f"{meetings[0].item.op.source}" if meetings else ""
+
+
+def _name(meetings: list[Meeting]) -> str:
+    """A place of the ops that couple a batch, as a user would name it."""
+    source = meetings[0].item.op.source if meetings else Source()
+    module = re.sub(r"_\d+$", "", source.scopes.rpartition("/")[2])
+    return repr(module or source.function.rpartition(".")[2] or str(source))
 
 
 def _couplings(meetings: list[Meeting]) -> str:

@@ -25,6 +25,7 @@ hide_frames(__file__)
 
 COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
     "sum": lax.add,
+    "mean": lax.add,
     "prod": lax.mul,
     "max": lax.max,
     "min": lax.min,
@@ -145,9 +146,10 @@ class _Outside:
         dtype = jnp.dtype(value.dtype)
         fill: Any = 0
         if crossing.how != "unchanged":
-            if crossing.how == "sum" and _is_narrow(dtype):
+            is_sum = crossing.how in ("sum", "mean")
+            if is_sum and _is_narrow(dtype):
                 dtype = jnp.dtype(self.accumulate)
-            fill = identity(crossing.how, dtype)
+            fill = identity("sum" if is_sum else crossing.how, dtype)
         with self.line(crossing):
             return lax.full(value.shape, fill, dtype)
 

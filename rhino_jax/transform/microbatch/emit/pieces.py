@@ -64,6 +64,11 @@ class Piece:
         return self.split.rows - self.split.rest if self.index is None else self.index
 
     @property
+    def share(self) -> float:
+        """Of the rows of the batch."""
+        return self.rows / self.split.rows
+
+    @property
     def is_first(self) -> Any:
         """Whether it is the first of all."""
         if self.index is None:
