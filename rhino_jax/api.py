@@ -79,7 +79,9 @@ def auto_shard(
         the prediction.
       microbatches: into how many parts the batch is cut, which run one after the other
         and whose gradients are added up; results are those of the whole batch. 1: it
-        is not. "auto": where the program would not fit, or is faster so.
+        is not. "auto": where the program would not fit, or is faster so; where logits
+        of a vocabulary are what is too large, tokens go through the loss alone in
+        chunks.
       per_microbatch: where sums over the batch are taken of each micro-batch and not of
         the whole batch, which changes results, as of BatchNorm in other frameworks:
         modules or scopes ("BatchNorm", "encoder/norm_*"), functions ("batch_norm") or

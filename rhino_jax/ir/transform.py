@@ -9,6 +9,7 @@ from typing import Any
 
 
 UN_REMAT = "un-remat"
+CHUNKS = "chunks"
 MICROBATCHES = "micro-batches"
 RECOMPUTE = "recompute"
 PARTIAL_SUMS = "partial sums"

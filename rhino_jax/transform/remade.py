@@ -9,12 +9,14 @@ from typing import Any
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import (
+    CHUNKS,
     MICROBATCHES,
     PARTIAL_SUMS,
     RECOMPUTE,
     UN_REMAT,
     Transform,
 )
+from rhino_jax.transform.chunks import chunked
 from rhino_jax.transform.microbatch import microbatched
 from rhino_jax.transform.partial_sums.emit import delayed
 from rhino_jax.transform.recompute.as_kept import kept_instead
@@ -28,6 +30,7 @@ of the same arguments, constants and results."""
 
 PASSES: Mapping[str, Pass] = {
     UN_REMAT: kept_instead,
+    CHUNKS: chunked,
     MICROBATCHES: microbatched,
     RECOMPUTE: recomputed,
     PARTIAL_SUMS: delayed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rhino_jax.errors import MicrobatchError
@@ -21,7 +22,7 @@ from rhino_jax.transform.microbatch.flow.analysis import (
     analyse,
 )
 from rhino_jax.transform.microbatch.flow.batch import Inputs, candidates, moved
-from rhino_jax.transform.microbatch.flow.blocks import Item, flatten
+from rhino_jax.transform.microbatch.flow.blocks import Item, flatten, is_parameter
 from rhino_jax.transform.microbatch.flow.ops import Sizes
 from rhino_jax.transform.microbatch.flow.states import Rows, Whole
 from rhino_jax.transform.microbatch.meeting import meeting_flops
@@ -80,30 +81,44 @@ def _cut(
         )
     _check_batch(program, found)
     demand = Demand(found)
+    cut = cut_of(program, found, demand, choice.count, rows)
+    cut = replace(cut, inputs=tuple(sorted(inputs)), opened=tuple(sorted(opened)))
+    _check_own(cut)
+    _check(program, choice, cut, _waits(found, demand), found)
+    return cut, found
+
+
+def cut_of(
+    program: Program, found: Found, demand: Demand, count: int, rows: int
+) -> Cut:
+    """What runs where, as data.
+
+    Args:
+      program: the program.
+      found, demand: the analysis, and what is needed of it.
+      count: pieces.
+      rows: of what is cut.
+    """
     flops = _flops(program)
-    total = sum(flops[op] for op in program.body.ops)
     loops, outside = demand.loops(), demand.outside()
     runs: dict[int, int] = {}
     for loop in loops:
         for op in loop.ops:
             runs[op] = runs.get(op, 0) + 1
-    cut = Cut(
+    return Cut(
         rows=rows,
-        count=choice.count,
-        inputs=tuple(sorted(inputs)),
+        count=count,
+        inputs=(),
         outside=outside,
         loops=loops,
-        opened=tuple(sorted(opened)),
-        flops=total,
+        opened=(),
+        flops=sum(flops[op] for op in program.body.ops),
         again_flops=sum((n - 1) * flops[op] for op, n in runs.items()),
         meeting_flops=meeting_flops(found, outside, flops),
         own=tuple(sorted(found.flow.own)),
         why=tuple(_said(m) for m in _waits(found, demand)),
         program=program,
     )
-    _check_own(cut)
-    _check(program, choice, cut, _waits(found, demand), found)
-    return cut, found
 
 
 def _takes_own(choice: Choice) -> Callable[[Item], bool]:
@@ -132,7 +147,7 @@ def _check_batch(program: Program, found: Found) -> None:
         for value, use in zip(item.operands, uses, strict=True):
             state = found.states[value]
             is_sliced = isinstance(use, Rows) and isinstance(state, Whole)
-            if is_sliced and _is_parameter(found, value):
+            if is_sliced and is_parameter(found.flat, value):
                 raise MicrobatchError(
                     f"`{program.name}` has no batch of {rows}: a dim of its data of"
                     " that size is contracted with a parameter.",
@@ -141,16 +156,6 @@ def _check_batch(program: Program, found: Found) -> None:
                     f"{[program.values[v].shape for v in item.operands]}",
                     fix="let the batch be the first dim of all data.",
                 )
-
-
-def _is_parameter(found: Found, value: int) -> bool:
-    """Whether a value is an input as it is, or moved or converted."""
-    while value in found.flat.maker:
-        item = found.flat.maker[value]
-        if item.blocks or not item.op.traits.keeps_data or len(item.operands) != 1:
-            return False
-        (value,) = item.operands
-    return value in found.flat.top.inputs
 
 
 def _waits(found: Found, demand: Demand) -> list[Meeting]:

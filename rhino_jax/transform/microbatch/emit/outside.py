@@ -34,17 +34,20 @@ COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def emitted(found: Found, cut: Cut, accumulate: str) -> Callable[..., list[Any]]:
+def emitted(
+    found: Found, cut: Cut, accumulate: str, scope: str = "micro-batches"
+) -> Callable[..., list[Any]]:
     """A function of the program's inputs and constants, to be traced.
 
     Args:
       found: the analysis.
       cut: what runs where.
       accumulate: type in which sums of narrower floats are kept.
+      scope: name of the loops.
     """
 
     def run(*arrays: Any) -> list[Any]:
-        outside = _Outside(found, cut, accumulate)
+        outside = _Outside(found, cut, accumulate, scope)
         top = found.flat.top
         outside.env.update(zip(top.inputs, arrays, strict=True))
         for at, ops in enumerate(cut.outside):
@@ -71,6 +74,7 @@ class _Outside:
     found: Found
     cut: Cut
     accumulate: str
+    scope: str
     env: dict[int, Any] = field(default_factory=dict)
 
     def read(self, value: int) -> Any:
@@ -87,13 +91,14 @@ class _Outside:
         if not loop.leaving:
             return
         split = Split.of(self.cut.rows, self.cut.count)
-        views = {
-            (c.value, c.dim, c.outer, c.inner): view(
-                self.read(c.value), Rows(c.dim, c.outer, c.inner), split
-            )
-            for c in loop.entering
-            if c.how == "sliced"
-        }
+        views = {}
+        for c in loop.entering:
+            if c.how == "sliced":
+                rows = Rows(c.dim, c.outer, c.inner)
+                with self.line(c):
+                    views[(c.value, *rows.place)] = view(
+                        self.read(c.value), rows, split
+                    )
 
         def piece(index: Any) -> list[Any]:
             inside = Inside(self.found, Piece(split, index), self.read, views)
@@ -110,7 +115,7 @@ class _Outside:
             return [self.combined(*pair) for pair in pairs], stacks
 
         starts = [self.start(c) for c in kept]
-        with jax.named_scope("micro-batches"):
+        with jax.named_scope(self.scope):
             carry, stacks = lax.scan(step, starts, lax.iota(np.int32, split.full))
         rest: list[Any] = [None] * len(leaving)
         if split.rest:

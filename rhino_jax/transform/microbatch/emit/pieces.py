@@ -14,7 +14,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from rhino_jax._compat import hide_frames
 from rhino_jax.transform.microbatch.flow.states import Rows
+
+
+hide_frames(__file__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from rhino_jax.transform.microbatch.flow.ops import (
     together,
     with_own,
 )
+from rhino_jax.transform.microbatch.flow.part import Part
 from rhino_jax.transform.microbatch.flow.regions import Coupled, Flow, relative
 from rhino_jax.transform.microbatch.flow.states import (
     Partial,
@@ -67,6 +68,7 @@ class Found:
     """Attributes:
     flat: the program.
     flow: states of values and how ops run.
+    part: what may run in a loop; None: all of it.
     meetings: where rows of the batch meet, in order.
     full: values that are needed in full.
     leaves: of whole values, what a piece of them is made from.
@@ -74,6 +76,7 @@ class Found:
 
     flat: Flat
     flow: Flow
+    part: Part | None = None
     meetings: list[Meeting] = field(default_factory=list)
     full: set[int] = field(default_factory=set)
     leaves: Leaves = field(default_factory=dict)
@@ -92,6 +95,7 @@ def analyse(
     cut: Mapping[int, Rows],
     sizes: Sizes,
     takes_own: Callable[[Item], bool] = lambda item: False,
+    part: Part | None = None,
 ) -> Found:
     """Walk a program.
 
@@ -100,10 +104,11 @@ def analyse(
       cut: inputs that hold the batch, by value id.
       sizes: of the batch.
       takes_own: whether an op shall take sums over the batch from a piece's own rows.
+      part: what may run in a loop; None: all of it.
     Raises:
       Opened: a recomputed region has to be taken apart.
     """
-    found = Found(flat, Flow(flat, sizes, takes_own=takes_own))
+    found = Found(flat, Flow(flat, sizes, takes_own=takes_own), part)
     states = found.states
     for value, const in flat.consts.items():
         states[value] = Whole(is_zero=_is_zero(const))
@@ -121,6 +126,8 @@ def _is_zero(const: object) -> bool:
 def _run(found: Found, item: Item) -> Ran:
     """How an op runs, with operands in full where it needs that."""
     states = _as_known(found, item)
+    if found.part is not None:
+        states = found.part.reads(item, states)
     is_cut, met = not all(isinstance(s, Whole) for s in states), False
     while True:
         done = (
