@@ -108,7 +108,13 @@ class Explorer:
         if self.may_recompute and self.has_wish:
             kept = self._try("all kept", [KEPT_INSTEAD]) or written
         if self.may_cut and self.first.is_bound_by_memory:
-            kept = self._in_chunks(kept)
+            nearer = kept if kept.is_better(written) else written
+            cut = self._in_chunks(nearer)
+            if cut is not nearer and kept is not nearer:
+                all_kept = [*self._done(kept), *self._done(cut)]
+                kept = self._try("all kept, the loss in chunks", all_kept) or kept
+            else:
+                kept = cut
         if self.may_recompute:
             self._recompute(kept)
         if self.may_cut and all(t.found.is_bound_by_memory for t in self.tried):
