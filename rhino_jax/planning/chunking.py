@@ -26,11 +26,11 @@ def counts_of_chunks(search: Search, peak_bytes: int) -> list[int]:
       search: of the program.
       peak_bytes: of one device.
     """
-    program = search.running.program
-    cut = may_chunk(search.running.closed_jaxpr, program, CHUNK_COUNTS[0])
+    running = search.running
+    cut = may_chunk(running.closed_jaxpr, running.program, CHUNK_COUNTS[0])
     if isinstance(cut, MicrobatchError):
         return []
-    (loop,) = cut.loops
+    (loop,), program = cut.loops, cut.program
     made = (v for op in loop.ops for v in program.ops[op].results)
     longest = max(program.values[v].bytes for v in made)
     devices = math.prod(size for _, size in search.meshes[0])

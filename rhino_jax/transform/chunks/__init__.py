@@ -4,8 +4,8 @@ In: a closed jaxpr, its `Program`, and a choice as text, as `{"count": 8}`.
 Out: `chunked`, a closed jaxpr of the same arguments and results; `may_chunk`, what
 would run where, or the refusal.
 Order: `heads` (products with a parameter whose results are the longest), `part` (what
-works on such a result, forward and backward), `passed` (that part, cut along tokens
-as micro-batches cut a batch: one loop, gradients of the parameter added up).
+works on such a result, forward and backward), `inside` (within a user's loop over
+micro-batches), `passed` (that part, cut along tokens as these cut a batch).
 
 Only what takes one loop is cut, so nothing is computed twice. A causal program is not
 cut along its whole sequence (TeraPipe): gradients of early keys wait for the last

@@ -10,6 +10,7 @@ from rhino_jax._compat import without_dead_code
 from rhino_jax.errors import MicrobatchError, check_keys
 from rhino_jax.ir.program import Program
 from rhino_jax.transform.chunks.heads import Head, heads_of
+from rhino_jax.transform.chunks.inside import Loop, loops_of, with_body
 from rhino_jax.transform.chunks.part import part_of, size_of
 from rhino_jax.transform.microbatch.cut import Cut
 from rhino_jax.transform.microbatch.cutting import cut_of
@@ -68,9 +69,11 @@ def chunked(closed: Any, program: Program, choice: str) -> Any:
       MicrobatchError: there are no such rows.
     """
     read = Choice.read(choice)
-    cut, found = _find(closed, program, read)
-    made = retraced(closed, emitted(found, cut, read.accumulate, SCOPE))
-    return without_dead_code(made)
+    (cut, found), loop = _find(closed, program, read)
+    inner = closed if loop is None else loop.body
+    made = retraced(inner, emitted(found, cut, read.accumulate, SCOPE))
+    made = without_dead_code(made)
+    return made if loop is None else with_body(closed, loop.eqn, made)
 
 
 def may_chunk(closed: Any, program: Program, count: int) -> Cut | MicrobatchError:
@@ -79,26 +82,43 @@ def may_chunk(closed: Any, program: Program, count: int) -> Cut | MicrobatchErro
     Args:
       closed, program: as of `chunked`.
       count: pieces.
+    Returns:
+      A cut of the program, or of the body of one of its loops.
     """
     try:
-        return _find(closed, program, Choice(count))[0]
+        return _find(closed, program, Choice(count))[0][0]
     except MicrobatchError as error:
         return error
 
 
-def _find(closed: Any, program: Program, choice: Choice) -> tuple[Cut, Found]:
+def _find(
+    closed: Any, program: Program, choice: Choice
+) -> tuple[tuple[Cut, Found], Loop | None]:
+    """The cut, and in which loop it is: one over micro-batches that its user wrote."""
     flat = flatten(closed, program)
     heads = [*heads_of(flat)]
-    for head in heads[: choice.most_tried]:
-        found = _cut(flat, head, choice) if choice.count <= head.rows else None
+    found = _first(flat, heads, choice)
+    if found is not None:
+        return found, None
+    for loop in loops_of(flat):
+        inner = flatten(loop.body, loop.program)
+        found = _first(inner, [*heads_of(inner)], choice)
         if found is not None:
-            return found
+            return found, loop
     raise MicrobatchError(
         f"`{program.name}` makes no long rows of which a loss is made at once.",
         where=str(heads[0].item.op.source) if heads else f"`{program.name}`",
         numbers=f"{len(heads)} products with a parameter, {choice.count} chunks",
         fix="leave them whole.",
     )
+
+
+def _first(flat: Flat, heads: list[Head], choice: Choice) -> tuple[Cut, Found] | None:
+    for head in heads[: choice.most_tried]:
+        found = _cut(flat, head, choice) if choice.count <= head.rows else None
+        if found is not None:
+            return found
+    return None
 
 
 def _cut(flat: Flat, head: Head, choice: Choice) -> tuple[Cut, Found] | None:

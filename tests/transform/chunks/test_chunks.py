@@ -142,6 +142,32 @@ def test_masked_losses(losses, flat):
         assert {cut.program.values[c.value].shape for c in sums} >= {(V,)}
 
 
+def accumulated(losses):
+    """Micro-batches as people write them, the head and the loss inside of the loop."""
+
+    def loss(params, piece):
+        logits = jnp.tanh(params["embed"][piece["x"]]) @ params["head"]
+        return jnp.sum(losses(logits, piece["y"]) * piece["mask"])
+
+    def step(params, batch):
+        def add(total, piece):
+            found = jax.value_and_grad(loss)(params, piece)
+            return jax.tree.map(jnp.add, total, found), None
+
+        pieces = jax.tree.map(lambda x: x.reshape(2, B // 2, S), batch)
+        start = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+        (value, grads), _ = jax.lax.scan(add, start, pieces)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    return step
+
+
+@pytest.mark.parametrize("losses", [by_class, smoothed], ids=lambda f: f.__name__)
+def test_a_users_own_micro_batches(losses):
+    for cut in check(accumulated(losses), arguments(), (0,), (3,)):
+        assert cut.rows == S and len(cut.loops) == 1
+
+
 def test_evaluation_takes_one_loop():
     def evaluate(params, batch):
         h = jnp.tanh(params["embed"][batch["x"]])
@@ -203,3 +229,31 @@ def test_logits_never_exist_whole():
     parts = temporaries(remade(traced, [chosen(CHUNKS, {"count": 8})]))
     assert parts < 0.4 * logits
     print(f"{whole / 2**20:.0f} MiB whole, {parts / 2**20:.0f} MiB in 8 chunks")
+
+
+def test_nor_in_a_users_own_micro_batches():
+    params, batch = arguments()
+    classes = 200 * V
+    params |= {"head": np.zeros((D, classes)), "bias": np.zeros(classes)}
+    args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, "float32"), params)
+    args = (
+        args,
+        {k: jax.ShapeDtypeStruct((B, 64 * S), v.dtype) for k, v in batch.items()},
+    )
+
+    def step(params, batch):
+        pieces = jax.tree.map(lambda x: x.reshape(2, B // 2, -1), batch)
+
+        def add(total, piece):
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(params, piece)), None
+
+        def loss(params, piece):
+            logits = jnp.tanh(params["embed"][piece["x"]]) @ params["head"]
+            return jnp.sum(by_class(logits, piece["y"]) * piece["mask"])
+
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), pieces)[0]
+
+    traced = trace(step, args, {})
+    logits = 4 * (B // 2) * 64 * S * classes
+    parts = temporaries(remade(traced, [chosen(CHUNKS, {"count": 8})]))
+    assert temporaries(traced) > logits > 2 * parts
