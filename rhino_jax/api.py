@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ def auto_shard(
     seed: int = 0,
     refine: int = 0,
     microbatches: int | str = "auto",
+    per_microbatch: str | Sequence[str] = (),
     recompute: str = "auto",
     stages: int | str = "auto",
     schedule: str = "auto",
@@ -81,7 +82,15 @@ def auto_shard(
         the prediction.
       microbatches: into how many parts the batch is cut, which run one after the other
         and whose gradients are added up; results are those of the whole batch. 1: it
-        is not. "auto": where the program would not fit, or is faster so.
+        is not. "auto": where the program would not fit, or is faster so; where logits
+        of a vocabulary are what is too large, tokens go through the loss alone in
+        chunks.
+      per_microbatch: where sums over the batch are taken of each micro-batch and not of
+        the whole batch, which changes results, as of BatchNorm in other frameworks:
+        modules or scopes ("BatchNorm", "encoder/norm_*"), functions ("batch_norm") or
+        lines ("model.py:61"), of ops that use such sums. What is updated by them, as
+        running statistics, is updated once, by their mean over the micro-batches, so
+        that its momentum is that of a step, however many these are.
       recompute: what of the forward pass is made again in the backward pass. "auto":
         what pays, whatever `jax.checkpoint` says; "as written": what `jax.checkpoint`
         says; "none": nothing.
@@ -166,6 +175,7 @@ def plan(
     seed: int = 0,
     refine: int = 0,
     microbatches: int | str = "auto",
+    per_microbatch: str | Sequence[str] = (),
     recompute: str = "auto",
     stages: int | str = "auto",
     schedule: str = "auto",

@@ -50,6 +50,7 @@ FINE: dict[str, list[Any]] = {
     "time_limit_s": [1.5, "5", np.float32(2), None],
     "seed": [0],
     "refine": [0],
+    "per_microbatch": [None],
     "donate_argnums": [0, -1, [1], {0}, None],
     "donate_argnames": [None],
     "static_argnums": [None],

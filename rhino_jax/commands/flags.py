@@ -9,6 +9,7 @@ from rhino_jax.errors import RhinoError
 
 _FLAGS = {
     "memory_budget_bytes": "--memory-budget",
+    "per_microbatch": "--per-microbatch",
     "microbatches": "--microbatches",
     "recompute": "--recompute",
     "storage": "--storage",

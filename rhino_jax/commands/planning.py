@@ -115,6 +115,14 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         help="cut the batch into this many parts that run one after the other",
     )
     parser.add_argument(
+        "--per-microbatch",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a module, scope, function or line whose sums over the batch are of each"
+        " micro-batch, as BatchNorm",
+    )
+    parser.add_argument(
         "--recompute",
         choices=("auto", "as written", "none"),
         default="auto",
@@ -165,6 +173,7 @@ def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
         "seed": args.seed,
         "refine": args.refine,
         "microbatches": args.microbatches,
+        "per_microbatch": args.per_microbatch,
         "recompute": args.recompute,
         **{name: getattr(args, name) for name in ONLY_OF_PLANS if hasattr(args, name)},
         "progress": not args.no_progress,

@@ -9,6 +9,7 @@ from typing import Any
 
 
 UN_REMAT = "un-remat"
+CHUNKS = "chunks"
 MICROBATCHES = "micro-batches"
 RECOMPUTE = "recompute"
 PARTIAL_SUMS = "partial sums"
@@ -19,7 +20,8 @@ BLOCKS = "stored in blocks"
 class Transform:
     """A pass from program to program that found something to change.
 
-    Results are those of the program as its user wrote it.
+    Results are those of the program as its user wrote it, but for sums over the batch
+    that it was asked to take of each micro-batch (`through_own_sums`).
 
     Attributes:
       name: as "dead code".
@@ -42,6 +44,17 @@ class Transform:
 def chosen(name: str, choice: Any) -> Transform:
     """A pass that is yet to be done."""
     return Transform(name, 0, 0, json.dumps(choice, sort_keys=True))
+
+
+def through_own_sums(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
+    """These up to where sums over the batch become those of each micro-batch, so that
+    results are no longer those of the program as it was; empty where they stay."""
+    found = tuple(transforms)
+    for i, transform in enumerate(found):
+        if transform.name == MICROBATCHES and transform.choice:
+            if transform.chosen.get("per_microbatch"):
+                return found[: i + 1]
+    return ()
 
 
 def num_microbatches(transforms: Iterable[Transform]) -> int:

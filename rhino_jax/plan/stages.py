@@ -76,6 +76,7 @@ class Pipeline:
       runs: (stage, how many ops): the stages of the forward ops, in their order.
       costs: of every stage.
       hops: between stages.
+      per_microbatch: places where sums over the batch are those of a micro-batch.
     """
 
     micro_batches: int
@@ -83,6 +84,7 @@ class Pipeline:
     runs: tuple[tuple[int, int], ...]
     costs: tuple[StageCost, ...]
     hops: tuple[Hop, ...]
+    per_microbatch: tuple[str, ...] = ()
 
     @property
     def stage_of(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ def audit(
     seed: int = 0,
     refine: int = 0,
     microbatches: int | str = "auto",
+    per_microbatch: str | Sequence[str] = (),
     recompute: str = "auto",
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,

@@ -14,6 +14,7 @@ from rhino_jax.ir.blocks import Stored
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Variant
 from rhino_jax.planning.partial_sums import with_open_sums
+from rhino_jax.planning.per_microbatch import notes_of_places
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.storage import best_stored, stored_as, told_of_storage
 from rhino_jax.planning.variants import KEPT_INSTEAD, Explorer, cut_in
@@ -30,12 +31,14 @@ def best_cut(
     microbatches: int | str,
     recompute: str,
     storage: str | Stored = "as written",
+    places: tuple[str, ...] = (),
 ) -> Plan:
     """The plan of the variant of a program that is predicted fastest within memory.
 
     Args:
       search: of the program as its user wrote it.
       microbatches, recompute, storage: as of `auto_shard`; or what is stored in blocks.
+      places: as of `auto_shard`, there `per_microbatch`.
     Raises:
       InfeasiblePlanError: nothing fits, whatever is done.
       MicrobatchError: the program has no batch that can be cut as it is asked to be.
@@ -48,14 +51,14 @@ def best_cut(
     if recompute == "none" and has_wish:
         search = search.after([KEPT_INSTEAD])
     if isinstance(microbatches, int) and microbatches > 1:
-        search = search.after([cut_in(microbatches)])
+        search = search.after([cut_in(microbatches, places)])
     written, search = search, replace(search, refine=0)
     first: Found | None = search.find()
     assert first is not None
     fits, compared = first.fits, first.compared
     variants: tuple[Variant, ...] = ()
     explorer = Explorer(
-        search, first, microbatches == AUTO, recompute == AUTO, has_wish
+        search, first, microbatches == AUTO, recompute == AUTO, has_wish, places
     )
     if explorer.has_more:
         search, first = explorer.best()
@@ -64,7 +67,9 @@ def best_cut(
     if written.refine:
         plan = _fastest_compiled(written if fits else None, search, written.refine)
     # Variants are planned on the mesh of the first plan, where that fits.
-    plan = replace(plan, variants=variants, meshes=plan.meshes or compared)
+    notes = (*plan.notes, *notes_of_places(plan.transforms))
+    meshes = plan.meshes or compared
+    plan = replace(plan, variants=variants, meshes=meshes, notes=notes)
     return told_of_storage(plan)
 
 

@@ -13,6 +13,7 @@ from rhino_jax.plan.shared import SharedLayout, Slot
 from rhino_jax.plan.trees import axes_text
 from rhino_jax.planning.programs import WHAT, Programs
 from rhino_jax.processes.agree import decided_by_first
+from rhino_jax.report.progress import shown
 from rhino_jax.units import format_bytes
 
 
@@ -39,7 +40,7 @@ def decided_layout(
     first = next(iter(programs.wishes.values()))
 
     def decide() -> Any:
-        with first.shown_progress() as report:
+        with shown(first.progress) as report:
             axes, found = _search(programs, target, shared, report)
         return SharedLayout(tuple(axes), found.specs, found.bound_s).to_json()
 

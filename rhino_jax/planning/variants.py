@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rhino_jax.errors import InfeasiblePlanError, MicrobatchError
-from rhino_jax.ir.transform import MICROBATCHES, UN_REMAT, Transform, chosen
+from rhino_jax.ir.transform import CHUNKS, MICROBATCHES, UN_REMAT, Transform, chosen
 from rhino_jax.plan.records import Variant
+from rhino_jax.planning.chunking import counts_of_chunks
 from rhino_jax.planning.recomputing import SHARES, Cut, made_again, with_room
 from rhino_jax.planning.search import Search
 from rhino_jax.search.found import Found
@@ -30,9 +31,15 @@ KEPT_INSTEAD = Transform(UN_REMAT, 0, 0, ALL)
 """Nothing is made again that `jax.checkpoint` would have."""
 
 
-def cut_in(count: int) -> Transform:
-    """The batch, cut into so many micro-batches."""
-    return chosen(MICROBATCHES, {"count": count})
+def cut_in(count: int, places: Sequence[str] = ()) -> Transform:
+    """The batch, cut into so many micro-batches.
+
+    Args:
+      count: how many.
+      places: where sums over the batch are of each micro-batch.
+    """
+    own = {"per_microbatch": list(places)} if places else {}
+    return chosen(MICROBATCHES, {"count": count, **own})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +61,12 @@ class Tried:
         solution = self.found.solved[0].solution
         return int(solution.peak if self.found.fits else solution.smallest_peak)
 
+    def is_better(self, other: Tried) -> bool:
+        """Whether it is faster, or nearer to fitting where neither does."""
+        if self.found.fits or other.found.fits:
+            return self.found.step_s < other.found.step_s
+        return self.peak_bytes < (1 - LEAST_GAIN) * other.peak_bytes
+
 
 @dataclass(slots=True, eq=False)
 class Explorer:
@@ -64,6 +77,7 @@ class Explorer:
       first: what was found of that.
       may_cut, may_recompute: whether micro-batches, and recompute, are free to choose.
       has_wish: the program says `jax.checkpoint`.
+      places: where micro-batches have sums over the batch of their own.
       tried: all that was searched.
     """
 
@@ -72,6 +86,7 @@ class Explorer:
     may_cut: bool
     may_recompute: bool
     has_wish: bool
+    places: tuple[str, ...] = ()
     tried: list[Tried] = field(default_factory=list)
 
     @property
@@ -92,6 +107,14 @@ class Explorer:
         kept = written
         if self.may_recompute and self.has_wish:
             kept = self._try("all kept", [KEPT_INSTEAD]) or written
+        if self.may_cut and self.first.is_bound_by_memory:
+            nearer = kept if kept.is_better(written) else written
+            cut = self._in_chunks(nearer)
+            if cut is not nearer and kept is not nearer:
+                all_kept = [*self._done(kept), *self._done(cut)]
+                kept = self._try("all kept, the loss in chunks", all_kept) or kept
+            else:
+                kept = cut
         if self.may_recompute:
             self._recompute(kept)
         if self.may_cut and all(t.found.is_bound_by_memory for t in self.tried):
@@ -115,11 +138,29 @@ class Explorer:
             for t in self.tried
         )
 
+    def _in_chunks(self, kept: Tried) -> Tried:
+        """With the loss in more and more chunks, while that is of use."""
+        before, best = self._done(kept), kept
+        for count in counts_of_chunks(kept.search, kept.peak_bytes):
+            chunks = chosen(CHUNKS, {"count": count})
+            tried = self._try(f"{count} chunks of the loss", [*before, chunks])
+            if tried is None or not tried.is_better(best):
+                break
+            best = tried
+        return best
+
+    def _done(self, tried: Tried) -> tuple[Transform, ...]:
+        """The passes of a variant."""
+        return tried.search.transforms[len(self.search.transforms) :]
+
     def _cut_in_time(self, kept: Tried) -> None:
         """More and more micro-batches, while that is of use."""
+        chunks = [t for t in self._done(kept) if t.name == CHUNKS]
+        words = ", the loss in chunks" if chunks else ""
         for count in self._counts():
             best_s = min(t.found.step_s for t in self.tried)
-            cut = self._try(f"{count} micro-batches", [cut_in(count)])
+            name, cut_here = f"{count} micro-batches{words}", cut_in(count, self.places)
+            cut = self._try(name, [*chunks, cut_here])
             tried = [cut]
             if self.may_recompute and cut and not cut.found.fits:
                 tried += self._recompute(kept, Cut(count, cut.peak_bytes))
@@ -132,7 +173,8 @@ class Explorer:
     def _counts(self) -> Iterator[int]:
         traced = self.search.running
         for k in range(1, MOST_COUNTS + 1):
-            cut = may_cut(traced.closed_jaxpr, traced.program, 2**k)
+            options = {"per_microbatch": self.places}
+            cut = may_cut(traced.closed_jaxpr, traced.program, 2**k, **options)
             if isinstance(cut, MicrobatchError) or 2**k > cut.rows:
                 return
             yield 2**k
@@ -140,8 +182,10 @@ class Explorer:
     def _recompute(self, kept: Tried, cut: Cut | None = None) -> list[Tried | None]:
         """With some of it made again, for different shardings."""
         pieces = f"{cut.count} micro-batches, " if cut else ""
-        done = kept.search.transforms[len(self.search.transforms) :]
-        then = [cut_in(cut.count)] if cut else []
+        done = self._done(kept)
+        if any(t.name == CHUNKS for t in done):
+            pieces += "the loss in chunks, "
+        then = [cut_in(cut.count, self.places)] if cut else []
         budget = self.search.request.memory_budget_bytes
         tried: list[Tried | None] = []
         seen: set[str] = set()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,9 +44,14 @@ from rhino_jax.planning.like import (
     plan_of_like,
 )
 from rhino_jax.planning.meshes import MeshAxes, candidates, num_stages, read_stages
+from rhino_jax.planning.per_microbatch import (
+    check_places,
+    read_microbatches,
+    read_places,
+)
 from rhino_jax.planning.uncovered import notes_of_rules, warn_of_uncovered
 from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
-from rhino_jax.report.progress import Progress
+from rhino_jax.report.progress import shown
 
 
 if TYPE_CHECKING:
@@ -87,6 +91,7 @@ class Wishes:
     stages: Any = AUTO
     schedule: str = AUTO
     storage: str = AS_WRITTEN
+    per_microbatch: Any = ()
 
     def __post_init__(self) -> None:
         check_like(self.like, self.what)
@@ -103,9 +108,10 @@ class Wishes:
             ("dump", read_folder(what, "dump", self.dump)),
             ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),
             ("storage", read_choice(what, "storage", self.storage, STORAGE)),
-            ("microbatches", _read_microbatches(what, self.microbatches)),
+            ("microbatches", read_microbatches(what, self.microbatches)),
             ("stages", read_stages(what, self.stages)),
             ("schedule", read_choice(what, "schedule", self.schedule, SCHEDULES)),
+            ("per_microbatch", read_places(what, self.per_microbatch)),
         ):
             object.__setattr__(self, name, value)
 
@@ -116,7 +122,7 @@ class Wishes:
           is_elsewhere: on another mesh or hardware, which `like` would contradict.
         """
         names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
-        names += [*CUTS, "storage"]
+        names += [*CUTS, "storage", "per_microbatch"]
         names += [] if is_elsewhere else ["like"]
         return replace(
             self,
@@ -129,7 +135,8 @@ class Wishes:
             return bool(value != AUTO)
         if name == "storage":
             return bool(value != AS_WRITTEN)
-        return bool(value) if name == "pins" else value is not None
+        is_many = name in ("pins", "per_microbatch")
+        return bool(value) if is_many else value is not None
 
     def plan(
         self, traced: Traced, mesh: Any | None, before: Plan | None = None
@@ -141,6 +148,7 @@ class Wishes:
             arguments' sharding are kept where that fits.
         """
         warn_of_uncovered(traced.program)
+        check_places(self.what, self.per_microbatch, traced.program)
         like = plan_of_like(self.like, self.what)
         if (base := like or before) is None:
             return self.plan_with(traced, mesh, None)
@@ -233,7 +241,7 @@ class Wishes:
         if self.dump is not None:
             watch = Dump.of_traced(self.dump, traced, self.what)
             request = replace(request, watch=watch)
-        with self.shown_progress() as report:
+        with shown(self.progress) as report:
             search = Search(
                 traced,
                 mesh,
@@ -246,8 +254,20 @@ class Wishes:
                 report,
             )
             if stages > 1:
-                return plan_stages(search, stages, self.microbatches, self.schedule)
-            return best_cut(search, self.microbatches, self.recompute, storage)
+                return plan_stages(
+                    search,
+                    stages,
+                    self.microbatches,
+                    self.schedule,
+                    self.per_microbatch,
+                )
+            return best_cut(
+                search,
+                self.microbatches,
+                self.recompute,
+                storage,
+                self.per_microbatch,
+            )
 
     def _asked(
         self,
@@ -274,6 +294,7 @@ class Wishes:
             self.recompute,
             self.stages,
             self.schedule,
+            self.per_microbatch,
         )
         if not self.refine:
             return asked
@@ -329,17 +350,3 @@ class Wishes:
             assert error is not None
             raise error
         return meshes, resolved
-
-    @contextlib.contextmanager
-    def shown_progress(self) -> Iterator[Callable[[float | None, float | None], None]]:
-        if callable(self.progress):
-            yield self.progress
-            return
-        with Progress(is_enabled=bool(self.progress)) as shown:
-            yield shown.update
-
-
-def _read_microbatches(what: str, value: Any) -> int | str:
-    if isinstance(value, str):
-        return read_choice(what, "microbatches", value, (AUTO,))
-    return read_count(what, "microbatches", value, least=1)

@@ -5,10 +5,11 @@ planning… best 12.3 ms, bound 11.9 ms, gap 3.3 %, 4 s
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TextIO
 
@@ -121,3 +122,15 @@ def is_interactive(stream: TextIO) -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None and stream is sys.stderr
+
+
+@contextlib.contextmanager
+def shown(
+    wanted: bool | Callable[[float | None, float | None], None],
+) -> Iterator[Callable[[float | None, float | None], None]]:
+    """What is to be told of progress: the user's own function, or a line."""
+    if callable(wanted):
+        yield wanted
+        return
+    with Progress(is_enabled=bool(wanted)) as line:
+        yield line.update

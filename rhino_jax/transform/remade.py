@@ -10,6 +10,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import (
     BLOCKS,
+    CHUNKS,
     MICROBATCHES,
     PARTIAL_SUMS,
     RECOMPUTE,
@@ -17,6 +18,7 @@ from rhino_jax.ir.transform import (
     Transform,
 )
 from rhino_jax.transform.blocks.emit import in_blocks
+from rhino_jax.transform.chunks import chunked
 from rhino_jax.transform.microbatch import microbatched
 from rhino_jax.transform.partial_sums.emit import delayed
 from rhino_jax.transform.recompute.as_kept import kept_instead
@@ -31,6 +33,7 @@ of the same arguments, constants and results."""
 PASSES: Mapping[str, Pass] = {
     BLOCKS: in_blocks,
     UN_REMAT: kept_instead,
+    CHUNKS: chunked,
     MICROBATCHES: microbatched,
     RECOMPUTE: recomputed,
     PARTIAL_SUMS: delayed,

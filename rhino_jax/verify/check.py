@@ -29,8 +29,10 @@ from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.frontend.trace import Traced, flat_function
+from rhino_jax.ir.transform import through_own_sums
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.trees import with_mesh
+from rhino_jax.transform.remade import remade
 from rhino_jax.verify.comparison import ComparedLeaf, compare
 from rhino_jax.verify.emulate import emulated_mesh
 from rhino_jax.verify.verification import planned_parameters
@@ -93,7 +95,12 @@ def check(
     arrays = [in_order(x, dims_of(x), ()) for x in call.leaves.arrays]
     arrays = [_whole(x) for x in arrays]
     traced = bound.bound.traced
-    flat, consts = _flat(traced, parameters, call)
+    # Statistics of each micro-batch are those of each on one device, too.
+    own = through_own_sums(plan.transforms)
+    if own:
+        flat, consts = _as_traced(remade(traced, own))
+    else:
+        flat, consts = _flat(traced, parameters, call)
     single = _on_one_device(bound.bound, flat, [*arrays, *consts])
     planned = _as_planned(bound.bound, arrays)
     paths = [*traced.result.array_paths]
@@ -128,6 +135,10 @@ def _flat(traced: Traced, parameters: Parameters, call: Call) -> tuple[Any, list
     """
     if not traced.captured:
         return flat_function(parameters, call), []
+    return _as_traced(traced)
+
+
+def _as_traced(traced: Traced) -> tuple[Any, list[Any]]:
     jaxpr = open_jaxpr(traced.closed_jaxpr)
     count = len(jaxpr.invars)
 

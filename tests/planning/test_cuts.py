@@ -170,3 +170,53 @@ def test_what_is_refined_is_never_slower_than_as_it_is_written():
     written = plan_of(checkpointed, recompute="as written", refine=1, level="fast")
     auto = plan_of(checkpointed, refine=1, level="fast")
     assert compiled_s(auto) <= 1.0001 * compiled_s(written)
+
+
+def normed(params, x):
+    def loss_of(params):
+        h = x
+        for w in params:
+            h = jnp.tanh(h @ w["up"])
+            h = ((h - h.mean(0)) * jax.lax.rsqrt(h.var(0) + 1e-3)) @ w["down"]
+        return jnp.mean(h * h)
+
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+
+def test_statistics_of_each_micro_batch_are_asked_for_by_name(tmp_path):
+    with pytest.raises(rhino.MicrobatchError, match=r"per_microbatch='loss_of'"):
+        plan_of(normed, microbatches=4, level="fast")
+    plan = plan_of(normed, microbatches=4, per_microbatch="loss_of", level="fast")
+    assert plan.microbatches == 4
+    (note,) = (n for n in plan.notes if "per_microbatch" in n)
+    assert "each of the 4 micro-batches" in note
+    assert note in " ".join(plan.table().split())
+    plan.save(tmp_path / "plan.json")
+    loaded = rhino.load_plan(tmp_path / "plan.json")
+    assert loaded.notes == plan.notes
+    params, x = arguments()
+    loss = loaded.jit(normed)(params, x)[1]
+    by_hand = sum(normed(params, x[i::4])[1] for i in range(4)) / 4
+    assert jnp.allclose(loss, by_hand, rtol=1e-5)
+    assert not jnp.allclose(loss, normed(params, x)[1], rtol=1e-5)
+    # Beside one device that takes them so, too.
+    assert plan.check(normed, params, x).ok
+
+
+def test_where_memory_asks_for_it_named_statistics_are_cut():
+    free = plan_of(normed, per_microbatch="loss_of")
+    assert free.microbatches == 1 and not free.notes
+    budget = round(0.6 * free.predicted.peak_bytes)
+    asked = {"memory_budget_bytes": budget, "recompute": "as written"}
+    with pytest.raises(rhino.InfeasiblePlanError):
+        plan_of(normed, **asked)
+    plan = plan_of(normed, per_microbatch=["loss_of"], **asked)
+    assert plan.microbatches > 1 and plan.predicted.peak_bytes <= budget
+
+
+def test_a_name_of_nothing_is_refused():
+    with pytest.raises(rhino.MicrobatchError, match="'loss_of'") as found:
+        plan_of(normed, per_microbatch="los_of")
+    assert "'los_of'" in found.value.where and "ops" in found.value.numbers
+    assert "module" in found.value.fix

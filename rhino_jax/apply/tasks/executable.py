@@ -54,10 +54,14 @@ class TaskExecutable:
     def step(self) -> Step:
         """The tasks: the same cut as when it was planned."""
         assert self.plan.pipeline is not None
+        pipeline = self.plan.pipeline
         apart = take_apart(
-            self.traced.closed_jaxpr, self.traced.program, self.plan.microbatches
+            self.traced.closed_jaxpr,
+            self.traced.program,
+            pipeline.micro_batches,
+            pipeline.per_microbatch,
         )
-        return staged(apart, self.plan.pipeline.stage_of)
+        return staged(apart, pipeline.stage_of)
 
     @cached_property
     def programs(self) -> Sequence[Programs]:

@@ -7,12 +7,10 @@ line or scope reads. What the backward pass makes is not meant.
 
 from __future__ import annotations
 
-import fnmatch
-import functools
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rhino_jax.ir.places import in_scope, on_line
 from rhino_jax.ir.program import Op, Program, RegionKind
 from rhino_jax.ir.spec import OpenSpec
 
@@ -30,9 +28,6 @@ class ValuePin:
     spec: OpenSpec
     key: str
     is_in_program: bool = False
-
-
-_LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,43 +102,8 @@ class Places:
 
 def values_of_key(key: str, places: Places) -> list[int]:
     """The values that a source line or a glob over scopes means; empty for neither."""
-    line = _LINE.fullmatch(key)
-    if line is not None:
-        ending, number = "/" + line["file"].lstrip("/"), int(line["line"])
-
-        def on_line(op: Op) -> str | None:
-            there = op.source.line == number
-            return key if there and ("/" + op.source.file).endswith(ending) else None
-
-        return places.made(on_line)
-    pattern = re.compile(fnmatch.translate(key.strip("/")))
-
-    @functools.cache
-    def scope(scopes: str) -> str | None:
-        for prefix in _prefixes(scopes):
-            if pattern.fullmatch(prefix):
-                return prefix
-        return None
-
+    is_on_line = on_line(key)
+    if is_on_line is not None:
+        return places.made(lambda op: key if is_on_line(op.source) else None)
+    scope = in_scope(key)
     return places.made(lambda op: scope(op.source.scopes))
-
-
-def known_places(program: Program) -> list[str]:
-    """Lines and scopes that could have been meant."""
-    lines: dict[str, None] = {}
-    scopes: dict[str, None] = {}
-    for op in program.ops:
-        source = op.source
-        if source.file and not source.is_backward:
-            lines[f"{source.file.rsplit('/', 1)[-1]}:{source.line}"] = None
-        scopes.update(dict.fromkeys(_prefixes(source.scopes)))
-    return [*lines, *scopes]
-
-
-def _prefixes(scopes: str) -> Iterator[str]:
-    """`a`, `a/b` and `a/b/c` of `a/b/c`."""
-    end = -1
-    while scopes and (end := scopes.find("/", end + 1)) != -1:
-        yield scopes[:end]
-    if scopes:
-        yield scopes

@@ -12,10 +12,11 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rhino_jax.errors import PinError, nearest
+from rhino_jax.ir.places import known_places
 from rhino_jax.ir.program import Pin, Program, Value
 from rhino_jax.ir.spec import OpenSpec, Spec
 from rhino_jax.keywords import brief
-from rhino_jax.plan.pins.interior import Places, ValuePin, known_places, values_of_key
+from rhino_jax.plan.pins.interior import Places, ValuePin, values_of_key
 
 
 MeshAxes = Sequence[tuple[str, int]]

@@ -64,7 +64,11 @@ class _Cut:
 
 
 def plan_stages(
-    search: Search, stages: int, microbatches: int | str, schedule: str
+    search: Search,
+    stages: int,
+    microbatches: int | str,
+    schedule: str,
+    places: tuple[str, ...] = (),
 ) -> Plan:
     """The plan of a step in so many stages.
 
@@ -73,6 +77,7 @@ def plan_stages(
       stages: how many groups of devices.
       microbatches: how many; "auto": the best of a few counts.
       schedule: name of a family, or "auto".
+      places: where sums over the batch are those of a micro-batch.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, ScheduleError.
     """
@@ -84,9 +89,9 @@ def plan_stages(
             numbers=f"run: {', '.join(RUN)}",
             fix='take one of these, or "auto".',
         )
-    counts = _counts(search, stages, microbatches)
+    counts = _counts(search, stages, microbatches, places)
     best = min(
-        (_cut_into(search, stages, count) for count in counts),
+        (_cut_into(search, stages, count, places) for count in counts),
         key=lambda c: c.chosen.step_time_s,
     )
     step = staged(best.apart, best.chosen.stages)
@@ -100,6 +105,7 @@ def plan_stages(
         runs=runs_of(best.chosen.stages),
         costs=tuple(stage_cost(step, g) for g in groups),
         hops=hops_of(step, groups, *best.hop),
+        per_microbatch=places,
     )
     if not best.has_backward:
         pipeline = replace(pipeline, schedule=FORWARD_ONLY)
@@ -121,10 +127,10 @@ def _with_fastest(pipeline: Pipeline, limit_bytes: float) -> Pipeline:
     return replace(pipeline, schedule=found.schedule.name if is_clear else RUN[0])
 
 
-def _cut_into(search: Search, stages: int, count: int) -> _Cut:
+def _cut_into(search: Search, stages: int, count: int, places: tuple[str, ...]) -> _Cut:
     """A step in `count` micro-batches, cut where that is best."""
     traced, request = search.running, search.request
-    apart = take_apart(traced.closed_jaxpr, traced.program, count)
+    apart = take_apart(traced.closed_jaxpr, traced.program, count, places)
     sides = sides_of(apart)
     mesh_axes, seconds = _on_a_group(search, sides)
     at = [name for name, _ in mesh_axes].index(STAGE_AXIS)
@@ -144,12 +150,14 @@ def _cut_into(search: Search, stages: int, count: int) -> _Cut:
     return _Cut(apart, mesh_axes, hop, bool(sides.backward), chosen)
 
 
-def _counts(search: Search, stages: int, microbatches: int | str) -> list[int]:
+def _counts(
+    search: Search, stages: int, microbatches: int | str, places: tuple[str, ...]
+) -> list[int]:
     """Numbers of micro-batches to be compared."""
     if isinstance(microbatches, int):
         return [microbatches]
-    traced = search.running
-    rows = find_cut(traced.closed_jaxpr, traced.program, Choice(2))[0].rows
+    traced, choice = search.running, Choice(2, per_microbatch=places)
+    rows = find_cut(traced.closed_jaxpr, traced.program, choice)[0].rows
     counts = [n for n in range(2, rows + 1) if rows % n == 0]
     near = [
         min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n))

@@ -18,6 +18,8 @@ class Choice:
       at once, outside of loops.
     cheap: functions of the data of up to this many times the bytes of its largest
       array may be made in full, if that saves a loop (contractions never).
+    per_microbatch: places, as `ir.places.at_place` reads them, whose ops take sums over
+      the batch from each piece's own rows: the only thing that changes results.
     """
 
     count: int
@@ -25,6 +27,7 @@ class Choice:
     most_loops: int = 3
     most_meeting: float = 0.1
     cheap: float = 4.0
+    per_microbatch: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, text: str) -> Choice:
@@ -46,7 +49,8 @@ class Choice:
             )
         known = cls.__dataclass_fields__
         check_keys(MicrobatchError, "the choice of micro-batches", table, known, where)
-        return cls(**table)
+        places = tuple(table.pop("per_microbatch", ()))
+        return cls(**table, per_microbatch=places)
 
     def text(self) -> str:
         """The JSON that `read` reads."""

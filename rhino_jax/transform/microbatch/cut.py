@@ -14,7 +14,8 @@ class Crossing:
     Attributes:
       value: its id in the program.
       how: entering, "whole" or "sliced"; leaving, "sum", "max", "min", "prod", "and"
-        or "or" of the pieces, "stacked" (each piece has its rows) or "unchanged".
+        or "or" of the pieces, "mean" (of what is each piece's own, by rows), "stacked"
+        (each piece has its rows) or "unchanged".
       dim, outer, inner: of what is sliced or stacked, where the batch is: the dim is
         (outer, batch, inner), major first.
     """
@@ -57,6 +58,7 @@ class Cut:
       opened: ids of recomputed regions that are taken apart.
       flops, again_flops, meeting_flops: of the program as it was; of what runs in more
         than one loop, but for its first run; of ops on the whole batch outside loops.
+      own: ids of ops that take sums over the batch from each piece's own rows.
       why: of every loop but the first, why it has to wait.
       program: whose ids these are: the one that was given, or, where scans had to be
         split, what it was made into (its inputs and outputs are the same).
@@ -71,6 +73,7 @@ class Cut:
     flops: float
     again_flops: float
     meeting_flops: float
+    own: tuple[int, ...]
     why: tuple[str, ...]
     program: Program = field(repr=False)
 

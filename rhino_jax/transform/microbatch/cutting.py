@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rhino_jax.errors import MicrobatchError
-from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.places import at_place
+from rhino_jax.ir.program import Op, Program, Source
 from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cut import Cut
 from rhino_jax.transform.microbatch.demand import Demand
@@ -19,7 +22,7 @@ from rhino_jax.transform.microbatch.flow.analysis import (
     analyse,
 )
 from rhino_jax.transform.microbatch.flow.batch import Inputs, candidates, moved
-from rhino_jax.transform.microbatch.flow.blocks import flatten
+from rhino_jax.transform.microbatch.flow.blocks import Item, flatten, is_parameter
 from rhino_jax.transform.microbatch.flow.ops import Sizes
 from rhino_jax.transform.microbatch.flow.states import Rows, Whole
 from rhino_jax.transform.microbatch.meeting import meeting_flops
@@ -58,11 +61,12 @@ def _cut(
     _check_count(program, choice.count, rows)
     largest = max(program.values[v].bytes for v in inputs)
     sizes = Sizes(rows, int(choice.cheap * largest))
+    takes_own = _takes_own(choice)
     opened: set[int] = set()
     for _ in range(MOST_CHANGES):
         flat = flatten(closed, program, opened)
         try:
-            found = analyse(flat, inputs, sizes)
+            found = analyse(flat, inputs, sizes, takes_own)
             break
         except Opened as error:
             opened.add(error.op)
@@ -77,28 +81,49 @@ def _cut(
         )
     _check_batch(program, found)
     demand = Demand(found)
+    cut = cut_of(program, found, demand, choice.count, rows)
+    cut = replace(cut, inputs=tuple(sorted(inputs)), opened=tuple(sorted(opened)))
+    _check_own(cut)
+    _check(program, choice, cut, _waits(found, demand), found)
+    return cut, found
+
+
+def cut_of(
+    program: Program, found: Found, demand: Demand, count: int, rows: int
+) -> Cut:
+    """What runs where, as data.
+
+    Args:
+      program: the program.
+      found, demand: the analysis, and what is needed of it.
+      count: pieces.
+      rows: of what is cut.
+    """
     flops = _flops(program)
-    total = sum(flops[op] for op in program.body.ops)
     loops, outside = demand.loops(), demand.outside()
     runs: dict[int, int] = {}
     for loop in loops:
         for op in loop.ops:
             runs[op] = runs.get(op, 0) + 1
-    cut = Cut(
+    return Cut(
         rows=rows,
-        count=choice.count,
-        inputs=tuple(sorted(inputs)),
+        count=count,
+        inputs=(),
         outside=outside,
         loops=loops,
-        opened=tuple(sorted(opened)),
-        flops=total,
+        opened=(),
+        flops=sum(flops[op] for op in program.body.ops),
         again_flops=sum((n - 1) * flops[op] for op, n in runs.items()),
         meeting_flops=meeting_flops(found, outside, flops),
+        own=tuple(sorted(found.flow.own)),
         why=tuple(_said(m) for m in _waits(found, demand)),
         program=program,
     )
-    _check(program, choice, cut, _waits(found, demand), found)
-    return cut, found
+
+
+def _takes_own(choice: Choice) -> Callable[[Item], bool]:
+    places = [*map(at_place, choice.per_microbatch)]
+    return lambda item: any(is_there(item.op.source) for is_there in places)
 
 
 def _check_count(program: Program, count: int, rows: int) -> None:
@@ -122,7 +147,7 @@ def _check_batch(program: Program, found: Found) -> None:
         for value, use in zip(item.operands, uses, strict=True):
             state = found.states[value]
             is_sliced = isinstance(use, Rows) and isinstance(state, Whole)
-            if is_sliced and _is_parameter(found, value):
+            if is_sliced and is_parameter(found.flat, value):
                 raise MicrobatchError(
                     f"`{program.name}` has no batch of {rows}: a dim of its data of"
                     " that size is contracted with a parameter.",
@@ -131,16 +156,6 @@ def _check_batch(program: Program, found: Found) -> None:
                     f"{[program.values[v].shape for v in item.operands]}",
                     fix="let the batch be the first dim of all data.",
                 )
-
-
-def _is_parameter(found: Found, value: int) -> bool:
-    """Whether a value is an input as it is, or moved or converted."""
-    while value in found.flat.maker:
-        item = found.flat.maker[value]
-        if item.blocks or not item.op.traits.keeps_data or len(item.operands) != 1:
-            return False
-        (value,) = item.operands
-    return value in found.flat.top.inputs
 
 
 def _waits(found: Found, demand: Demand) -> list[Meeting]:
@@ -178,8 +193,9 @@ def _check(
             " meet again and again.",
             where=_where(waits),
             numbers=f"{loops} loops, at most {choice.most_loops}; {_couplings(waits)}",
-            fix="take out what couples the rows of a batch (of BatchNorm in training:"
-            " use statistics that are fixed, or GroupNorm), or `microbatches=1`.",
+            fix="take out what couples the rows of a batch, or plan with"
+            " `microbatches=1`. For statistics of each micro-batch, as of BatchNorm in"
+            f" training, ask for them: per_microbatch={_name(waits)}.",
         )
     if cut.meeting_flops > choice.most_meeting * cut.flops:
         costly = [m for m in found.meetings if m.is_costly]
@@ -192,8 +208,29 @@ def _check(
         )
 
 
+def _check_own(cut: Cut) -> None:
+    """Refuse what has no mean over pieces."""
+    for crossing in (c for loop in cut.loops for c in loop.leaving):
+        value = cut.program.values[crossing.value]
+        if crossing.how == "mean" and "float" not in value.dtype:
+            op = next(o for o in cut.program.ops if value.id in o.results)
+            raise MicrobatchError(
+                f"`{op.name}` depends on sums of each micro-batch, and has no mean.",
+                where=str(op.source),
+                numbers=f"{value.dtype}{list(value.shape)}",
+                fix="name fewer places in per_microbatch=, or `microbatches=1`.",
+            )
+
+
 def _where(meetings: list[Meeting]) -> str:
     return f"{meetings[0].item.op.source}" if meetings else ""
+
+
+def _name(meetings: list[Meeting]) -> str:
+    """A place of the ops that couple a batch, as a user would name it."""
+    source = meetings[0].item.op.source if meetings else Source()
+    module = re.sub(r"_\d+$", "", source.scopes.rpartition("/")[2])
+    return repr(module or source.function.rpartition(".")[2] or str(source))
 
 
 def _couplings(meetings: list[Meeting]) -> str:

@@ -17,6 +17,7 @@ from rhino_jax.transform.microbatch.flow.states import (
     State,
     Whole,
     is_outside,
+    is_own,
     is_there,
 )
 
@@ -94,7 +95,7 @@ class Demand:
             is_known = (
                 value in self.made
                 and self.time[value] <= loop
-                and not isinstance(state, Partial)
+                and not (isinstance(state, Partial) or is_own(state))
             )
             if item is not None and is_there(state, use) and not is_known:
                 body.ops.add(item.op.id)
@@ -159,4 +160,6 @@ def _leaving(value: int, state: State) -> Crossing:
         return Crossing(value, state.reducer)
     if isinstance(state, Rows):
         return Crossing(value, "stacked", *state.place)
+    if is_own(state):
+        return Crossing(value, "mean")
     return Crossing(value, "unchanged")

@@ -48,7 +48,7 @@ def split_scan(closed: Any, flat: Flat, scan: Item, values: Sequence[int]) -> An
 
     def run(*arrays: Any) -> list[Any]:
         count = len(opened.invars)
-        return _run(opened, arrays[count:], arrays[:count], _scan_in_two)
+        return run_jaxpr(opened, arrays[count:], arrays[:count], _scan_in_two)
 
     def _scan_in_two(eqn: Any, operands: list[Any]) -> list[Any] | None:
         if eqn is scan.eqn:
@@ -61,7 +61,7 @@ def split_scan(closed: Any, flat: Flat, scan: Item, values: Sequence[int]) -> An
 Instead = Callable[[Any, list[Any]], "list[Any] | None"]
 
 
-def _run(
+def run_jaxpr(
     jaxpr: Any,
     consts: Sequence[Any],
     arrays: Sequence[Any],
@@ -84,7 +84,7 @@ def _run(
                 if eqn.primitive.name in REMATS and has_barrier(eqn.params):
                     # One by one: the first loop needs some of them only.
                     operands = [*map(lax.optimization_barrier, operands)]
-                found = _run(
+                found = run_jaxpr(
                     open_jaxpr(body), jaxpr_consts(body), operands, instead, opened
                 )
             if found is None:
@@ -120,7 +120,7 @@ def _in_two(eqn: Any, operands: list[Any], sums: Sums) -> list[Any]:
                     found[sums[i][1]] = given[i]
             return found
 
-        outs = _run(
+        outs = run_jaxpr(
             body,
             jaxpr_consts(closed),
             [*consts, *carry, *xs],

@@ -98,17 +98,20 @@ class Apart:
         return lax.convert_element_type(x, dtype)
 
 
-def take_apart(closed: Any, program: Program, count: int) -> Apart:
+def take_apart(
+    closed: Any, program: Program, count: int, places: tuple[str, ...] = ()
+) -> Apart:
     """A step as what is done before, in and after the loop over its micro-batches.
 
     Args:
       closed: a closed jaxpr.
       program: imported from it.
-      count: micro-batches; 1 for the whole batch at once.
+      count: micro-batches.
+      places: where sums over the batch are those of a micro-batch.
     Raises:
       MicrobatchError: it cannot be cut so, or not into one loop.
     """
-    choice = Choice(count, most_loops=1)
+    choice = Choice(count, most_loops=1, per_microbatch=places)
     cut, found = find_cut(closed, program, choice)
     _check_even(program, cut)
     opened = consts_as_inputs(open_jaxpr(closed))

@@ -25,6 +25,7 @@ hide_frames(__file__)
 
 COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
     "sum": lax.add,
+    "mean": lax.add,
     "prod": lax.mul,
     "max": lax.max,
     "min": lax.min,
@@ -33,17 +34,20 @@ COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def emitted(found: Found, cut: Cut, accumulate: str) -> Callable[..., list[Any]]:
+def emitted(
+    found: Found, cut: Cut, accumulate: str, scope: str = "micro-batches"
+) -> Callable[..., list[Any]]:
     """A function of the program's inputs and constants, to be traced.
 
     Args:
       found: the analysis.
       cut: what runs where.
       accumulate: type in which sums of narrower floats are kept.
+      scope: name of the loops.
     """
 
     def run(*arrays: Any) -> list[Any]:
-        outside = _Outside(found, cut, accumulate)
+        outside = _Outside(found, cut, accumulate, scope)
         top = found.flat.top
         outside.env.update(zip(top.inputs, arrays, strict=True))
         for at, ops in enumerate(cut.outside):
@@ -70,6 +74,7 @@ class _Outside:
     found: Found
     cut: Cut
     accumulate: str
+    scope: str
     env: dict[int, Any] = field(default_factory=dict)
 
     def read(self, value: int) -> Any:
@@ -86,13 +91,14 @@ class _Outside:
         if not loop.leaving:
             return
         split = Split.of(self.cut.rows, self.cut.count)
-        views = {
-            (c.value, c.dim, c.outer, c.inner): view(
-                self.read(c.value), Rows(c.dim, c.outer, c.inner), split
-            )
-            for c in loop.entering
-            if c.how == "sliced"
-        }
+        views = {}
+        for c in loop.entering:
+            if c.how == "sliced":
+                rows = Rows(c.dim, c.outer, c.inner)
+                with self.line(c):
+                    views[(c.value, *rows.place)] = view(
+                        self.read(c.value), rows, split
+                    )
 
         def piece(index: Any) -> list[Any]:
             inside = Inside(self.found, Piece(split, index), self.read, views)
@@ -109,7 +115,7 @@ class _Outside:
             return [self.combined(*pair) for pair in pairs], stacks
 
         starts = [self.start(c) for c in kept]
-        with jax.named_scope("micro-batches"):
+        with jax.named_scope(self.scope):
             carry, stacks = lax.scan(step, starts, lax.iota(np.int32, split.full))
         rest: list[Any] = [None] * len(leaving)
         if split.rest:
@@ -145,9 +151,10 @@ class _Outside:
         dtype = jnp.dtype(value.dtype)
         fill: Any = 0
         if crossing.how != "unchanged":
-            if crossing.how == "sum" and _is_narrow(dtype):
+            is_sum = crossing.how in ("sum", "mean")
+            if is_sum and _is_narrow(dtype):
                 dtype = jnp.dtype(self.accumulate)
-            fill = identity(crossing.how, dtype)
+            fill = identity("sum" if is_sum else crossing.how, dtype)
         with self.line(crossing):
             return lax.full(value.shape, fill, dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax import lax
 from rhino_jax._compat import bind_eqn, hide_frames, key_words, threefry_words
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.check.indexed import identity
-from rhino_jax.transform.microbatch.cut import Loop
+from rhino_jax.transform.microbatch.cut import Crossing, Loop
 from rhino_jax.transform.microbatch.emit.local import local_params
 from rhino_jax.transform.microbatch.emit.pieces import Piece, positions
 from rhino_jax.transform.microbatch.emit.regions import REGIONS
@@ -27,6 +28,7 @@ from rhino_jax.transform.microbatch.flow.states import (
     Rows,
     State,
     Whole,
+    is_own,
     is_there,
 )
 
@@ -51,7 +53,7 @@ class Inside:
         self.found, self.piece = found, piece
         self.env: dict[int, Any] = {}
         self._outer, self._views = outer, views
-        self._remade: dict[tuple[int, tuple[int, int, int]], Any] = {}
+        self._remade: dict[tuple[int, tuple[int, int, int], bool], Any] = {}
 
     def top(self, loop: Loop) -> list[Any]:
         """Do what the loop does to a piece; what leaves it."""
@@ -59,7 +61,11 @@ class Inside:
         for item in self.found.flat.top.items:
             if item.op.id in wanted:
                 self.item(item)
-        return [self.env[c.value] for c in loop.leaving]
+        return [self.leaving(c) for c in loop.leaving]
+
+    def leaving(self, crossing: Crossing) -> Any:
+        x = self.env[crossing.value]
+        return _scaled(x, self.piece.share) if crossing.how == "mean" else x
 
     def block(self, block: Block, arrays: Sequence[Any]) -> list[Any]:
         """Run a region."""
@@ -75,10 +81,14 @@ class Inside:
         """A value as the loop has it."""
         return self.env[value] if value in self.env else self._outer(value)
 
-    def full(self, value: int) -> Any:
-        """A value in full; of one that pieces make, what a loop before made."""
-        if isinstance(self.found.states[value], Whole):
+    def full(self, value: int, own: bool = False) -> Any:
+        """A value in full; of one that pieces make, what a loop before made, or what
+        the piece's own rows make of it."""
+        state = self.found.states[value]
+        if isinstance(state, Whole):
             return self.asis(value)
+        if own and isinstance(state, Partial):
+            return _scaled(self.env[value], 1 / self.piece.share)
         return self._outer(value)
 
     def item(self, item: Item) -> None:
@@ -137,6 +147,10 @@ class Inside:
     def read(self, value: int, use: State) -> Any:
         """A value as an op reads it."""
         state = self.found.states[value]
+        if isinstance(state, Partial) and not isinstance(use, Partial) and use.is_own:
+            if isinstance(use, Rows):
+                return self.sliced(value, use)
+            return self.full(value, own=True)
         if isinstance(use, Rows) and not isinstance(state, Rows | Partial):
             return self.sliced(value, use)
         if is_there(state, use) and value in self.env:
@@ -149,6 +163,8 @@ class Inside:
 
     def coerced(self, x: Any, state: State, use: State) -> Any:
         """What is there in a piece in one state, in another."""
+        if isinstance(use, Partial) and is_own(state):
+            return _scaled(x, self.piece.share)
         if isinstance(use, Partial) and isinstance(state, Whole) and not state.is_zero:
             none = lax.full_like(x, identity(use.reducer, x.dtype))
             return lax.select(jnp.broadcast_to(self.piece.is_first, x.shape), x, none)
@@ -158,7 +174,7 @@ class Inside:
 
     def sliced(self, value: int, rows: Rows) -> Any:
         """The piece's rows of a whole value."""
-        key = value, rows.place
+        key = value, rows.place, rows.is_own
         if key not in self._remade:
             self._remade[key] = self._sliced(value, rows)
         return self._remade[key]
@@ -168,7 +184,7 @@ class Inside:
             return self.piece.take(self._views[(value, *rows.place)], rows)
         if self.found.leaves_of(value, rows) is not None:
             return self.remade(value, rows)
-        return self.piece.of(self.full(value), rows)
+        return self.piece.of(self.full(value, rows.is_own), rows)
 
     def remade(self, value: int, rows: Rows) -> Any:
         """A piece of what an op makes from its place alone, or from such."""
@@ -182,7 +198,9 @@ class Inside:
             spot = spot_of(item, value, rows, self.found.flow.sizes.rows)
             assert spot is not None
             arrays = [
-                self.full(v) if cut is None else self.sliced(v, cut)
+                self.full(v, rows.is_own)
+                if cut is None
+                else self.sliced(v, replace(cut, is_own=rows.is_own))
                 for v, cut in operands_cut(item, spot)
             ]
             (result,) = self.bound(item, arrays, [shape])
@@ -214,6 +232,10 @@ class Inside:
             step *= whole.shape[d]
         words = key_words(self.full(item.operands[0]))
         return threefry_words(words, at, whole.dtype)
+
+
+def _scaled(x: Any, by: float) -> Any:
+    return lax.mul(x, lax.full_like(x, by))
 
 
 def _own_rows(indices: Any, by: ByRows) -> Any:

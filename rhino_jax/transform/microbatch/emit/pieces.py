@@ -14,7 +14,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from rhino_jax._compat import hide_frames
 from rhino_jax.transform.microbatch.flow.states import Rows
+
+
+hide_frames(__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,11 @@ class Piece:
     @property
     def start(self) -> Any:
         return self.split.rows - self.split.rest if self.index is None else self.index
+
+    @property
+    def share(self) -> float:
+        """Of the rows of the batch."""
+        return self.rows / self.split.rows
 
     @property
     def is_first(self) -> Any:

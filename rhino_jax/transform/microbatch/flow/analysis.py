@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.frontend.regions import REMATS
@@ -15,7 +15,9 @@ from rhino_jax.transform.microbatch.flow.ops import (
     in_full,
     run_plain,
     together,
+    with_own,
 )
+from rhino_jax.transform.microbatch.flow.part import Part
 from rhino_jax.transform.microbatch.flow.regions import Coupled, Flow, relative
 from rhino_jax.transform.microbatch.flow.states import (
     Partial,
@@ -66,6 +68,7 @@ class Found:
     """Attributes:
     flat: the program.
     flow: states of values and how ops run.
+    part: what may run in a loop; None: all of it.
     meetings: where rows of the batch meet, in order.
     full: values that are needed in full.
     leaves: of whole values, what a piece of them is made from.
@@ -73,6 +76,7 @@ class Found:
 
     flat: Flat
     flow: Flow
+    part: Part | None = None
     meetings: list[Meeting] = field(default_factory=list)
     full: set[int] = field(default_factory=set)
     leaves: Leaves = field(default_factory=dict)
@@ -86,17 +90,25 @@ class Found:
         return self.flow.states
 
 
-def analyse(flat: Flat, cut: Mapping[int, Rows], sizes: Sizes) -> Found:
+def analyse(
+    flat: Flat,
+    cut: Mapping[int, Rows],
+    sizes: Sizes,
+    takes_own: Callable[[Item], bool] = lambda item: False,
+    part: Part | None = None,
+) -> Found:
     """Walk a program.
 
     Args:
       flat: the program.
       cut: inputs that hold the batch, by value id.
       sizes: of the batch.
+      takes_own: whether an op shall take sums over the batch from a piece's own rows.
+      part: what may run in a loop; None: all of it.
     Raises:
       Opened: a recomputed region has to be taken apart.
     """
-    found = Found(flat, Flow(flat, sizes))
+    found = Found(flat, Flow(flat, sizes, takes_own=takes_own), part)
     states = found.states
     for value, const in flat.consts.items():
         states[value] = Whole(is_zero=_is_zero(const))
@@ -114,7 +126,9 @@ def _is_zero(const: object) -> bool:
 def _run(found: Found, item: Item) -> Ran:
     """How an op runs, with operands in full where it needs that."""
     states = _as_known(found, item)
-    is_cut = not all(isinstance(s, Whole) for s in states)
+    if found.part is not None:
+        states = found.part.reads(item, states)
+    is_cut, met = not all(isinstance(s, Whole) for s in states), False
     while True:
         done = (
             _run_region(found, item, states)
@@ -123,6 +137,14 @@ def _run(found: Found, item: Item) -> Ran:
         )
         if isinstance(done, Ran):
             break
+        own = None
+        if found.flow.takes_own(item):
+            own = with_own(found.flat, item, states, done, is_inside=True)
+        if own is not None:
+            found.flow.own.add(item.op.id)
+            states = own
+            continue
+        met = True
         known = [in_full(states[i]) for i in done.operands]
         values = tuple(item.operands[i] for i in done.operands)
         phase = max(s.phase for s in known)
@@ -130,7 +152,7 @@ def _run(found: Found, item: Item) -> Ran:
         found.full.update(values)
         for i, state in zip(done.operands, known, strict=True):
             states[i] = state
-    if is_cut and all(isinstance(s, Whole) for s in done.results):
+    if met and is_cut and all(isinstance(s, Whole) for s in done.results):
         last = found.meetings[-1]
         found.meetings[-1] = replace(last, is_costly=True)
     return done
@@ -179,5 +201,5 @@ def _run_region(found: Found, item: Item, states: Sequence[State]) -> Ran | Need
 
 def _at(state: State, phase: int) -> State:
     if isinstance(state, Whole):
-        return Whole(phase, state.is_zero, is_inside=True)
+        return Whole(phase, state.is_zero, is_inside=True, is_own=state.is_own)
     return replace(state, phase=phase)

@@ -88,6 +88,16 @@ def flatten(closed: Any, program: Program, opened: Collection[int] = ()) -> Flat
     return Flat(program, top, walk.consts, walk.maker)
 
 
+def is_parameter(flat: Flat, value: int) -> bool:
+    """Whether a value is an input as it is, or moved or converted."""
+    while value in flat.maker:
+        item = flat.maker[value]
+        if item.blocks or not item.op.traits.keeps_data or len(item.operands) != 1:
+            return False
+        (value,) = item.operands
+    return value in flat.top.inputs
+
+
 @dataclass(slots=True)
 class _Walk:
     program: Program

@@ -19,6 +19,7 @@ from rhino_jax.transform.microbatch.flow.states import (
     State,
     Whole,
     is_free,
+    is_own,
     known_after,
     locate,
     placed,
@@ -80,7 +81,7 @@ def run_plain(
     if item.op.name in JOINING and len(states) == len(item.results):
         phase = max(s.phase for s in states)
         passed = (
-            Whole(phase, s.is_zero, True)
+            Whole(phase, s.is_zero, True, s.is_own)
             if isinstance(s, Whole)
             else replace(s, phase=phase, cheap=None)
             for s in states
@@ -103,11 +104,12 @@ def together(states: Sequence[State]) -> Whole | tuple[int, ...]:
     """
     phase = max((s.phase for s in states), default=0)
     insides = [i for i, s in enumerate(states) if isinstance(s, Whole) and s.is_inside]
+    own = any(map(is_own, states))
     if not insides:
-        return Whole(phase)
+        return Whole(phase, is_own=own)
     first = max(states[i].phase for i in insides)
     late = any(s.phase > first for s in states)
-    return tuple(insides) if late else Whole(first, is_inside=True)
+    return tuple(insides) if late else Whole(first, is_inside=True, is_own=own)
 
 
 def _whole(item: Item, states: Sequence[State]) -> Ran | Needs:
@@ -140,11 +142,17 @@ def _on_partials(item: Item, states: Sequence[State]) -> Ran | Needs | None:
         if not set(at) <= set(group):
             continue
         rest = [s for i, s in enumerate(states) if i not in at]
-        zeros = all(_is_zero(states[i]) for i in group if i not in at)
-        if zeros and (reducer == "sum" or set(group) == set(at)):
+        others = [states[i] for i in group if i not in at]
+        fits = all(_is_zero(s) or is_own(s) for s in others)
+        if fits and (reducer == "sum" or set(group) == set(at)):
             if all(s.phase <= phase for s in rest):
                 made = Partial(reducer, phase)
-                return Ran(tuple(states), (made,) * len(item.results))
+                # Pieces' own values are parts of their mean.
+                uses = (
+                    made if i in group and is_own(s) else s
+                    for i, s in enumerate(states)
+                )
+                return Ran(tuple(uses), (made,) * len(item.results))
             return Needs(tuple(at), f"{what} meets what is known after it")
     return Needs(tuple(at), f"it is not linear in {what}")
 
@@ -215,7 +223,10 @@ def _at(item: Item, states: Sequence[State], spot: Spot) -> Ran | Needs:
     uses: list[State] = []
     for state, layout in zip(states, rule.operands, strict=True):
         want = placed(rule, layout, spot)
-        uses.append(state if want is None or isinstance(state, Rows) else want)
+        if want is None or isinstance(state, Rows):
+            uses.append(state)
+        else:
+            uses.append(replace(want, is_own=is_own(state)))
     reducer = rule.factors[spot.factor].reducer
     results: list[State] = []
     for layout in rule.results:
@@ -255,6 +266,30 @@ def _cheaply(state: State, cheap: int) -> State:
     if isinstance(state, Partial):
         return Partial(state.reducer, state.phase, cheap)
     return state
+
+
+def with_own(
+    flat: Flat, item: Item, states: Sequence[State], needs: Needs, is_inside: bool
+) -> list[State] | None:
+    """The operands of an op that is asked to take what it needs from a piece's own
+    rows; None where that is no sum of floats over the batch.
+
+    Args:
+      flat: its program.
+      item: the op.
+      states: of its operands.
+      needs: what it needs in full.
+      is_inside: whether it is no op of a region.
+    """
+    found = list(states)
+    for i in needs.operands:
+        state, dtype = states[i], flat.program.values[item.operands[i]].dtype
+        if not isinstance(state, Partial) or state.reducer != "sum":
+            return None
+        if not ("float" in dtype or "complex" in dtype):
+            return None
+        found[i] = Whole(state.phase, is_inside=is_inside, is_own=True)
+    return found
 
 
 def in_full(state: State) -> Whole:

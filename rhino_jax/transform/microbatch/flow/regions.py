@@ -11,13 +11,20 @@ from dataclasses import dataclass, field, replace
 
 from rhino_jax.ir.program import RegionKind
 from rhino_jax.transform.microbatch.flow.blocks import Block, Flat, Item
-from rhino_jax.transform.microbatch.flow.ops import Needs, Ran, Sizes, run_plain
+from rhino_jax.transform.microbatch.flow.ops import (
+    Needs,
+    Ran,
+    Sizes,
+    run_plain,
+    with_own,
+)
 from rhino_jax.transform.microbatch.flow.states import (
     Partial,
     Rows,
     State,
     Whole,
     inside,
+    is_own,
 )
 
 
@@ -41,12 +48,16 @@ class Flow:
     flat, sizes: what is walked.
     states: of every value that was met, by id; inside regions relative to the loop.
     ran: of every op that was met, by id, how it runs.
+    takes_own: whether an op shall take sums over the batch from a piece's own rows.
+    own: the ops that do.
     """
 
     flat: Flat
     sizes: Sizes
     states: dict[int, State] = field(default_factory=dict)
     ran: dict[int, Ran] = field(default_factory=dict)
+    takes_own: Callable[[Item], bool] = lambda item: False
+    own: set[int] = field(default_factory=set)
 
     def block(self, block: Block, enters: Sequence[State]) -> list[State]:
         """Walk a region; the states of what leaves it.
@@ -60,12 +71,21 @@ class Flow:
             if item.blocks:
                 ran = self.region(item, states)
             else:
-                found = run_plain(self.flat, item, states, self.sizes)
-                if isinstance(found, Needs):
-                    found = self.masked(item, states, found)
-                ran = found
+                ran = self.plain(item, states)
             self.keep(item, ran)
         return [self.states[v] for v in block.outputs]
+
+    def plain(self, item: Item, states: list[State]) -> Ran:
+        """An op without regions, inside of a region."""
+        found = run_plain(self.flat, item, states, self.sizes)
+        if isinstance(found, Needs) and self.takes_own(item):
+            own = with_own(self.flat, item, states, found, is_inside=False)
+            if own is not None:
+                self.own.add(item.op.id)
+                return self.plain(item, own)
+        if isinstance(found, Needs):
+            return self.masked(item, states, found)
+        return found
 
     def keep(self, item: Item, ran: Ran) -> None:
         self.ran[item.op.id] = ran
@@ -110,7 +130,8 @@ class Flow:
         assert item.op.call is not None
         if all(isinstance(s, Whole) for s in states):
             self.skip(item)
-            return Ran(tuple(states), (Whole(),) * len(item.results))
+            made = Whole(is_own=any(map(is_own, states)))
+            return Ran(tuple(states), (made,) * len(item.results))
         return _KINDS[item.op.call.kind](self, item, states)
 
     def skip(self, item: Item) -> None:
@@ -119,7 +140,8 @@ class Flow:
     def joined(self, item: Item, a: State, b: State) -> State:
         """What a value is that is one or the other."""
         if isinstance(a, Whole) and isinstance(b, Whole):
-            return replace(a, is_zero=a.is_zero and b.is_zero)
+            zero, own = a.is_zero and b.is_zero, a.is_own or b.is_own
+            return replace(a, is_zero=zero, is_own=own)
         if isinstance(a, Whole):
             a, b = b, a
         if a == b or (

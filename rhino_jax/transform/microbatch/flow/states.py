@@ -22,11 +22,14 @@ class Whole:
       phase: how many loops run before it is known.
       is_zero: whether every element is zero.
       is_inside: made inside loop `phase`, and the same in every piece.
+      is_own: not the same in every piece, as it was asked for: each has what its own
+        rows make of it. Outside, the mean of the pieces' stands for it.
     """
 
     phase: int = 0
     is_zero: bool = False
     is_inside: bool = False
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Rows:
       phase: the first loop that can make it.
       cheap: how many loops run before it may be made in full, cheaply, outside of
         loops; None: it is not cheap.
+      is_own: as an op reads a sum over the batch: rows of what a piece's own rows make
+        of it.
     """
 
     dim: int
@@ -45,6 +50,7 @@ class Rows:
     inner: int = 1
     phase: int = 0
     cheap: int | None = None
+    is_own: bool = False
 
     def local(self, shape: Sequence[int], rows: int) -> tuple[int, ...]:
         """The shape of a piece of so many rows."""
@@ -90,7 +96,7 @@ def is_there(state: State, use: State) -> bool:
         return state.is_inside and (not isinstance(use, Whole) or state == use)
     if isinstance(state, Rows):
         return isinstance(use, Rows) and state.place == use.place
-    return isinstance(use, Partial)
+    return isinstance(use, Partial) or use.is_own
 
 
 def known_after(state: State) -> int:
@@ -103,8 +109,13 @@ def known_after(state: State) -> int:
 def inside(state: State) -> State:
     """The same as a region sees it, which runs inside a loop."""
     if isinstance(state, Whole):
-        return Whole(is_zero=state.is_zero)
+        return Whole(is_zero=state.is_zero, is_own=state.is_own)
     return replace(state, phase=0, cheap=None)
+
+
+def is_own(state: State) -> bool:
+    """Whether pieces have something of their own for a value."""
+    return isinstance(state, Whole) and state.is_own
 
 
 @dataclass(frozen=True, slots=True)
