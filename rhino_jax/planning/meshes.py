@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rhino_jax.errors import StageError
+from rhino_jax.errors import PinError, StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
 from rhino_jax.keywords import read_choice, read_count
+from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 
 
 STAGE_AXIS = "stage"
@@ -87,3 +90,28 @@ def _staged(target: Target, devices: int, stages: int) -> list[MeshAxes]:
         )
         for shape in mesh_shapes(target, devices // stages)
     ]
+
+
+def where_pins_hold(
+    every: Iterable[MeshAxes], pinned: Mapping[str, Any], program: Program
+) -> tuple[list[MeshAxes], ResolvedPins]:
+    """The meshes on which all pins hold, and the pins on the last of them.
+
+    Raises:
+      PinError: there is none.
+    """
+    meshes: list[MeshAxes] = []
+    resolved: ResolvedPins | None = None
+    error: PinError | None = None
+    for axes in every:
+        try:
+            resolved = resolve_pins(pinned, program, axes)
+        except PinError as failed:
+            # The last has the most axes, so what it says is the most useful.
+            error = failed
+            continue
+        meshes.append(axes)
+    if resolved is None:
+        assert error is not None
+        raise error
+    return meshes, resolved

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from rhino_jax.apply.meshes import axes_of_mesh, devices_here, make_mesh
 from rhino_jax.apply.with_plan import with_trees
-from rhino_jax.errors import InfeasiblePlanError, PinError
+from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
@@ -43,7 +43,13 @@ from rhino_jax.planning.like import (
     like_is_in_the_way,
     plan_of_like,
 )
-from rhino_jax.planning.meshes import MeshAxes, candidates, num_stages, read_stages
+from rhino_jax.planning.meshes import (
+    MeshAxes,
+    candidates,
+    num_stages,
+    read_stages,
+    where_pins_hold,
+)
 from rhino_jax.planning.per_microbatch import (
     check_places,
     read_microbatches,
@@ -335,18 +341,5 @@ class Wishes:
     ) -> tuple[list[MeshAxes], ResolvedPins]:
         """The meshes to compare: those on which all pins hold."""
         count = target.num_devices or len(devices_here(self.what))
-        meshes: list[MeshAxes] = []
-        resolved: ResolvedPins | None = None
-        error: PinError | None = None
-        for axes in candidates(traced, target, count, stages):
-            try:
-                resolved = resolve_pins(pinned, traced.program, axes)
-            except PinError as failed:
-                # The last has the most axes, so what it says is the most useful.
-                error = failed
-                continue
-            meshes.append(axes)
-        if resolved is None:
-            assert error is not None
-            raise error
-        return meshes, resolved
+        every = candidates(traced, target, count, stages)
+        return where_pins_hold(every, pinned, traced.program)
