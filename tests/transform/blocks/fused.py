@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import rhino_jax as rhino
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -21,6 +23,7 @@ class Shape:
         of shape `(d, 3, h, k)` and `(d, 2, f)`.
       heads, kv_heads, head: how many, and the size of each.
       wide: of the feed-forward layer, and of each of gate and what it gates.
+      held: the spec of what every layer reads, if it is held fixed.
     """
 
     how: str = "split"
@@ -34,6 +37,7 @@ class Shape:
     is_scanned: bool = False
     is_remat: bool = False
     compute: Any = jnp.float32
+    held: Any = None
 
     @property
     def fused(self) -> int:
@@ -91,6 +95,7 @@ def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 def _block(shape: Shape, x: jax.Array, p: Any) -> jax.Array:
     rows, length, _ = x.shape
+    x = x if shape.held is None else rhino.pin(x, shape.held)
     q, k, v = _heads(shape, p, _norm(x, p["scale"]))
     # Without the tanh, gradients of the biases of keys are zero, and updates noise.
     scores = jnp.einsum("bqhk,bshk->bhqs", q, jnp.tanh(k)) * shape.head**-0.5
@@ -137,13 +142,14 @@ def train_step_of(shape: Shape, optimizer: optax.GradientTransformation) -> Any:
     return train_step
 
 
+# Where gradients are all but zero, updates are noise without an epsilon.
 OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
-    "adamw": lambda: optax.adamw(1e-2),
+    "adamw": lambda: optax.adamw(1e-2, eps=1e-3),
     "clipped adamw": lambda: optax.chain(
-        optax.clip_by_global_norm(0.5), optax.adamw(1e-2)
+        optax.clip_by_global_norm(0.5), optax.adamw(1e-2, eps=1e-3)
     ),
     # Of every array, however small, rows and columns are kept apart.
-    "adafactor": lambda: optax.adafactor(1e-2, min_dim_size_to_factor=8),
+    "adafactor": lambda: optax.adafactor(1e-2, min_dim_size_to_factor=8, eps=1e-6),
 }
 
 
