@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from rhino_jax.garbage import no_garbage_collection
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Variant
 from rhino_jax.planning.partial_sums import with_open_sums
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.variants import KEPT_INSTEAD, Explorer, cut_in
-from rhino_jax.search.found import Found
 from rhino_jax.transform.recompute.as_kept import has_remat
 
 
 AUTO = "auto"
 
 
+@no_garbage_collection()
 def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
     """The plan of the variant of a program that is predicted fastest within memory.
 
@@ -38,21 +39,26 @@ def best_cut(search: Search, microbatches: int | str, recompute: str) -> Plan:
     if isinstance(microbatches, int) and microbatches > 1:
         search = search.after([cut_in(microbatches)])
     written, search = search, replace(search, refine=0)
-    first: Found | None = search.find()
-    assert first is not None
-    fits, compared = first.fits, first.compared
+    found = first = search.find()
+    typed = first  # has the recipes of the program as it is written
     variants: tuple[Variant, ...] = ()
     explorer = Explorer(
         search, first, microbatches == AUTO, recompute == AUTO, has_wish
     )
     if explorer.has_more:
-        search, first = explorer.best()
+        search, found = explorer.best()
+        typed = first if first.fits else found
         variants = explorer.variants()
-    search, plan = with_open_sums(search, search.plan(first))
+    if found.fits:
+        search, found = with_open_sums(search, found)
     if written.refine:
-        plan = _fastest_compiled(written if fits else None, search, written.refine)
+        plan = _fastest_compiled(
+            written if first.fits else None, search, written.refine
+        )
+    else:
+        plan = replace(search.plan(found), recipes=typed.recipes())
     # Variants are planned on the mesh of the first plan, where that fits.
-    return replace(plan, variants=variants, meshes=plan.meshes or compared)
+    return replace(plan, variants=variants, meshes=plan.meshes or first.compared)
 
 
 def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> Plan:

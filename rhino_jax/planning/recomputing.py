@@ -49,7 +49,7 @@ def with_room(search: Search, found: Found) -> Iterator[Found]:
     for room in ROOMS:
         wide = search.asking(
             level="fast", has_recipes=False, memory_budget_bytes=room * least
-        ).find()
+        ).again(found)
         if wide.fits:
             yield wide
 

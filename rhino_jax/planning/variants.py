@@ -81,8 +81,9 @@ class Explorer:
             return True
         return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
 
-    def best(self) -> tuple[Search, Found | None]:
-        """The search of the best variant, and what it found, where that is known.
+    def best(self) -> tuple[Search, Found]:
+        """The search of the best variant, and what it found, as it is asked for.
+
 
         Raises:
           InfeasiblePlanError: nothing fits.
@@ -99,7 +100,14 @@ class Explorer:
         best = self._chosen()
         if not best.found.fits:
             raise self._nothing_fits()
-        return best.search, self.first if best is written else None
+        found = best.found if best is written else self._again(best)
+        return best.search, found
+
+    def _again(self, tried: Tried) -> Found:
+        """What was found briefly, as it is asked for; with recipes if those of the
+        program as it is written do not fit."""
+        has_recipes = not self.first.fits
+        return tried.search.asking(has_recipes=has_recipes).again(tried.found)
 
     def _chosen(self) -> Tried:
         """The fastest, or what is as its user wrote it, if that is hardly slower."""
@@ -161,8 +169,7 @@ class Explorer:
         """On the mesh of the first plan, where there is one."""
         if not self.first.fits:
             return search
-        axes = self.first.solved[0].mesh_problem.model.mesh.axes
-        return search.on(tuple((a.name, a.size) for a in axes))
+        return search.on(self.first.mesh_axes)
 
     def _try(self, name: str, transforms: Sequence[Transform]) -> Tried | None:
         if time.monotonic() > self.search.request.deadline:

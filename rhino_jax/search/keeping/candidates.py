@@ -58,6 +58,10 @@ class _Asking:
         self.halves: Halves = halves_of(self.blocks.top)
         self.block: Block = self.blocks.top
         self.stacks = {s.value: s for s in find_stacks(self.blocks, self.halves)}
+        self.early_readers: dict[int, list[Line]] = {}
+        for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
+            for v in () if is_late else line.reads:
+                self.early_readers.setdefault(v, []).append(line)
         self.node_s = _seconds(model, labels)
         self.nodes: dict[int, list[int]] = {}
         for node in model.graph.nodes:
@@ -135,11 +139,7 @@ class _Asking:
         remade = self._again(value, kept - {value})
         lines = [self.block.lines[j] for j in remade.lines]
         start = max(
-            [
-                self._times(line)[1]
-                for j, line in enumerate(self.block.lines)
-                if not self.halves.is_late[j] and value in line.reads
-            ],
+            [self._times(line)[1] for line in self.early_readers.get(value, ())],
             default=self._times(self.block.lines[k])[1],
         )
         port = self.model.graph.held[value]
