@@ -144,8 +144,9 @@ class _Variants:
     found: list[tuple[Search, Found]] = field(default_factory=list)
 
     def find(self, sites: Sequence[Site]) -> tuple[Program, Found] | None:
-        """Search with the sums of these sites open; None where nothing fits."""
-        if not sites:
+        """Search with the sums of these sites open; None where nothing fits, or where
+        they are estimated to save less than they must gain."""
+        if sum(s.saved_s for s in sites) < LEAST_GAIN * self.first.step_s:
             return None
         choice = as_text(site.group for site in sites)
         search = self.search.after([Transform(PARTIAL_SUMS, 0, 0, choice)])
