@@ -15,7 +15,7 @@ import rhino_jax
 
 ROOT = Path(rhino_jax.__file__).parent
 
-PLAIN = "errors units version memo numbering disjoint keywords streams _compat"
+PLAIN = "errors units version memo garbage numbering disjoint keywords streams _compat"
 """Modules that know nothing of ours but one another."""
 
 ORDER = (

@@ -14,6 +14,7 @@ from typing import Any
 from rhino_jax import _compat
 from rhino_jax.errors import RuleError
 from rhino_jax.frontend.array_types import Type, type_of
+from rhino_jax.frontend.found_rules import FoundRules
 from rhino_jax.frontend.kernels import (
     estimated_flops,
     hidden_body,
@@ -153,23 +154,14 @@ class _Builder:
         self.values: list[Value] = []
         self.ops: list[Op | None] = []
         self.numbers: dict[int, float] = {}  # scalars that are known, by value id
-        # Equal types and equal rules are one object each.
-        self.types: dict[Type, Type] = {}
-        self.rules: dict[Rule, Rule] = {}
-        self.same_rule: dict[int, tuple[Rule, Rule]] = {}  # id → it, the one like it
+        self.types: dict[Type, Type] = {}  # equal ones are one object
+        self.rules = FoundRules(rule_of)
 
     def value(self, aval: Any, *, is_literal: bool = False) -> int:
         found = type_of(aval)
         shape, dtype = self.types.setdefault(found, found)
         self.values.append(Value(len(self.values), shape, dtype, is_literal))
         return len(self.values) - 1
-
-    def rule(self, rule: Rule) -> Rule:
-        """The one object for all rules that are equal to it."""
-        met = self.same_rule.get(id(rule))
-        if met is None:
-            met = self.same_rule[id(rule)] = rule, self.rules.setdefault(rule, rule)
-        return met[1]
 
     def atom(self, env: Env, atom: Any) -> int:
         """The value of an operand; a literal is a new value each time."""
@@ -203,14 +195,14 @@ class _Builder:
             self.numbers[results[0]] = self.numbers[operands[0]]
         source = source_of(eqn.source_info, outer)
         call = self.call(eqn, operands, source)
-        rule, is_known = (None, True) if call else rule_of(eqn)
+        rule, is_known = (None, True) if call else self.rules.of(eqn)
         manual = manual_of(eqn, source)
         self.ops[op_id] = Op(
             id=op_id,
             name=name,
             operands=operands,
             results=results,
-            rule=self.rule(rule.rule) if rule else None,
+            rule=self.rules.one(rule.rule) if rule else None,
             flops=float(rule.flops) if rule else 0.0,
             is_fusible=rule.is_fusible if rule else False,
             traits=(rule and rule.traits) or Traits(),

@@ -136,6 +136,12 @@ class Problem:
         other._held = self._spans()
         return other
 
+    def within(self, limit: float) -> Problem:
+        """The same problem with another memory limit."""
+        other = replace(self, limit=limit)
+        other._costs, other._held = self._lookups(), self._spans()
+        return other
+
     def priced(self, prices: Mapping[int, float]) -> Problem:
         """Memory at the given times charged at a price: a Lagrangian relaxation.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from rhino_jax.garbage import no_garbage_collection
 from rhino_jax.ir.blocks import Stored
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Variant
@@ -18,7 +19,6 @@ from rhino_jax.planning.per_microbatch import notes_of_places
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.storage import best_stored, stored_as, told_of_storage
 from rhino_jax.planning.variants import KEPT_INSTEAD, Explorer, cut_in
-from rhino_jax.search.found import Found
 from rhino_jax.transform.recompute.as_kept import has_remat
 
 
@@ -26,6 +26,7 @@ AUTO = "auto"
 IN_BLOCKS = "blocks"
 
 
+@no_garbage_collection()
 def best_cut(
     search: Search,
     microbatches: int | str,
@@ -48,29 +49,40 @@ def best_cut(
     elif not isinstance(storage, str):
         search = stored_as(search, storage)
     has_wish = has_remat(search.traced.program)
-    if recompute == "none" and has_wish:
-        search = search.after([KEPT_INSTEAD])
+    search = as_asked(search, recompute)
     if isinstance(microbatches, int) and microbatches > 1:
         search = search.after([cut_in(microbatches, places)])
     written, search = search, replace(search, refine=0)
-    first: Found | None = search.find()
-    assert first is not None
-    fits, compared = first.fits, first.compared
+    found = first = search.find()
+    typed = first  # has the recipes of the program as it is written
     variants: tuple[Variant, ...] = ()
     explorer = Explorer(
         search, first, microbatches == AUTO, recompute == AUTO, has_wish, places
     )
     if explorer.has_more:
-        search, first = explorer.best()
+        search, found = explorer.best()
+        typed = first if first.fits else found
         variants = explorer.variants()
-    search, plan = with_open_sums(search, search.plan(first))
+    if found.fits:
+        search, found = with_open_sums(search, found)
     if written.refine:
-        plan = _fastest_compiled(written if fits else None, search, written.refine)
+        plan = _fastest_compiled(
+            written if first.fits else None, search, written.refine
+        )
+    else:
+        plan = replace(search.plan(found), recipes=typed.recipes())
     # Variants are planned on the mesh of the first plan, where that fits.
     notes = (*plan.notes, *notes_of_places(plan.transforms))
-    meshes = plan.meshes or compared
+    meshes = plan.meshes or first.compared
     plan = replace(plan, variants=variants, meshes=meshes, notes=notes)
     return told_of_storage(plan)
+
+
+def as_asked(search: Search, recompute: str) -> Search:
+    """The search of the program without `jax.checkpoint`, where that was asked for."""
+    if recompute == "none" and has_remat(search.traced.program):
+        return search.after([KEPT_INSTEAD])
+    return search
 
 
 def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> Plan:

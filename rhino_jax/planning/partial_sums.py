@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.combine import combine_steps
-from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
@@ -19,8 +18,8 @@ from rhino_jax.ir.spec import Spec, replicated, share_of
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import PARTIAL_SUMS, Transform
 from rhino_jax.plan.decisions import Decisions
-from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.search import Search
+from rhino_jax.search.found import Found
 from rhino_jax.transform.partial_sums import Site, accumulated, as_text, sites
 
 
@@ -102,81 +101,76 @@ class PlannedPrices:
         return memory_s + op.flops * (shares[0] - shares[1]) / peak
 
 
-def sites_of(program: Program, plan: Plan, target: Target) -> list[Site]:
+def sites_of(program: Program, found: Found, target: Target) -> list[Site]:
     """Where a plan of a program sums what could stay open; the most useful first."""
-    mesh = lay_out(target, plan.mesh_axes)
-    return sites(program, PlannedPrices(program, plan.decisions, mesh, target))
+    mesh = lay_out(target, found.mesh_axes)
+    return sites(program, PlannedPrices(program, found.decisions(), mesh, target))
 
 
-def with_open_sums(search: Search, plan: Plan) -> tuple[Search, Plan]:
+def with_open_sums(search: Search, found: Found) -> tuple[Search, Found]:
     """The plan in which partial sums stay open, where one is predicted to be faster.
 
     Sums that the plan has are left open by it; sums of loops whatever it has, since a
     plan that sums in every trip has none.
 
     Args:
-      search: what was planned.
-      plan: its plan.
+      search: what was searched.
+      found: what was found.
     Returns:
-      The search of the program with open sums, and its plan; or what was given.
+      The search of the program with open sums, and what it found; or what was given.
     """
-    program, sizes = search.running.program, [size for _, size in plan.mesh_axes]
-    variants = _Variants(search, plan)
-    variants.plan(sites_of(program, plan, search.target))
-    supposed = variants.plan(accumulated(program, [math.prod(sizes)]))
+    program, sizes = search.running.program, [size for _, size in found.mesh_axes]
+    variants = _Variants(search.on(found.mesh_axes), found)
+    variants.find(sites_of(program, found, search.target))
+    supposed = variants.find(accumulated(program, [math.prod(sizes)]))
     if supposed is not None:
         used = _axes_of_pieces(*supposed, math.prod(sizes))
         if 0 < math.prod(sizes[a] for a in used) < math.prod(sizes):
-            variants.plan(accumulated(program, [sizes[a] for a in used]))
-    return variants.best()
+            variants.find(accumulated(program, [sizes[a] for a in used]))
+    return variants.best() or (search, found)
 
 
 @dataclass(slots=True, eq=False)
 class _Variants:
-    """Plans of a program with some sums open.
+    """A program with some sums open.
 
     Attributes:
-      search, first: of the program, and its plan.
-      found: searches and plans of variants, briefly searched.
+      search, first: of the program, and what was found of it.
+      found: searches of variants, and what they found briefly.
     """
 
     search: Search
-    first: Plan
-    found: list[tuple[Search, Plan]] = field(default_factory=list)
+    first: Found
+    found: list[tuple[Search, Found]] = field(default_factory=list)
 
-    def plan(self, sites: Sequence[Site]) -> tuple[Program, Plan] | None:
-        """Plan with the sums of these sites open; None where nothing fits."""
-        if not sites:
+    def find(self, sites: Sequence[Site]) -> tuple[Program, Found] | None:
+        """Search with the sums of these sites open; None where nothing fits, or where
+        they are estimated to save less than they must gain."""
+        if sum(s.saved_s for s in sites) < LEAST_GAIN * self.first.step_s:
             return None
         choice = as_text(site.group for site in sites)
-        open_sums = Transform(PARTIAL_SUMS, 0, 0, choice)
-        search = self.search.after([open_sums]).on(self.first.mesh_axes)
+        search = self.search.after([Transform(PARTIAL_SUMS, 0, 0, choice)])
         search = search.asking(has_recipes=False)
-        try:
-            plan = search.asking(level="fast").plan()
-        except InfeasiblePlanError:
+        found = search.asking(level="fast").find()
+        if not found.fits:
             return None
-        self.found.append((search, plan))
-        return search.running.program, plan
+        self.found.append((search, found))
+        return search.running.program, found
 
-    def best(self) -> tuple[Search, Plan]:
-        found = [(self.search, self.first), *self.found]
-        search, plan = min(found, key=lambda f: f[1].predicted.step_time_s)
-        least_s = (1 - LEAST_GAIN) * self.first.predicted.step_time_s
-        if plan.predicted.step_time_s >= least_s:
-            return self.search, self.first
-        if self.search.request.level != "fast":
-            again = search.plan()
-            if again.predicted.step_time_s <= plan.predicted.step_time_s:
-                plan = again
-        plan = replace(plan, recipes=self.first.recipes, meshes=self.first.meshes)
-        return search, plan
+    def best(self) -> tuple[Search, Found] | None:
+        """The fastest, searched as it is asked for; None where none gains enough."""
+        if not self.found:
+            return None
+        search, found = min(self.found, key=lambda f: f[1].step_s)
+        if found.step_s >= (1 - LEAST_GAIN) * self.first.step_s:
+            return None
+        return search, search.again(found)
 
 
-def _axes_of_pieces(program: Program, plan: Plan, count: int) -> tuple[int, ...]:
+def _axes_of_pieces(program: Program, found: Found, count: int) -> tuple[int, ...]:
     """The mesh axes by which most of what is summed over `count` pieces is cut."""
     weights: Counter[tuple[int, ...]] = Counter()
-    values, held = program.values, plan.decisions.values
+    values, held = program.values, found.decisions().values
     for op in program.ops:
         value = values[op.operands[0]] if op.operands else None
         is_sum = op.traits.kind is OpKind.REDUCTION

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rhino_jax.ir.transform import RECOMPUTE, Transform
 from rhino_jax.planning.search import Search
 from rhino_jax.search.found import Found
-from rhino_jax.search.keeping.choice import recompute_choice
+from rhino_jax.search.keeping.choice import recompute_choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,30 @@ def with_room(search: Search, found: Found) -> Iterator[Found]:
     for room in ROOMS:
         wide = search.asking(
             level="fast", has_recipes=False, memory_budget_bytes=room * least
-        ).find()
+        ).again(found)
         if wide.fits:
             yield wide
 
 
-def made_again(wide: Found, budget_bytes: float, cut: Cut | None) -> Transform | None:
-    """What is made again so that a program fits under the shardings of a plan; None
-    where nothing is, or none would do.
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Something that could be made again.
+
+    Attributes:
+      name: for people.
+      transform: that does it.
+      step_s, peak_bytes: as estimated, before it is planned.
+    """
+
+    name: str
+    transform: Transform
+    step_s: float
+    peak_bytes: int
+
+
+def made_again(wide: Found, budget_bytes: float, cut: Cut | None) -> list[Again]:
+    """What may be made again so that a program fits under the shardings of a plan, the
+    cheapest first; nothing where all fits, or none would do.
 
     Args:
       wide: a plan that need not fit.
@@ -68,6 +84,16 @@ def made_again(wide: Found, budget_bytes: float, cut: Cut | None) -> Transform |
         # A byte less in a micro-batch is one less in each of the whole's.
         less = cut.count * (cut.least_bytes - budget_bytes)
         budget_bytes = solved.solution.peak - less
-    found = recompute_choice(solved, budget_bytes, seconds=SECONDS)
-    text = str(found[0]) if found is not None else ""
-    return Transform(RECOMPUTE, 0, 0, text) if text else None
+    found = recompute_choices(solved, budget_bytes, seconds=SECONDS)
+    if found and not str(found[0].choice):
+        return []
+    return [
+        Again(
+            c.name,
+            Transform(RECOMPUTE, 0, 0, str(c.choice)),
+            wide.step_s + c.answer.added_s,
+            c.answer.peak_bytes,
+        )
+        for c in found
+        if str(c.choice)
+    ]

@@ -17,7 +17,7 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.trees import on_mesh
 from rhino_jax.processes.agree import processes_of_mesh
 from rhino_jax.search.candidates import Candidate
-from rhino_jax.search.driver import find, make_candidates
+from rhino_jax.search.driver import find, make_candidates, search_again
 from rhino_jax.search.found import Found
 from rhino_jax.search.records import Request
 from rhino_jax.transform.remade import remade
@@ -81,6 +81,11 @@ class Search:
             self.request,
             progress=self.report,
         )
+
+    def again(self, found: Found) -> Found:
+        """What was found of this program on its best mesh, searched as it is asked for
+        now, from there on."""
+        return search_again(found, self.request, progress=self.report)
 
     def plan(self, found: Found | None = None) -> Plan:
         """The plan of what was found; None: search, and compile where that was asked.

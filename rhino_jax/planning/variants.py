@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rhino_jax.errors import InfeasiblePlanError, MicrobatchError
 from rhino_jax.ir.transform import CHUNKS, MICROBATCHES, UN_REMAT, Transform, chosen
+from rhino_jax.optimize.incumbents import EFFORTS
 from rhino_jax.plan.records import Variant
 from rhino_jax.planning.chunking import counts_of_chunks
-from rhino_jax.planning.recomputing import SHARES, Cut, made_again, with_room
+from rhino_jax.planning.recomputing import SHARES, Again, Cut, made_again, with_room
 from rhino_jax.planning.search import Search
 from rhino_jax.search.found import Found
+from rhino_jax.search.keeping.choice import SOME
 from rhino_jax.transform.microbatch import may_cut
 from rhino_jax.transform.recompute.as_kept import ALL
 from rhino_jax.units import format_bytes
@@ -26,6 +28,10 @@ LEAST_GAIN = 0.05
 """Share of the predicted step that a variant must gain over a program that fits as it
 is written: predicted ratios are off by more than this. A tiny GPT that was to be 6 %
 faster without `jax.checkpoint` compiled 5 % slower (v5e:2x4, libtpu 0.0.52)."""
+
+NEAR = EFFORTS["fast"].near
+"""Share of the step that brief plans leave open: policies are planned whose estimates
+are as near to the best plan."""
 
 KEPT_INSTEAD = Transform(UN_REMAT, 0, 0, ALL)
 """Nothing is made again that `jax.checkpoint` would have."""
@@ -79,6 +85,7 @@ class Explorer:
       has_wish: the program says `jax.checkpoint`.
       places: where micro-batches have sums over the batch of their own.
       tried: all that was searched.
+      estimated: policies of recompute, by name, and passes that are done before.
     """
 
     search: Search
@@ -88,6 +95,9 @@ class Explorer:
     has_wish: bool
     places: tuple[str, ...] = ()
     tried: list[Tried] = field(default_factory=list)
+    estimated: dict[str, tuple[Again, Sequence[Transform]]] = field(
+        default_factory=dict
+    )
 
     @property
     def has_more(self) -> bool:
@@ -96,8 +106,8 @@ class Explorer:
             return True
         return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
 
-    def best(self) -> tuple[Search, Found | None]:
-        """The search of the best variant, and what it found, where that is known.
+    def best(self) -> tuple[Search, Found]:
+        """The search of the best variant, and what it found, as it is asked for.
 
         Raises:
           InfeasiblePlanError: nothing fits.
@@ -117,12 +127,20 @@ class Explorer:
                 kept = cut
         if self.may_recompute:
             self._recompute(kept)
+            self._try_policies()
         if self.may_cut and all(t.found.is_bound_by_memory for t in self.tried):
             self._cut_in_time(kept)
         best = self._chosen()
         if not best.found.fits:
             raise self._nothing_fits()
-        return best.search, self.first if best is written else None
+        found = best.found if best is written else self._again(best)
+        return best.search, found
+
+    def _again(self, tried: Tried) -> Found:
+        """What was found briefly, as it is asked for; with recipes if those of the
+        program as it is written do not fit."""
+        has_recipes = not self.first.fits
+        return tried.search.asking(has_recipes=has_recipes).again(tried.found)
 
     def _chosen(self) -> Tried:
         """The fastest, or what is as its user wrote it, if that is hardly slower."""
@@ -133,10 +151,30 @@ class Explorer:
     def variants(self) -> tuple[Variant, ...]:
         """All that was tried, for people."""
         best = self._chosen()
-        return tuple(
+        tried = tuple(
             Variant(t.name, t.found.step_s, t.peak_bytes, is_chosen=t is best)
             for t in self.tried
         )
+        return tried + tuple(
+            Variant(f"{again.name} (estimated)", again.step_s, again.peak_bytes)
+            for again, _ in self.estimated.values()
+        )
+
+    def _try_policies(self) -> None:
+        """Those that may be better than what has been planned of recompute."""
+        if not any(t.name.startswith(SOME) for t in self.tried):
+            return  # estimates that nothing was scaled by are no nearer
+        for again, done in sorted(self.estimated.values(), key=lambda e: e[0].step_s):
+            if (1 - NEAR) * again.step_s >= self._least_s():
+                return
+            del self.estimated[again.name]
+            self._try(again.name, [*done, again.transform])
+
+    def _least_s(self) -> float:
+        """The step that another variant must be below."""
+        written = self.tried[0].found
+        planned_s = min(t.found.step_s for t in self.tried)
+        return min(planned_s, (1 - LEAST_GAIN) * written.step_s)
 
     def _in_chunks(self, kept: Tried) -> Tried:
         """With the loss in more and more chunks, while that is of use."""
@@ -191,22 +229,42 @@ class Explorer:
         seen: set[str] = set()
         for wide in with_room(self._there(kept.search), kept.found):
             for share in SHARES:
-                again = made_again(wide, share * budget, cut)
-                if again is None or again.choice in seen:
+                every = made_again(wide, share * budget, cut)
+                if not every or every[0].transform.choice in seen:
                     break
-                seen.add(again.choice)
-                name = f"{pieces}some made again ({len(seen)})"
-                tried.append(self._try(name, [*done, again, *then]))
-                if tried[-1] is None or tried[-1].found.fits:
+                best = every[0]
+                seen.add(best.transform.choice)
+                if best.name != SOME and best.step_s >= self._least_s():
+                    self._note(every, done)
+                    break
+                name = f"{pieces}{best.name} ({len(seen)})"
+                found = self._try(name, [*done, best.transform, *then])
+                tried.append(found)
+                if found is not None and found.found.fits and cut is None:
+                    self._note(every[1:], done, found.found.step_s / best.step_s)
+                if found is None or found.found.fits:
                     break
         return tried
+
+    def _note(
+        self, every: Sequence[Again], done: Sequence[Transform], scale: float = 1.0
+    ) -> None:
+        """Keep the estimates of policies.
+
+        Args:
+          scale: what shardings of its own made of the estimate of another choice.
+        """
+        for again in every:
+            again = replace(again, step_s=scale * again.step_s)
+            known = self.estimated.get(again.name)
+            if again.name != SOME and (not known or again.step_s < known[0].step_s):
+                self.estimated[again.name] = again, done
 
     def _there(self, search: Search) -> Search:
         """On the mesh of the first plan, where there is one."""
         if not self.first.fits:
             return search
-        axes = self.first.solved[0].mesh_problem.model.mesh.axes
-        return search.on(tuple((a.name, a.size) for a in axes))
+        return search.on(self.first.mesh_axes)
 
     def _try(self, name: str, transforms: Sequence[Transform]) -> Tried | None:
         if time.monotonic() > self.search.request.deadline:

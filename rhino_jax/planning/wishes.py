@@ -238,7 +238,7 @@ class Wishes:
         storage: str | Stored,
     ) -> data.Plan:
         # The solver takes a second to import; who only loads plans need not wait.
-        from rhino_jax.planning.cuts import best_cut
+        from rhino_jax.planning.cuts import as_asked, best_cut
         from rhino_jax.planning.search import Search
         from rhino_jax.planning.staging.plan import plan_stages
         from rhino_jax.search.dump import Dump
@@ -260,6 +260,7 @@ class Wishes:
                 report,
             )
             if stages > 1:
+                search = as_asked(search, self.recompute)
                 return plan_stages(
                     search,
                     stages,

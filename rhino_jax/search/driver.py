@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.garbage import no_garbage_collection
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
@@ -31,19 +30,6 @@ from rhino_jax.search.solve_on_mesh import as_solution, is_over
 
 COMPARED = replace(EFFORTS["fast"], max_starts=2, max_fusions=0)
 """How meshes are compared; the best of them is searched again."""
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Planning builds many objects and no cycles of them. Python would look for such
-    cycles in all of them again and again: a fifth of the time of GPT-3 175B."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def make_plan(
@@ -68,7 +54,7 @@ def make_plan(
     return choose_plan(program, [mesh_axes], target, request, progress=progress)
 
 
-@_no_garbage_collection()
+@no_garbage_collection()
 def choose_plan(
     program: Program,
     meshes: Sequence[Sequence[tuple[str, int]]],
@@ -86,7 +72,7 @@ def choose_plan(
     return find(program, meshes, target, request, progress=progress).plan()
 
 
-@_no_garbage_collection()
+@no_garbage_collection()
 def find(
     program: Program,
     meshes: Sequence[Sequence[tuple[str, int]]],
@@ -102,7 +88,31 @@ def find(
     return Found(solved, compared, notes, target, request, started)
 
 
-@_no_garbage_collection()
+@no_garbage_collection()
+def search_again(
+    found: Found, request: Request, *, progress: Progress | None = None
+) -> Found:
+    """The best mesh of what was found, searched as another request says, from there.
+
+    Args:
+      request: with the pins of before; level, memory and limits may be others.
+    """
+    started = time.monotonic()
+    request = _with_deadline(request, started)
+    best = found.solved[0]
+    mesh_problem = best.mesh_problem.within(request.memory_budget_bytes)
+    known = best.solution.labels
+    starts = first_choices(mesh_problem) if known is None else [known]
+    effort = EFFORTS[request.level]
+    if request.has_recipes and not mesh_problem.recipes:
+        mesh_problem = RECIPES.run(
+            request.watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
+        )
+    solved = SOLVE.run(request.watch, mesh_problem, effort, request, progress, starts)
+    return replace(found, solved=[solved], request=request)
+
+
+@no_garbage_collection()
 def make_candidates(
     program: Program,
     meshes: Sequence[Sequence[tuple[str, int]]],
@@ -147,7 +157,7 @@ def make_candidates(
     )
 
 
-@_no_garbage_collection()
+@no_garbage_collection()
 def make_recipe_plans(
     program: Program,
     mesh_axes: Sequence[tuple[str, int]],

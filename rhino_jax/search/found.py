@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass, replace
 
 from rhino_jax.hardware.target import Target
+from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Predicted
 from rhino_jax.search.passes import READ_BACK
+from rhino_jax.search.read_back.assemble import recipes_of, said_by
 from rhino_jax.search.records import Request, SolvedMesh
 
 
@@ -43,6 +46,22 @@ class Found:
     def is_bound_by_memory(self) -> bool:
         """Whether another choice would be cheaper, or fit, with more memory."""
         return not self.fits or self.solved[0].solution.dual is not None
+
+    @property
+    def mesh_axes(self) -> tuple[tuple[str, int], ...]:
+        """(name, size) of the best mesh's axes."""
+        axes = self.solved[0].mesh_problem.model.mesh.axes
+        return tuple((a.name, a.size) for a in axes)
+
+    def decisions(self) -> Decisions:
+        """The specs of the plan, where there is one."""
+        labels = self.solved[0].solution.labels
+        assert labels is not None, "nothing fits"
+        return said_by(self.solved[0].mesh_problem, labels, self.request)
+
+    def recipes(self) -> dict[str, Predicted | None]:
+        """What the recipes do, those of them that the program allows."""
+        return recipes_of(self.solved[0].mesh_problem)
 
     def plan(self) -> Plan:
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rhino_jax.ir.spec import Spec
@@ -82,6 +82,18 @@ class MeshProblem:
     recipes: dict[str, Labels | None] = field(default_factory=dict)
     is_cut: bool = False
     density: str = "all"
+
+    def within(self, limit: float) -> MeshProblem:
+        """The same with another memory limit; what was priced stays as it is."""
+        if limit == self.model.problem.limit:
+            return self
+        problem = self.model.problem.within(limit)
+        return replace(
+            self,
+            model=replace(self.model, problem=problem),
+            overlap=replace(self.overlap, problem=problem),
+            folded=replace(self.folded, problem=self.folded.problem.within(limit)),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,9 +11,13 @@ from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.transform import Transform
 from rhino_jax.optimize.incumbents import EFFORTS
-from rhino_jax.optimize.keeping.question import KEEP, evaluate
+from rhino_jax.optimize.keeping import choose as choosing
+from rhino_jax.optimize.keeping.question import KEEP, Answer, evaluate
 from rhino_jax.search.keeping.candidates import _Asking, candidates_of
-from rhino_jax.search.keeping.choice import recompute_choice
+from rhino_jax.search.keeping.choice import SOME, recompute_choice, recompute_choices
+from rhino_jax.search.keeping.policies import POLICIES, fitting
+from rhino_jax.search.keeping.rows import Asked
+from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.passes import SOLVE
 from rhino_jax.search.records import Request, SolvedMesh
@@ -114,3 +118,39 @@ def test_all_kept_holds_what_the_plan_holds(layers: str) -> None:
     kept = evaluate(asked.question, (KEEP,) * len(asked.values))
     assert kept is not None
     assert kept.peak_bytes == pytest.approx(peak(found), rel=0.02)
+
+
+def test_policies_are_choices_by_name() -> None:
+    """What repeats more holds less; none costs less than what the engine finds."""
+    before = solved(step("scan", 4))
+    assert before.solution.labels is not None
+    asked = candidates_of(before.mesh_problem.model, before.solution.labels)
+    found = {p.name: p.answer for p in fitting(asked, 1e15)}
+    weights, nothing = found["products of weights saved"], _least(asked)
+    assert nothing.peak_bytes < weights.peak_bytes < peak(before)
+    assert nothing.added_s > weights.added_s
+    chosen = recompute_choices(before, 1.05 * weights.peak_bytes)
+    assert chosen[0].name == SOME
+    assert {c.name.split(",")[0] for c in chosen[1:]} <= set(POLICIES)
+    assert all(c.answer.peak_bytes <= 1.05 * weights.peak_bytes for c in chosen)
+
+
+def _least(asked: Asked) -> Answer:
+    policies = (p for p in fitting(asked, 1e15) if p.name.startswith("nothing saved"))
+    (found,) = policies
+    budget = 0.9 * found.answer.peak_bytes
+    fits = [p for p in fitting(asked, budget) if p.name.startswith("nothing saved")]
+    return fits[0].answer if fits else found.answer
+
+
+def test_policies_know_layers_that_are_unrolled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the engine gives no answer, they do: the first layers may keep all."""
+    monkeypatch.setattr(choosing, "MOST_VARIABLES", 0)
+    monkeypatch.setattr(LIMITS.__class__, "search_s", lambda self, problem: 1e9)
+    before = solved(step("unroll", 8))
+    assert not before.mesh_problem.symmetry.is_identity
+    every = recompute_choices(before, 0.8 * peak(before))
+    assert every and all(c.name != SOME for c in every)
+    assert all(c.answer.peak_bytes <= 0.8 * peak(before) for c in every)

@@ -70,7 +70,9 @@ def assembled(
         transforms=search.transforms,
         pipeline=pipeline,
         recipes={},
-        notes=tuple(dict.fromkeys(n for g in groups for n in g.plan.notes)),
+        notes=tuple(
+            dict.fromkeys([*(n for g in groups for n in g.plan.notes), *_notes(search)])
+        ),
     )
     predicted = _predicted(simulate(schedule_of(pipeline)), groups)
     report = replace(
@@ -82,6 +84,19 @@ def assembled(
         seconds=time.monotonic() - started,
     )
     return replace(plan, predicted=predicted, search=report)
+
+
+def _notes(search: Search) -> list[str]:
+    """What was asked for and is not done in several stages."""
+    found = []
+    if search.request.value_pins:
+        keys = ", ".join(sorted({p.key for p in search.request.value_pins.values()}))
+        found.append(f"pins of values inside are not kept in several stages: {keys}.")
+    if search.refine:
+        found.append(
+            "`refine` compiles no plans of several stages: `plan.verify` does."
+        )
+    return found
 
 
 def _predicted(simulation: Simulation, groups: Sequence[PlannedGroup]) -> Predicted:

@@ -7,7 +7,7 @@ reshards of what they read, all to be paid again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from rhino_jax.model.build import Model
 from rhino_jax.optimize.keeping.question import Candidate, Question
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.search.folding.symmetry import Symmetry
-from rhino_jax.search.keeping.rows import Asked, Row
+from rhino_jax.search.keeping.rows import Asked, Row, Work
 from rhino_jax.transform.recompute.again import Again, again
 from rhino_jax.transform.recompute.late import Halves, halves_of
 from rhino_jax.transform.recompute.lines import Block, Blocks, Line, may_run_again
@@ -58,6 +58,10 @@ class _Asking:
         self.halves: Halves = halves_of(self.blocks.top)
         self.block: Block = self.blocks.top
         self.stacks = {s.value: s for s in find_stacks(self.blocks, self.halves)}
+        self.early_readers: dict[int, list[Line]] = {}
+        for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
+            for v in () if is_late else line.reads:
+                self.early_readers.setdefault(v, []).append(line)
         self.node_s = _seconds(model, labels)
         self.nodes: dict[int, list[int]] = {}
         for node in model.graph.nodes:
@@ -91,7 +95,31 @@ class _Asking:
                 v: tuple(index[n] for n in needs if n in index)
                 for v, needs in followers.items()
             },
+            tuple(row.work for row in rows),
+            self._together_s,
         )
+
+    def _together_s(self, remade: Collection[int], kept: Collection[int]) -> float:
+        """See `Asked`."""
+        found = 0.0
+        plain = [v for v in remade if v not in self.stacks]
+        stay = {*kept, *self.halves.bound}
+        lines = again(self.program, self.block, self._repeatable(plain), stay).lines
+        found += sum(self._line_s(self.block.lines[k]) for k in lines)
+        for loop in {s.loop for s in self.stacks.values()}:
+            mine = [s for s in self.stacks.values() if s.loop == loop]
+            body = self.blocks.of(self.block.lines[loop].op)
+            gone = [s for s in mine if s.value in remade]
+            rest = {s.inside for s in mine if s.value in kept}
+            lines = again(self.program, body, [s.inside for s in gone], rest).lines
+            found += sum(self._line_s(body.lines[k]) for k in lines)
+            found -= sum(self._pass_s(s) for s in gone)
+        return max(found, 0.0)
+
+    def _repeatable(self, values: list[int]) -> list[int]:
+        """Those of the block that may be made again."""
+        lines, maker = self.block.lines, self.block.maker
+        return [v for v in values if may_run_again(self.program, lines[maker[v]].op)]
 
     def _loops(self, rows: list[Row]) -> dict[int, tuple[int, tuple[int, ...]]]:
         found: dict[int, list[int]] = {}
@@ -135,11 +163,7 @@ class _Asking:
         remade = self._again(value, kept - {value})
         lines = [self.block.lines[j] for j in remade.lines]
         start = max(
-            [
-                self._times(line)[1]
-                for j, line in enumerate(self.block.lines)
-                if not self.halves.is_late[j] and value in line.reads
-            ],
+            [self._times(line)[1] for line in self.early_readers.get(value, ())],
             default=self._times(self.block.lines[k])[1],
         )
         port = self.model.graph.held[value]
@@ -154,6 +178,7 @@ class _Asking:
             None,  # see `transform.recompute.offload`
             None,
             *self._layer(port.node),
+            work=self._work(lines),
         )
 
     def _stack_row(self, stack: Stack, uses: set[int]) -> Row:
@@ -184,6 +209,7 @@ class _Asking:
             self._host_s(stack.value),
             self._bytes(stack.value) // max(call.trip_count, 1),
             keep_s=2 * pass_s,
+            work=self._work(lines),
         )
 
     def _pass_s(self, stack: Stack) -> float:
@@ -233,6 +259,10 @@ class _Asking:
             for n in self._of(op)
         )
 
+    def _work(self, lines: list[Line]) -> Work:
+        ops = (op for line in lines for op in _within(self.program, line.op))
+        return max(map(_work_of, ops), default=Work.SMALL)
+
     def _of(self, op: Op) -> list[int]:
         return self.nodes.get(op.id, [])
 
@@ -281,6 +311,16 @@ def _within(program: Program, op: Op) -> Iterator[Op]:
     for region in op.call.regions if op.call is not None else ():
         for inner in region.ops:
             yield from _within(program, program.ops[inner])
+
+
+def _work_of(op: Op) -> Work:
+    if op.call is not None and op.call.trip_count > 1:
+        return Work.LOOP
+    if not op.traits.is_contraction or op.rule is None:
+        return Work.SMALL
+    layouts = (*op.rule.operands, *op.rule.results)
+    factors = [{f for dim in layout for f in dim} for layout in layouts]
+    return Work.BATCHED if set.intersection(*factors) else Work.PRODUCT
 
 
 def _seconds(model: Model, labels: Labels) -> np.ndarray:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rhino_jax.optimize.keeping.choose import choose
 from rhino_jax.optimize.keeping.question import (
@@ -11,23 +10,36 @@ from rhino_jax.optimize.keeping.question import (
     OFFLOAD,
     REMAKE,
     Answer,
-    Question,
 )
 from rhino_jax.search.keeping.candidates import candidates_of
+from rhino_jax.search.keeping.parts import parted
+from rhino_jax.search.keeping.policies import fitting
 from rhino_jax.search.keeping.rows import Asked
-from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.records import SolvedMesh
 from rhino_jax.transform.recompute.choice import Choice
 
 
-def recompute_choice(
-    solved: SolvedMesh,
-    budget_bytes: float,
-    *,
-    seconds: float = 30.0,
-) -> tuple[Choice, Answer] | None:
-    """What to make again so that a plan fits, at the least cost; None where nothing
-    does.
+SOME = "some made again"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Attributes:
+    name: of a policy; "some made again" of what the engine found.
+    choice: for the pass "recompute".
+    answer: what it costs and holds.
+    """
+
+    name: str
+    choice: Choice
+    answer: Answer
+
+
+def recompute_choices(
+    solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
+) -> list[Chosen]:
+    """What to make again so that a plan fits: what the engine finds, and policies by
+    name, the cheapest first.
 
     Args:
       solved: a plan, which need not fit.
@@ -41,71 +53,43 @@ def recompute_choice(
     asked = candidates_of(
         problem.model, labels, problem.symmetry, device.host_bytes_per_s
     )
-    best: tuple[Choice, Answer] | None = None
-    for first, question, waits_s in _parted(asked):
+    best = _cheapest(asked, budget_bytes, seconds)
+    if best is not None and not best.answer.added_s:
+        return [best]
+    found = [best] if best is not None else []
+    for policy in fitting(asked, budget_bytes):
+        choice = choice_of(asked, policy.answer, policy.first)
+        found.append(Chosen(policy.name, choice, policy.answer))
+    ordered = [
+        replace(c, choice=replace(c.choice, ordered=device.defers_gradients))
+        if c.choice.recompute
+        else c
+        for c in found
+    ]
+    return sorted(ordered, key=lambda c: c.answer.added_s)
+
+
+def recompute_choice(
+    solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
+) -> tuple[Choice, Answer] | None:
+    """The cheapest of `recompute_choices`; None where nothing fits."""
+    found = recompute_choices(solved, budget_bytes, seconds=seconds)
+    return (found[0].choice, found[0].answer) if found else None
+
+
+def _cheapest(asked: Asked, budget_bytes: float, seconds: float) -> Chosen | None:
+    best: Chosen | None = None
+    for first, question, waits_s in parted(asked):
         answer = choose(question, int(budget_bytes), seconds=seconds)
         if answer is None:
             continue
         answer = replace(answer, added_s=answer.added_s + waits_s)
-        if best and answer.added_s >= best[1].added_s:
+        if best and answer.added_s >= best.answer.added_s:
             continue
-        choice = choice_of(asked, answer, first)
-        if choice.recompute:
-            choice = replace(choice, ordered=device.defers_gradients)
-        best = choice, answer
+        best = Chosen(SOME, choice_of(asked, answer, first), answer)
         if not answer.added_s:
             break
     return best
-
-
-def _parted(
-    asked: Asked,
-) -> Iterator[tuple[tuple[tuple[int, int], ...], Question, float]]:
-    """The question, and those where the first slices of the largest stacks wait, with
-    what these cost."""
-    yield (), asked.question, 0.0
-    candidates = asked.question.candidates
-    if not asked.loops:
-        return
-    loop = max(
-        asked.loops, key=lambda k: sum(candidates[i].bytes for i in asked.loops[k][1])
-    )
-    length, members = asked.loops[loop]
-    for count in sorted(
-        {round(length * k / LIMITS.loop_parts) for k in range(1, LIMITS.loop_parts)}
-    ):
-        if 0 < count < length:
-            waits_s = sum(candidates[i].keep_s for i in members if candidates[i].uses)
-            question = _with_first(asked.question, members, count, length)
-            yield ((loop, count),), question, waits_s * count / length
-
-
-def _with_first(
-    question: Question, members: tuple[int, ...], count: int, length: int
-) -> Question:
-    """Of stacks that are read late, so many slices wait whatever is chosen."""
-    rest, candidates = (length - count) / length, list(question.candidates)
-    changes: list[tuple[int, int]] = []
-    for i in members:
-        c = candidates[i]
-        candidates[i] = replace(
-            c,
-            bytes=round(c.bytes * rest),
-            remake_s=None if c.remake_s is None else c.remake_s * rest,
-            offload_s=None if c.offload_s is None else c.offload_s * rest,
-            keep_s=c.keep_s * rest,
-        )
-        if c.uses:
-            waits = c.bytes - candidates[i].bytes
-            changes += [(c.start, waits), (c.uses[-1] + 1, -waits)]
-    times = sorted({t for t, _ in (*question.base, *changes)})
-    base, at, held = [], 0, 0
-    for time in times:
-        while at < len(question.base) and question.base[at][0] <= time:
-            held = question.base[at][1]
-            at += 1
-        base.append((time, held + sum(n for t, n in changes if t <= time)))
-    return Question(tuple(candidates), tuple(base), question.late)
 
 
 def choice_of(

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 from rhino_jax.optimize.keeping.question import Candidate, Question
+
+
+class Work(IntEnum):
+    """The most that ops which run again do: no product, products of which every one has
+    a batch, as attention's scores, others, as those of weights, or whole loops."""
+
+    SMALL = 0
+    BATCHED = 1
+    PRODUCT = 2
+    LOOP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +28,9 @@ class Asked:
       values: of every candidate the value id: of a stack that of the loop's result, of
         what would have to be stacked that of the loop's body.
       loops: forward loop → (how often it runs, candidates that it stacks).
+      together_s: of values that are made again and of those that are, seconds: what
+        several are made of is counted once, where candidates each count it.
+      work: of every candidate, what making it again repeats: see `Work`.
       followers: value that is kept but never stored, as compilers make it where it is
         read → candidates that it is made of.
     """
@@ -25,6 +39,8 @@ class Asked:
     values: tuple[int, ...]
     loops: Mapping[int, tuple[int, tuple[int, ...]]]
     followers: Mapping[int, tuple[int, ...]]
+    work: tuple[Work, ...]
+    together_s: Callable[[Collection[int], Collection[int]], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +59,7 @@ class Row:
     like: int | None = None
     layer: int = 0
     keep_s: float = 0.0
+    work: Work = Work.SMALL
 
     def candidate(self, index: Mapping[int, int]) -> Candidate:
         needs = sorted({index[v] for v in self.needs if v in index})

@@ -54,8 +54,8 @@ def assemble(
     if solution.labels is None:
         raise explain(model, solution, request, program)
     labels = solution.labels
-    decisions = _decisions(mesh_problem, labels, request)
-    predicted, recipes, collectives, peak_time = _costs(mesh_problem, labels)
+    decisions = said_by(mesh_problem, labels, request)
+    predicted, collectives, peak_time = _costs(mesh_problem, labels)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     ops, flops, size, unknown = coverage_shares(program)
     return Plan(
@@ -81,7 +81,7 @@ def assemble(
         coverage=Coverage(
             ops, flops, size, tuple(sorted(unknown.items(), key=lambda u: -u[1]))
         ),
-        recipes=recipes,
+        recipes=recipes_of(mesh_problem),
         memory_budget_bytes=int(request.memory_budget_bytes),
         at_peak=live_at(model, labels, peak_time),
         pins=_pins_text(program, request, model.mesh.names),
@@ -91,9 +91,7 @@ def assemble(
     )
 
 
-def _decisions(
-    mesh_problem: MeshProblem, labels: Labels, request: Request
-) -> Decisions:
+def said_by(mesh_problem: MeshProblem, labels: Labels, request: Request) -> Decisions:
     """The specs of the values that are annotated: all, or as few as was asked for, and
     those that are pinned."""
     model = mesh_problem.model
@@ -108,26 +106,31 @@ def _decisions(
     return _with_pins(decisions, every, request)
 
 
-def _costs(
-    mesh_problem: MeshProblem, labels: Labels
-) -> tuple[Predicted, dict[str, Predicted | None], tuple[Collective, ...], int]:
-    """What a choice costs, what the recipes do, what it sends, and when it holds most
-    memory."""
-    model, symmetry = mesh_problem.model, mesh_problem.symmetry
-    folded = ChoiceTraffic.folded(model, symmetry)
-    overlap, traffic, choice = mesh_problem.folded, folded, symmetry.contract(labels)
-    # Where repeats choose alike, one of each says it all.
-    if (symmetry.expand(choice) != labels).any():
-        overlap, traffic, choice = mesh_problem.overlap, ChoiceTraffic.of(model), labels
-    recipes = {
+def recipes_of(mesh_problem: MeshProblem) -> dict[str, Predicted | None]:
+    """What the recipes cost; None for those that the program does not allow."""
+    symmetry, folded = mesh_problem.symmetry, mesh_problem.folded
+    traffic = ChoiceTraffic.folded(mesh_problem.model, symmetry)
+    return {
         name: None
         if known is None
-        else predicted_of(mesh_problem.folded, folded, symmetry.contract(known))
+        else predicted_of(folded, traffic, symmetry.contract(known))
         for name, known in mesh_problem.recipes.items()
     }
+
+
+def _costs(
+    mesh_problem: MeshProblem, labels: Labels
+) -> tuple[Predicted, tuple[Collective, ...], int]:
+    """What a choice costs, what it sends, and when it holds most memory."""
+    model, symmetry = mesh_problem.model, mesh_problem.symmetry
+    overlap, choice = mesh_problem.folded, symmetry.contract(labels)
+    # Where repeats choose alike, one of each says it all.
+    if (symmetry.expand(choice) == labels).all():
+        traffic = ChoiceTraffic.folded(model, symmetry)
+    else:
+        overlap, traffic, choice = mesh_problem.overlap, ChoiceTraffic.of(model), labels
     return (
         predicted_of(overlap, traffic, choice),
-        recipes,
         traffic.collectives(choice),
         overlap.problem.peak_time(choice),
     )

@@ -77,6 +77,8 @@ def reach(program: Program, sources: Iterable[int], runs: Mapping[int, int]) -> 
 def _grow(program: Program, op: Op, count: int, values: dict[int, int]) -> None:
     """Note what of an op's values could be open, if its operands could."""
     if op.call is None:
+        if values.keys().isdisjoint(op.operands):
+            return
         if op.results and way_of(program, op, values):
             values[op.results[0]] = count
         return
@@ -136,6 +138,8 @@ def way_of(program: Program, op: Op, values: Mapping[int, int]) -> tuple[int, ..
 def _read(program: Program, op: Op, found: Reach, *, is_source: bool) -> None:
     """Note how an op reads what could be open."""
     open_ends: set[int] = set()
+    if found.values.keys().isdisjoint(op.operands) and op.call is None:
+        return
     if op.call is None:
         way = () if is_source else way_of(program, op, found.values)
         for i in way:

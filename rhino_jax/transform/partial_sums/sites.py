@@ -121,6 +121,7 @@ def _sites_over(
     costs = {v: prices.close(v, axes) for v in found.values}
     is_open, is_summed = _cut(found, made, prices, axes, costs, runs)
     pieces = tuple(prices.sizes[a] for a in axes)
+    linear = {result: op for _, result, op in found.passed if op}
     for values in _flows(found, is_open):
         ops = [made[v] for v in values if v in made]
         closed = [v for v in values if is_summed[v]]
@@ -129,8 +130,8 @@ def _sites_over(
             - sum(costs[v][i] * found.values[v] for v in closed)
             for i in (0, 1)
         ]
-        held = {op.id: op for _, v, op in found.passed if op and v in values}
-        saved[0] -= sum(prices.held_s(op, axes) * runs[i] for i, op in held.items())
+        held = [linear[v] for v in values if v in linear]
+        saved[0] -= sum(prices.held_s(op, axes) * runs[op.id] for op in held)
         if len(values) > 1:
             group = Group(pieces, {op: splits[op] for op in ops}, frozenset(values))
             yield Site(axes, group, saved[0], saved[1], tuple(ops), tuple(closed))

@@ -11,6 +11,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rhino_jax._compat import is_jaxpr, open_jaxpr
 from rhino_jax.transform.recompute.equations import Equations
 from rhino_jax.transform.recompute.lines import Block, Blocks, Line, may_run_again
@@ -57,7 +59,7 @@ class Numbers:
             literal = self.equations.literals.get(value)
             info = self.blocks.program.values[value]
             if literal is not None and not info.shape:
-                found = self._same(("literal", info.dtype, repr(literal)))
+                found = self._same(("literal", info.dtype, _exactly(literal)))
             else:
                 found = self._fresh()
             self.of[value] = found
@@ -125,3 +127,9 @@ class Numbers:
         except TypeError:
             return ("object", id(value))
         return type(value).__name__, value
+
+
+def _exactly(scalar: Any) -> Hashable:
+    """What tells scalars of one type apart; zeros by sign, too."""
+    array = np.asarray(scalar)
+    return repr(scalar) if array.dtype.hasobject else array.tobytes()

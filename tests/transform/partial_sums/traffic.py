@@ -50,9 +50,9 @@ def planned(case: Case, axes: Sequence[tuple[str, int]], hardware: str) -> Plann
     search = Search(
         traced, None, [tuple(axes)], target, request, case.pins, 0, "test", _quiet
     )
-    first = search.plan()
-    found, best = with_open_sums(search, first)
-    return Planned(traced, first, found.running, best)
+    first = search.find()
+    opened, best = with_open_sums(search, first)
+    return Planned(traced, first.plan(), opened.running, opened.plan(best))
 
 
 def _quiet(best: float | None, bound: float | None) -> None:
