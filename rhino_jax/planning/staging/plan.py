@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from rhino_jax.errors import ScheduleError
+from rhino_jax.errors import InfeasiblePlanError, ScheduleError
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import IN_FLIGHT, Cut
@@ -146,7 +146,12 @@ def _cut_into(search: Search, stages: int, count: int, places: tuple[str, ...]) 
         request.memory_budget_bytes,
     )
     level = request.level if len(sides.forward) <= MOST_OPS_OF_BEST else "fast"
-    chosen = cut(problem, level, seed=request.seed)
+    try:
+        chosen = cut(problem, level, seed=request.seed)
+    except InfeasiblePlanError:
+        # What optimizers hold is a guess here; when groups are planned it is known.
+        groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
+        chosen = cut(replace(problem, groups=groups), level, seed=request.seed)
     return _Cut(apart, mesh_axes, hop, bool(sides.backward), chosen)
 
 
