@@ -32,9 +32,11 @@ def numbers(x: Any) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
 
 
-def arrays_of(args: Any) -> list[Any]:
-    """Of the leaves those that are arrays; what else a module holds is static."""
-    return [x for x in jax.tree.leaves(args) if hasattr(x, "shape")]
+def arrays_of(args: Any, traced: Any) -> list[Any]:
+    """Of the leaves those that are arrays to the program; what else a module holds is
+    static."""
+    leaves = jax.tree.leaves(args)
+    return [leaves[position] for position in traced.arguments.positions]
 
 
 def doubled(args: Any) -> Any:
@@ -51,7 +53,7 @@ def check(step, args, donate=(), counts=(3,), rtol=1e-4, **options):
     are exactly zero are noise.
     """
     traced = trace(step, args, {}, donate_argnums=donate)
-    arrays, cuts = arrays_of(args), []
+    arrays, cuts = arrays_of(args, traced), []
     expected = run(traced.closed_jaxpr, arrays)
     most = max(np.abs(numbers(x)).max(initial=0) for x in expected)
     for count in counts:

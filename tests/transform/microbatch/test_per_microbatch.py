@@ -168,7 +168,7 @@ def test_numbers_are_those_of_a_loop_written_by_hand(case, count):
     whole = jax.tree.leaves(jax.jit(step_of(loss))(*args))
     differs = []
     for end, b, a, w in zip(
-        program.outputs, run(new, arrays_of(args)), expected, whole, strict=True
+        program.outputs, run(new, arrays_of(args, traced)), expected, whole, strict=True
     ):
         a, b, w = map(numbers, (a, b, w))
         atol = 1e-4 * np.abs(a).max() + 3e-7
