@@ -29,7 +29,7 @@ from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.frontend.trace import Traced, flat_function
-from rhino_jax.ir.transform import through_own_sums
+from rhino_jax.ir.transform import MICROBATCHES, Transform, chosen, through_own_sums
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.trees import with_mesh
 from rhino_jax.transform.remade import remade
@@ -89,20 +89,20 @@ def check(
         what=what,
     )
     mesh, devices = _mesh_of(plan, what)
-    bound = sharded_by(parameters, with_mesh(plan, mesh), what).lower(*args, **kwargs)
+    bound = sharded_by(parameters, with_mesh(plan, mesh), what).bound(*args, **kwargs)
     call = split_call(parameters, args, kwargs, what)
     _check_arrays(call, what)
     arrays = [in_order(x, dims_of(x), ()) for x in call.leaves.arrays]
     arrays = [_whole(x) for x in arrays]
-    traced = bound.bound.traced
+    traced = bound.traced
     # Statistics of each micro-batch are those of each on one device, too.
-    own = through_own_sums(plan.transforms)
+    own = through_own_sums(plan.transforms) or _of_stages(plan)
     if own:
         flat, consts = _as_traced(remade(traced, own))
     else:
         flat, consts = _flat(traced, parameters, call)
-    single = _on_one_device(bound.bound, flat, [*arrays, *consts])
-    planned = _as_planned(bound.bound, arrays)
+    single = _on_one_device(bound, flat, [*arrays, *consts])
+    planned = _as_planned(bound, arrays)
     paths = [*traced.result.array_paths]
     if traced.written is not None:
         paths += traced.written.paths(len(paths))
@@ -126,6 +126,18 @@ def check(
         ),
         seconds=time.monotonic() - started,
     )
+
+
+def _of_stages(plan: Plan) -> tuple[Transform, ...]:
+    """The micro-batches of stages, where these have statistics of their own."""
+    pipeline = plan.pipeline
+    if pipeline is None or not pipeline.per_microbatch:
+        return ()
+    choice = {
+        "count": pipeline.micro_batches,
+        "per_microbatch": list(pipeline.per_microbatch),
+    }
+    return (*plan.transforms, chosen(MICROBATCHES, choice))
 
 
 def _flat(traced: Traced, parameters: Parameters, call: Call) -> tuple[Any, list[Any]]:
