@@ -143,16 +143,15 @@ class Explorer:
         if not any(t.name.startswith(SOME) for t in self.tried):
             return  # estimates that nothing was scaled by are no nearer
         for again, done in sorted(self.estimated.values(), key=lambda e: e[0].step_s):
-            if (1 - NEAR) * again.step_s >= self._least_s():
+            planned_s = min(t.found.step_s for t in self.tried)
+            if (1 - NEAR) * again.step_s >= min(self._worth_s(), planned_s):
                 return
             del self.estimated[again.name]
             self._try(again.name, [*done, again.transform])
 
-    def _least_s(self) -> float:
-        """The step that another variant must be below."""
-        written = self.tried[0].found
-        planned_s = min(t.found.step_s for t in self.tried)
-        return min(planned_s, (1 - LEAST_GAIN) * written.step_s)
+    def _worth_s(self) -> float:
+        """A step below which a variant is better than the program as it is written."""
+        return (1 - LEAST_GAIN) * self.tried[0].found.step_s
 
     def _cut_in_time(self, kept: Tried) -> None:
         """More and more micro-batches, while that is of use."""
@@ -191,7 +190,7 @@ class Explorer:
                     break
                 best = every[0]
                 seen.add(best.transform.choice)
-                if best.name != SOME and best.step_s >= self._least_s():
+                if best.name != SOME and best.step_s >= self._worth_s():
                     self._note(every, done)
                     break
                 name = f"{pieces}{best.name} ({len(seen)})"
@@ -200,7 +199,7 @@ class Explorer:
                 if found is not None and found.found.fits and cut is None:
                     self._note(every[1:], done, found.found.step_s / best.step_s)
                 if found is None or found.found.fits:
-                    break
+                    return tried
         return tried
 
     def _note(
