@@ -99,10 +99,10 @@ def counted_once(
         if c in (KEEP, OFFLOAD)
     ]
     added_s = answer.added_s
-    for k, some in several.items():
+    for k, again in several.items():
         rest = share if k else 1.0
-        each = [asked.question.candidates[i].remake_s or 0.0 for i in some]
-        once = asked.together_s([asked.values[i] for i in some], there)
+        each = [asked.question.candidates[i].remake_s or 0.0 for i in again]
+        once = asked.together_s([asked.values[i] for i in again], there)
         added_s += rest * min(0.0, once - sum(each))
     return replace(answer, added_s=max(0.0, added_s))
 
