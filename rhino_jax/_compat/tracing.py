@@ -65,8 +65,19 @@ def retrace(
             else jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
             for aval, shape in zip(avals, shapes, strict=True)
         ]
-    new, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
+    with without_mesh():
+        new, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
     return new, list(consts)
+
+
+@contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """No mesh in context: equations have their own, whatever their user has set by now.
+
+    Same on both versions.
+    """
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        yield
 
 
 @contextlib.contextmanager

@@ -220,3 +220,18 @@ def test_a_name_of_nothing_is_refused():
         plan_of(normed, per_microbatch="los_of")
     assert "'los_of'" in found.value.where and "ops" in found.value.numbers
     assert "module" in found.value.fix
+
+
+def test_micro_batches_under_the_mesh_of_a_context():
+    """Whose axes are Explicit, as those of `jax.make_mesh` are."""
+
+    def step(w, x):
+        value, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w)))(w)
+        return w - gradient, value
+
+    w, x = jnp.ones((8, 8)) / 8, jnp.arange(128.0).reshape(16, 8) / 128
+    expected = jax.jit(step)(w, x)
+    with jax.set_mesh(jax.make_mesh((8,), ("data",))):
+        got = rhino.auto_shard(step, microbatches=4)(w, x)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)

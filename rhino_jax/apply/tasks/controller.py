@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 
+from rhino_jax._compat import context_mesh
 from rhino_jax.apply.tasks.programs import Programs
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Kind as Work, Schedule
@@ -143,7 +145,9 @@ class Controller:
         task, group = programs.of.tasks[position], programs.group
         mine, here = once[group], now[group]
         arrays = [here[k] if k in here else mine[k] for k in task.reads]
-        results = programs.all[position](*arrays)
+        # A mesh that the user has set is of all devices.
+        with jax.set_mesh(programs.mesh) if context_mesh() else nullcontext():
+            results = programs.all[position](*arrays)
         for key, x in zip(task.makes, results, strict=True):
             (here if key.kind is Kind.INSIDE else mine)[key] = x
         if self.is_emulated:

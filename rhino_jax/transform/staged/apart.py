@@ -20,6 +20,7 @@ from rhino_jax._compat import (
     open_jaxpr,
     retrace,
     without_dead_code,
+    without_mesh,
 )
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.check.indexed import identity
@@ -217,7 +218,8 @@ def _closed(traced: tuple[Any, list[Any]]) -> Any:
 
 def _traced(fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any:
     structs = [_struct(t.shape, t.dtype, getattr(t, "weak_type", False)) for t in types]
-    return without_dead_code(jax.make_jaxpr(fn)(*structs))
+    with without_mesh():
+        return without_dead_code(jax.make_jaxpr(fn)(*structs))
 
 
 def _struct(shape: Any, dtype: Any, is_weak: bool = False) -> jax.ShapeDtypeStruct:

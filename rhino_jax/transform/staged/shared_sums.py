@@ -19,6 +19,7 @@ from rhino_jax._compat import (
     jaxpr_consts,
     open_jaxpr,
     without_dead_code,
+    without_mesh,
 )
 from rhino_jax.transform.microbatch.cut import Crossing
 from rhino_jax.transform.staged.apart import Apart
@@ -162,4 +163,5 @@ def _traced(run: Callable[..., list[Any]], types: Sequence[Any]) -> Any:
         jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False))
         for t in types
     ]
-    return without_dead_code(jax.make_jaxpr(run)(*structs))
+    with without_mesh():
+        return without_dead_code(jax.make_jaxpr(run)(*structs))

@@ -10,6 +10,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.errors import ScheduleError, StageError
+from rhino_jax.models import registry
 
 
 D, F, ROWS = 16, 32, 16
@@ -121,6 +122,39 @@ def test_a_step_is_simulated():
     assert plan.simulate(jitter=0.1).step_times_s.shape == (256,)
     assert plan.schedule in ("1f1b", "gpipe", "kfkb") and plan.microbatches == 8
     assert "one step" in plan.table() and f"{plan.schedule}, 8" in plan.table()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gpt-tiny-unrolled", {}),
+        pytest.param("t5-tiny", {}, marks=pytest.mark.slow),
+        pytest.param("unet-tiny", {}, marks=pytest.mark.slow),
+        pytest.param(
+            "wide-resnet-tiny",
+            {"per_microbatch": "batch_norm"},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_models_of_the_zoo_are_checked_against_one_device(name, options):
+    workload = registry.get(name, optimizer="sgd")
+    args, donated = workload.make_args(jax.random.key(0)), workload.donate_argnums
+    options = {"stages": 2, "microbatches": 4, **options}
+    plan = rhino.plan(workload.step, *args, donate_argnums=donated, **options)
+    found = plan.check(workload.step, *args)
+    # The bias of a key shifts all scores of a row alike: its gradient is noise.
+    wrong = [x for x in found.leaves if not x.ok and "['k']['bias']" not in x.path]
+    assert found.leaves and not wrong
+
+
+def test_a_mesh_in_context_is_no_hindrance(expected):
+    mesh = jax.make_mesh((2, 4), ("stage", "data"))
+    step = rhino.auto_shard(train_step, donate_argnums=(0, 1))
+    with jax.set_mesh(mesh):
+        got = three_steps(step, *arguments())
+    assert len(step.last_plan.stages) == 2
+    assert_equal(got, expected)
 
 
 def test_what_cannot_be_is_refused():
