@@ -22,6 +22,9 @@ from rhino_jax.plan.records import (
 from rhino_jax.plan.stages import Pipeline, StagePlan
 
 
+EVERY_STAGE = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One array that enters or leaves the program.
@@ -33,7 +36,8 @@ class Leaf:
       spec: chosen spec.
       bytes_per_device: bytes of one device's shard.
       is_donated: whether its memory may be reused for results.
-      stage: the stage on whose devices it is.
+      stage: the stage on whose devices it is; `EVERY_STAGE`: each has its own part of
+        dim 0, a stack of layers.
     """
 
     path: str

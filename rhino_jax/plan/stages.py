@@ -77,6 +77,7 @@ class Pipeline:
       costs: of every stage.
       hops: between stages.
       per_microbatch: places where sums over the batch are those of a micro-batch.
+      parts: of stacks of layers that a loop goes through; 0 where none is cut.
     """
 
     micro_batches: int
@@ -85,6 +86,7 @@ class Pipeline:
     costs: tuple[StageCost, ...]
     hops: tuple[Hop, ...]
     per_microbatch: tuple[str, ...] = ()
+    parts: int = 0
 
     @property
     def stage_of(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from rhino_jax.errors import MeshError
 from rhino_jax.ir.spec import Spec
 from rhino_jax.keywords import brief
-from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
+from rhino_jax.plan.plan import EVERY_STAGE, AnyPlan, Leaf, Plan
 from rhino_jax.plan.stages import StagePlan
 
 
@@ -91,12 +91,16 @@ def sharding_of(plan: Plan) -> Callable[[Leaf], NamedSharding]:
             fix=f"plan.with_mesh(jax.make_mesh({sizes}, {names})).",
         )
     names = tuple(name for name, _ in plan.mesh_axes)
-    meshes: list[Any] = [plan.mesh]
-    if len(plan.stages) > 1:
-        meshes = [stage.mesh for stage in plan.stages]
     return lambda leaf: NamedSharding(
-        meshes[leaf.stage], partition_spec(leaf.spec, names)
+        mesh_of_leaf(plan, leaf), partition_spec(leaf.spec, names)
     )
+
+
+def mesh_of_leaf(plan: Plan, leaf: Leaf) -> Any:
+    """The mesh of the devices that have a leaf."""
+    if len(plan.stages) == 1 or leaf.stage == EVERY_STAGE:
+        return plan.mesh
+    return plan.stages[leaf.stage].mesh
 
 
 def with_mesh(plan: AnyPlan, mesh: Any) -> AnyPlan:
@@ -119,12 +123,15 @@ def on_mesh(plan: AnyPlan, mesh: Any | None) -> AnyPlan:
 
 
 def stage_mesh(stage: StagePlan, mesh: Any | None) -> Any | None:
-    """The part of a plan's mesh on which a stage runs; None where it has no devices."""
+    """The part of a plan's mesh on which a stage runs; None where there is no mesh."""
+    names = tuple(name for name, _ in stage.mesh_axes)
+    sizes = tuple(size for _, size in stage.mesh_axes)
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(sizes, names)
     if not isinstance(mesh, Mesh):
         return None
     devices = mesh.devices.reshape(-1)[list(stage.devices)]
-    sizes = [size for _, size in stage.mesh_axes]
-    return Mesh(devices.reshape(sizes), [name for name, _ in stage.mesh_axes])
+    return Mesh(devices.reshape(sizes), names)
 
 
 def check_mesh(what: str, mesh: Any, expected: Sequence[tuple[str, int]]) -> None:

@@ -3,5 +3,5 @@
 In: a plan with a pipeline, and the traced function.
 Out: `executable.TaskExecutable`.
 Order: `programs` (what is compiled for a group), `controller` (which task is dispatched
-when), `executable`.
+when), `stacks` (arrays over all stages, and their parts), `executable`.
 """

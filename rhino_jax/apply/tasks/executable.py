@@ -13,13 +13,15 @@ from rhino_jax._compat import is_compile_only
 from rhino_jax.apply.constraints import check_divides, partition_spec
 from rhino_jax.apply.tasks.controller import Controller, order_of
 from rhino_jax.apply.tasks.programs import Programs
+from rhino_jax.apply.tasks.stacks import Stacks
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.pipeline.of_plan import schedule_of
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import EVERY_STAGE, Leaf, Plan
 from rhino_jax.plan.trees import stage_mesh
 from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.group import group_program
+from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Step
 
@@ -44,11 +46,18 @@ class TaskExecutable:
         ]
 
     def _sharding(self, leaf: Leaf) -> NamedSharding:
-        mesh = self.meshes[leaf.stage]
-        if mesh is None:
-            raise self._refused("has no devices here")
+        mesh: Any = self.mesh
+        if leaf.stage != EVERY_STAGE:
+            mesh = self.meshes[leaf.stage]
         check_divides(leaf.path, leaf.spec, leaf.shape, mesh)
         return NamedSharding(mesh, partition_spec(leaf.spec, leaf.shape, mesh))
+
+    @cached_property
+    def of_step(self) -> Unstacked:
+        """The function, with stacks of layers in as many parts as was planned."""
+        assert self.plan.pipeline is not None
+        traced, count = self.traced, self.plan.pipeline.parts
+        return Unstacked.of(traced.closed_jaxpr, traced.program, count)
 
     @cached_property
     def step(self) -> Step:
@@ -56,8 +65,8 @@ class TaskExecutable:
         assert self.plan.pipeline is not None
         pipeline = self.plan.pipeline
         apart = take_apart(
-            self.traced.closed_jaxpr,
-            self.traced.program,
+            self.of_step.closed,
+            self.of_step.program,
             pipeline.micro_batches,
             pipeline.per_microbatch,
         )
@@ -66,19 +75,19 @@ class TaskExecutable:
     @cached_property
     def programs(self) -> Sequence[Programs]:
         """Of every group, what it compiles."""
-        step, before = self.step, self.traced.program
+        step, before = self.step, self.of_step.program
         pairs = enumerate(zip(self.plan.stages, self.meshes, strict=True))
         return [
             Programs(step, g, group_program(step, g, before), stage, mesh)
             for g, (stage, mesh) in pairs
-            if mesh is not None
+            if isinstance(mesh, Mesh)
         ]
 
     @cached_property
     def _controller(self) -> Controller:
         assert self.plan.pipeline is not None
         platform = self.mesh.devices.flat[0].platform
-        sizes = [mesh.devices.size for mesh in self.meshes if mesh is not None]
+        sizes = [len(stage.devices) for stage in self.plan.stages]
         return Controller(
             self.step,
             self.programs,
@@ -93,7 +102,13 @@ class TaskExecutable:
         )
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
-        return self._controller.run(arrays)
+        if not self.of_step.count:
+            return self._controller.run(arrays)
+        return self._stacks.whole(self._controller.run(self._stacks.parts(arrays)))
+
+    @cached_property
+    def _stacks(self) -> Stacks:
+        return Stacks(self.of_step, self.programs, self.out_shardings)
 
     def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
         raise self._refused("cannot run inside of another trace")

@@ -45,6 +45,7 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
         "costs": [record_to_json(x) for x in pipeline.costs],
         "hops": [record_to_json(x) for x in pipeline.hops],
         "per_microbatch": list(pipeline.per_microbatch),
+        "parts": pipeline.parts,
     }
 
 
@@ -60,6 +61,7 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
         costs=tuple(StageCost(**floats(x, *seconds)) for x in data["costs"]),
         hops=tuple(Hop(**floats(x, "bytes_per_s", "latency_s")) for x in data["hops"]),
         per_microbatch=tuple(data["per_microbatch"]),
+        parts=int(data["parts"]),
     )
 
 

@@ -9,23 +9,26 @@ from dataclasses import replace
 
 import numpy as np
 
+from rhino_jax.errors import StageError
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import replicated
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import EVERY_STAGE, Leaf, Plan
 from rhino_jax.plan.records import Predicted
 from rhino_jax.plan.stages import Pipeline, Send, StagePlan
 from rhino_jax.planning.meshes import STAGE_AXIS, MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.groups import PlannedGroup
+from rhino_jax.transform.staged.stacks import End, Unstacked
 from rhino_jax.transform.staged.step import Key, Kind, Step
 
 
 def assembled(
     search: Search,
+    of_step: Unstacked,
     step: Step,
     groups: Sequence[PlannedGroup],
     pipeline: Pipeline,
@@ -36,6 +39,7 @@ def assembled(
 
     Args:
       search: what was planned.
+      of_step: the step, with stacks in parts.
       step, groups: its tasks, and how each group was planned.
       pipeline: how micro-batches pass through.
       mesh_axes: of all devices.
@@ -46,25 +50,27 @@ def assembled(
     positions = np.arange(math.prod(sizes)).reshape(sizes)
     at = [name for name, _ in mesh_axes].index(STAGE_AXIS)
     devices = np.moveaxis(positions, at, 0).reshape(step.groups, -1)
-    program = search.traced.program
+    program, results = search.traced.program, range(len(step.outputs))
     plan = replace(
         first,
         program_name=program.name,
         fingerprint=fingerprint(program, mesh_axes),
         mesh_axes=mesh_axes,
-        inputs=tuple(_input(step, groups, program, i) for i in range(len(step.home))),
-        outputs=tuple(
-            _output(step, groups, program, j) for j in range(len(step.outputs))
+        memory_budget_bytes=int(search.request.memory_budget_bytes),
+        inputs=_whole(
+            of_step.inputs,
+            [_input(step, groups, of_step.program, i) for i in range(len(step.home))],
+            [program.values[e.value].shape for e in program.inputs],
+            at,
+        ),
+        outputs=_whole(
+            of_step.outputs,
+            [_output(step, groups, of_step.program, j) for j in results],
+            [program.values[e.value].shape for e in program.outputs],
+            at,
         ),
         stages=tuple(
-            StagePlan(
-                mesh_axes=g.plan.mesh_axes,
-                devices=tuple(int(d) for d in devices[i]),
-                decisions=g.plan.decisions,
-                predicted=g.plan.predicted,
-                sends=_sends(step, g, i, pipeline),
-            )
-            for i, g in enumerate(groups)
+            _stage(step, g, i, pipeline, devices[i]) for i, g in enumerate(groups)
         ),
         collectives=tuple(c for g in groups for c in g.plan.collectives),
         transforms=search.transforms,
@@ -84,6 +90,58 @@ def assembled(
         seconds=time.monotonic() - started,
     )
     return replace(plan, predicted=predicted, search=report)
+
+
+def _stage(
+    step: Step,
+    group: PlannedGroup,
+    position: int,
+    pipeline: Pipeline,
+    devices: Sequence[int],
+) -> StagePlan:
+    return StagePlan(
+        mesh_axes=group.plan.mesh_axes,
+        devices=tuple(int(d) for d in devices),
+        decisions=group.plan.decisions,
+        predicted=group.plan.predicted,
+        sends=_sends(step, group, position, pipeline),
+    )
+
+
+def _whole(
+    ends: Sequence[End],
+    leaves: Sequence[Leaf],
+    shapes: Sequence[tuple[int, ...]],
+    at: int,
+) -> tuple[Leaf, ...]:
+    """Leaves of the step as it was: a stack is one array over the axis of the stages.
+
+    Args:
+      ends, leaves: of the step with stacks in parts.
+      shapes: of the step as it was.
+      at: position of the axis of stages.
+    """
+    found: dict[int, Leaf] = {}
+    for end, leaf in zip(ends, leaves, strict=True):
+        if end.part is None:
+            found[end.whole] = leaf
+            continue
+        if leaf.stage != end.part:
+            raise StageError(
+                f"`{leaf.path}` is a part of stage {end.part}, and used in another.",
+                where=leaf.path,
+                numbers=f"stage {leaf.stage}",
+                fix="write the layers one by one instead of in a loop.",
+            )
+        first, *rest = leaf.spec
+        found[end.whole] = replace(
+            leaf,
+            path=leaf.path[: leaf.path.rindex("[")],
+            shape=shapes[end.whole],
+            spec=((at, *first), *rest),
+            stage=EVERY_STAGE,
+        )
+    return tuple(found[i] for i in range(len(found)))
 
 
 def _notes(search: Search) -> list[str]:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, replicated, share_of
 from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.search.driver import find
 from rhino_jax.transform.staged.group import GroupProgram, group_program
+from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
 from rhino_jax.units import format_bytes
 
@@ -74,7 +74,7 @@ class PlannedGroup:
 def plan_groups(
     search: Search,
     step: Step,
-    before: Program,
+    of_step: Unstacked,
     mesh_axes: MeshAxes,
     in_flight: tuple[int, ...],
 ) -> list[PlannedGroup]:
@@ -83,22 +83,51 @@ def plan_groups(
     Args:
       search: how to plan.
       step: all tasks.
-      before: the step's program.
+      of_step: the step; parts of a stack are laid out alike.
       mesh_axes: of every group.
       in_flight: of every group, the micro-batches of which it holds something.
     Raises:
       InfeasiblePlanError: a group does not fit; says which.
     """
     known: dict[Key, Spec] = {}
+    stacks: dict[int, Spec] = {}
     found = []
     for group in range(step.groups):
-        of = group_program(step, group, before)
-        one = _planned(search, step, of, mesh_axes, known, group, in_flight[group])
+        of = group_program(step, group, of_step.program)
+        pins = _pins(search, of, of_step, known, stacks)
+        one = _planned(search, step, of, mesh_axes, pins, group, in_flight[group])
         found.append(one)
+        for key in of.arguments:
+            if key.kind is Kind.INPUT and of_step.inputs[key.number].part is not None:
+                stacks.setdefault(of_step.inputs[key.number].whole, one.specs[key])
         for send in step.sends:
             if group in (send.source, send.target):
                 known.setdefault(send.key, one.specs[send.key])
     return found
+
+
+Pins = tuple[dict[int, Spec], dict[int, Spec]]
+"""Of arguments and of results, by position."""
+
+
+def _pins(
+    search: Search,
+    of: GroupProgram,
+    of_step: Unstacked,
+    known: Mapping[Key, Spec],
+    stacks: Mapping[int, Spec],
+) -> Pins:
+    """What is laid out as elsewhere, or as the user asks."""
+    asked, inputs = search.request.pins, {}
+    for i, key in enumerate(of.arguments):
+        end = of_step.inputs[key.number] if key.kind is Kind.INPUT else None
+        if key in known:
+            inputs[i] = known[key]
+        elif end is not None and end.part is not None and end.whole in stacks:
+            inputs[i] = stacks[end.whole]
+        elif end is not None and end.whole in asked:
+            inputs[i] = asked[end.whole]
+    return inputs, {i: known[k] for i, k in enumerate(of.results) if k in known}
 
 
 def _planned(
@@ -106,26 +135,19 @@ def _planned(
     step: Step,
     of: GroupProgram,
     mesh_axes: MeshAxes,
-    known: Mapping[Key, Spec],
+    pins: Pins,
     group: int,
     in_flight: int,
 ) -> PlannedGroup:
     """A group, with room for what micro-batches in flight leave."""
     request = search.request
     budget = request.memory_budget_bytes
-    pins = {}
-    for i, key in enumerate(of.arguments):
-        if key in known:
-            pins[i] = known[key]
-        elif key.kind is Kind.INPUT and key.number in request.pins:
-            pins[i] = request.pins[key.number]
-    output_pins = {i: known[key] for i, key in enumerate(of.results) if key in known}
     more = 0
     for _ in range(3):
         asked = replace(
             request,
-            pins=pins,
-            output_pins=output_pins,
+            pins=pins[0],
+            output_pins=pins[1],
             value_pins={},
             has_recipes=False,
             memory_budget_bytes=budget - more,
@@ -136,11 +158,23 @@ def _planned(
         except InfeasiblePlanError as error:
             raise _does_not_fit(error, group, in_flight, more) from None
         planned = PlannedGroup(of, plan, _specs(of, plan), seconds_by_op(found))
-        others = (in_flight - 1) * planned.left_bytes(step)
-        if plan.predicted.peak_bytes + others <= budget:
+        peak, left = plan.predicted.peak_bytes, planned.left_bytes(step)
+        # What passes from task to task is in memory, whatever could be fused within.
+        others = max(planned.fixed_bytes(step) + left - peak, 0)
+        others += (in_flight - 1) * left
+        if peak + others <= budget:
             return planned
         more = others
-    return planned
+    raise InfeasiblePlanError(
+        f"stage {group} does not fit with what it holds between its tasks.",
+        where=f"memory budget {format_bytes(int(budget))} per device",
+        numbers=f"{format_bytes(peak)} within tasks, {format_bytes(others)} beside,"
+        f" with {in_flight} micro-batches in flight",
+        fix=_FIX,
+    )
+
+
+_FIX = "take more micro-batches, more stages or more devices."
 
 
 def _does_not_fit(
@@ -151,7 +185,7 @@ def _does_not_fit(
         where=error.where,
         numbers=f"{error.numbers}; {in_flight} micro-batches in flight hold"
         f" {format_bytes(more)} beside",
-        fix="take more micro-batches, more stages or more devices.",
+        fix=_FIX,
     )
 
 

@@ -27,6 +27,7 @@ from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cutting import find_cut
 from rhino_jax.transform.staged.apart import Apart, take_apart
 from rhino_jax.transform.staged.sides import Sides, sides_of
+from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.staging import staged
 
 
@@ -89,29 +90,54 @@ def plan_stages(
             numbers=f"run: {', '.join(RUN)}",
             fix='take one of these, or "auto".',
         )
-    counts = _counts(search, stages, microbatches, places)
-    best = min(
-        (_cut_into(search, stages, count, places) for count in counts),
-        key=lambda c: c.chosen.step_time_s,
-    )
-    step = staged(best.apart, best.chosen.stages)
+    traced = search.running
+    of_step = Unstacked.of(traced.closed_jaxpr, traced.program, stages)
+    counts = _counts(of_step, stages, microbatches, places)
+    cuts = [_cut_into(search, of_step, stages, count, places) for count in counts]
+    cuts.sort(key=lambda c: c.chosen.step_time_s)
+    for i, found in enumerate(cuts):
+        try:
+            return _planned(search, of_step, found, schedule, places, started)
+        except InfeasiblePlanError:
+            # More micro-batches hold less each.
+            if i == len(cuts) - 1:
+                raise
+    raise AssertionError("nothing was tried")
+
+
+def _planned(
+    search: Search,
+    of_step: Unstacked,
+    cut_step: _Cut,
+    schedule: str,
+    places: tuple[str, ...],
+    started: float,
+) -> Plan:
+    """A step that is cut, with every group planned.
+
+    Raises:
+      InfeasiblePlanError: a group does not fit.
+    """
+    step = staged(cut_step.apart, cut_step.chosen.stages)
     flights = IN_FLIGHT["gpipe" if schedule == "gpipe" else "1f1b"]
-    in_flight = flights(stages, step.micro_batches)
-    own = _own(best.mesh_axes)
-    groups = plan_groups(search, step, search.running.program, own, in_flight)
+    in_flight = flights(step.groups, step.micro_batches)
+    own = _own(cut_step.mesh_axes)
+    groups = plan_groups(search, step, of_step, own, in_flight)
     pipeline = Pipeline(
         micro_batches=step.micro_batches,
         schedule=schedule,
-        runs=runs_of(best.chosen.stages),
+        runs=runs_of(cut_step.chosen.stages),
         costs=tuple(stage_cost(step, g) for g in groups),
-        hops=hops_of(step, groups, *best.hop),
+        hops=hops_of(step, groups, *cut_step.hop),
         per_microbatch=places,
+        parts=of_step.count,
     )
-    if not best.has_backward:
+    if not cut_step.has_backward:
         pipeline = replace(pipeline, schedule=FORWARD_ONLY)
     elif schedule == AUTO:
         pipeline = _with_fastest(pipeline, search.request.memory_budget_bytes)
-    return assembled(search, step, groups, pipeline, best.mesh_axes, started)
+    axes = cut_step.mesh_axes
+    return assembled(search, of_step, step, groups, pipeline, axes, started)
 
 
 def _with_fastest(pipeline: Pipeline, limit_bytes: float) -> Pipeline:
@@ -127,10 +153,16 @@ def _with_fastest(pipeline: Pipeline, limit_bytes: float) -> Pipeline:
     return replace(pipeline, schedule=found.schedule.name if is_clear else RUN[0])
 
 
-def _cut_into(search: Search, stages: int, count: int, places: tuple[str, ...]) -> _Cut:
+def _cut_into(
+    search: Search,
+    of_step: Unstacked,
+    stages: int,
+    count: int,
+    places: tuple[str, ...],
+) -> _Cut:
     """A step in `count` micro-batches, cut where that is best."""
-    traced, request = search.running, search.request
-    apart = take_apart(traced.closed_jaxpr, traced.program, count, places)
+    request = search.request
+    apart = take_apart(of_step.closed, of_step.program, count, places)
     sides = sides_of(apart)
     mesh_axes, seconds = _on_a_group(search, sides)
     at = [name for name, _ in mesh_axes].index(STAGE_AXIS)
@@ -144,6 +176,7 @@ def _cut_into(search: Search, stages: int, count: int, places: tuple[str, ...]) 
         count,
         hop,
         request.memory_budget_bytes,
+        _pinned(of_step, apart, sides),
     )
     level = request.level if len(sides.forward) <= MOST_OPS_OF_BEST else "fast"
     try:
@@ -155,14 +188,25 @@ def _cut_into(search: Search, stages: int, count: int, places: tuple[str, ...]) 
     return _Cut(apart, mesh_axes, hop, bool(sides.backward), chosen)
 
 
+def _pinned(of_step: Unstacked, apart: Apart, sides: Sides) -> dict[int, int]:
+    """Forward ops that read a part of a stack are in the stage of that number."""
+    found = {}
+    for value, sources in zip(sides.lines.inputs[1:], apart.sources, strict=True):
+        parts = {of_step.inputs[i].part for i in sources - apart.data} - {None}
+        for i in sides.readers.get(value, ()) if len(parts) == 1 else ():
+            if i in sides.forward:
+                found[i] = int(next(iter(parts)) or 0)
+    return found
+
+
 def _counts(
-    search: Search, stages: int, microbatches: int | str, places: tuple[str, ...]
+    of_step: Unstacked, stages: int, microbatches: int | str, places: tuple[str, ...]
 ) -> list[int]:
     """Numbers of micro-batches to be compared."""
     if isinstance(microbatches, int):
         return [microbatches]
-    traced, choice = search.running, Choice(2, per_microbatch=places)
-    rows = find_cut(traced.closed_jaxpr, traced.program, choice)[0].rows
+    choice = Choice(2, per_microbatch=places)
+    rows = find_cut(of_step.closed, of_step.program, choice)[0].rows
     counts = [n for n in range(2, rows + 1) if rows % n == 0]
     near = [
         min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n))

@@ -22,6 +22,7 @@ def problem_of(
     micro_batches: int,
     hop: tuple[float, float],
     limit_bytes: float,
+    pins: Mapping[int, int],
 ) -> cutting.Problem:
     """Where may this be cut?
 
@@ -33,20 +34,13 @@ def problem_of(
       micro_batches: how many.
       hop: bytes per second, and latency, between groups.
       limit_bytes: of a device.
+      pins: forward equation → the stage in which it has to be.
     """
     place = {i: k for k, i in enumerate(sides.forward)}
-    homes = sides.homes
-    forward_s, backward_s = [0.0] * len(place), [0.0] * len(place)
-    left = [0] * len(place)
-    lines = sides.lines
-    for i, op_id in enumerate(sides.program.body.ops):
-        home = homes[i]
-        if home is None:
-            continue
-        into = backward_s if sides.is_backward[i] else forward_s
-        into[place[home]] += with_regions(sides.program, seconds, op_id)
+    forward_s, backward_s = _seconds(sides, place, seconds)
+    left, lines = [0] * len(place), sides.lines
     values, has_backward = [], bool(sides.backward)
-    for i in sides.forward:
+    for i in place:
         for v in lines.makes[i]:
             readers = sides.readers.get(v, ())
             ahead = tuple(place[r] for r in readers if r in place and r != i)
@@ -83,7 +77,22 @@ def problem_of(
         hops=(cutting.Hop(*hop),) * (stages - 1),
         micro_batches=micro_batches,
         in_flight=in_flight(stages, micro_batches),
+        pins={place[i]: stage for i, stage in pins.items()},
     )
+
+
+def _seconds(
+    sides: Sides, place: Mapping[int, int], seconds: Mapping[int, float]
+) -> tuple[list[float], list[float]]:
+    """Of every forward op, there and back."""
+    ahead, back = [0.0] * len(place), [0.0] * len(place)
+    homes = sides.homes
+    for i, op_id in enumerate(sides.program.body.ops):
+        home = homes[i]
+        if home is not None:
+            into = back if sides.is_backward[i] else ahead
+            into[place[home]] += with_regions(sides.program, seconds, op_id)
+    return ahead, back
 
 
 def _is_float(aval: object) -> bool:

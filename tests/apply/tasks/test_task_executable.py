@@ -11,6 +11,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.errors import ScheduleError, StageError
 from rhino_jax.models import registry
+from rhino_jax.plan.plan import EVERY_STAGE
 
 
 D, F, ROWS = 16, 32, 16
@@ -128,6 +129,7 @@ def test_a_step_is_simulated():
     ("name", "options"),
     [
         ("gpt-tiny-unrolled", {}),
+        ("gpt-tiny", {}),
         pytest.param("t5-tiny", {}, marks=pytest.mark.slow),
         pytest.param("unet-tiny", {}, marks=pytest.mark.slow),
         pytest.param(
@@ -146,6 +148,28 @@ def test_models_of_the_zoo_are_checked_against_one_device(name, options):
     # The bias of a key shifts all scores of a row alike: its gradient is noise.
     wrong = [x for x in found.leaves if not x.ok and "['k']['bias']" not in x.path]
     assert found.leaves and not wrong
+
+
+def test_a_stack_of_layers_is_one_array_over_all_stages(tmp_path):
+    workload = registry.get("gpt-tiny", optimizer="sgd")
+    args, donated = workload.make_args(jax.random.key(0)), workload.donate_argnums
+    mesh = {"stage": 2, "data": 4}
+    plan = rhino.plan(workload.step, *args, mesh=mesh, donate_argnums=donated)
+    stacks = [leaf for leaf in plan.inputs if leaf.stage == EVERY_STAGE]
+    assert stacks and all(leaf.spec[0] == (0,) for leaf in stacks)
+    assert all("blocks" in leaf.path for leaf in stacks)
+    plan.save(tmp_path / "plan.json")
+    step = rhino.load_plan(tmp_path / "plan.json").jit(
+        workload.step, donate_argnums=donated
+    )
+    placed = plan.put(args)
+    out = step(*placed)
+    for x, leaf in zip(jax.tree.leaves(out[0]), plan.inputs, strict=False):
+        assert x.shape == leaf.shape
+        devices = 8 if leaf.stage == EVERY_STAGE else 4
+        assert len(x.sharding.device_set) == devices
+    out = step(*out[:2], *placed[2:])
+    assert np.isfinite(float(out[2]))
 
 
 def test_a_mesh_in_context_is_no_hindrance(expected):

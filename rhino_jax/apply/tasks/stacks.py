@@ -1,0 +1,68 @@
+"""Stacks of layers: one array over all stages, or a part on each; nothing moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from rhino_jax.apply.tasks.programs import Programs
+from rhino_jax.transform.staged.stacks import Unstacked
+from rhino_jax.transform.staged.step import Key, Kind
+
+
+@dataclass(frozen=True, eq=False)
+class Stacks:
+    """Attributes:
+    of_step: which inputs and results are parts of what.
+    programs: of every group; part k of a stack is on group k.
+    out_shardings: of results as wholes.
+    """
+
+    of_step: Unstacked
+    programs: Sequence[Programs]
+    out_shardings: Sequence[NamedSharding]
+
+    def parts(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays with stacks in parts, which share their memory with the wholes."""
+        shards: dict[int, dict[Any, Any]] = {}
+        found = []
+        for i, end in enumerate(self.of_step.inputs):
+            x = arrays[end.whole]
+            if end.part is None:
+                found.append(x)
+                continue
+            if end.whole not in shards:
+                shards[end.whole] = {s.device: s.data for s in x.addressable_shards}
+            mine = shards[end.whole]
+            sharding = self.programs[end.part].shardings[Key(Kind.INPUT, i)]
+            shape = (self.of_step.sizes[end.part], *x.shape[1:])
+            found.append(
+                jax.make_array_from_single_device_arrays(
+                    shape, sharding, [mine[d] for d in sharding.mesh.devices.flat]
+                )
+            )
+        return found
+
+    def whole(self, results: Sequence[Any]) -> list[Any]:
+        """Results with stacks as one array each."""
+        parts: dict[int, list[Any]] = {}
+        for end, x in zip(self.of_step.outputs, results, strict=True):
+            parts.setdefault(end.whole, []).append((end.part, x))
+        found = []
+        for i, sharding in enumerate(self.out_shardings):
+            if parts[i][0][0] is None:
+                found.append(parts[i][0][1])
+                continue
+            arrays = [x for _, x in parts[i]]
+            shards = {s.device: s.data for x in arrays for s in x.addressable_shards}
+            shape = (sum(self.of_step.sizes), *arrays[0].shape[1:])
+            found.append(
+                jax.make_array_from_single_device_arrays(
+                    shape, sharding, [shards[d] for d in sharding.mesh.devices.flat]
+                )
+            )
+        return found

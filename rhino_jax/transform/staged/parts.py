@@ -1,0 +1,194 @@
+"""A jaxpr run with some of its values in parts along a dim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
+
+import jax
+from jax import lax
+
+from rhino_jax._compat import (
+    bind_eqn,
+    eqn_context,
+    hide_frames,
+    is_literal,
+    jaxpr_consts,
+    open_jaxpr,
+)
+from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs
+from rhino_jax.ir.factor import FactorKind, Layout
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.transform.microbatch.emit.local import local_params
+from rhino_jax.transform.microbatch.emit.outside import COMBINE
+
+
+hide_frames(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A value in parts along a dim."""
+
+    dim: int
+    arrays: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class InParts:
+    """Runs a jaxpr with some of its values in parts.
+
+    Attributes:
+      program: imported from the jaxpr.
+      length: of the loops that are taken apart.
+      sizes: of the parts.
+    """
+
+    program: Program
+    length: int
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def bounds(self) -> list[tuple[int, int]]:
+        return [*pairwise(accumulate(self.sizes, initial=0))]
+
+    def whole(self, x: Any) -> Any:
+        return lax.concatenate(x.arrays, x.dim) if isinstance(x, Parts) else x
+
+    def parts(self, x: Any, dim: int) -> Parts:
+        """A value in parts along a dim."""
+        if isinstance(x, Parts) and x.dim == dim:
+            return x
+        x = self.whole(x)
+        return Parts(
+            dim, tuple(lax.slice_in_dim(x, a, b, axis=dim) for a, b in self.bounds)
+        )
+
+    def block(
+        self, region: Region, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
+    ) -> list[Any]:
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=False))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if is_literal(atom) else env[atom]
+
+        for op_id, eqn in zip(region.ops, jaxpr.eqns, strict=True):
+            with eqn_context(eqn):
+                results = self.op(
+                    self.program.ops[op_id], eqn, [read(v) for v in eqn.invars]
+                )
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def op(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any]:
+        if any(isinstance(x, Parts) for x in args):
+            for way in (self._call, self._scan, self._by_factor):
+                found = way(op, eqn, args)
+                if found is not None:
+                    return found
+        return bind_eqn(eqn, [self.whole(x) for x in args], eqn.params)
+
+    def _call(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
+        call = op.call
+        if call is None or call.kind is not RegionKind.CALL or op.name in REMATS:
+            return None
+        (body,) = closed_region_jaxprs(eqn)
+        return self.block(call.regions[0], open_jaxpr(body), jaxpr_consts(body), args)
+
+    def _scan(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
+        """A loop for each part, one after the other."""
+        call = op.call
+        if (
+            call is None
+            or call.kind is not RegionKind.SCAN
+            or call.trip_count != self.length
+        ):
+            return None
+        first = call.num_consts + call.num_carry
+        consts = [self.whole(x) for x in args[: call.num_consts]]
+        carry = [self.whole(x) for x in args[call.num_consts : first]]
+        stacks = [self.parts(x, 0) for x in args[first:]]
+        order = range(len(self.sizes))
+        made: dict[int, list[Any]] = {}
+        for k in reversed(order) if eqn.params["reverse"] else order:
+            given = [*consts, *carry, *(x.arrays[k] for x in stacks)]
+            outs = bind_eqn(eqn, given, {**eqn.params, "length": self.sizes[k]})
+            carry, made[k] = outs[: call.num_carry], outs[call.num_carry :]
+        count = len(eqn.outvars) - call.num_carry
+        return [
+            *carry,
+            *(Parts(0, tuple(made[k][i] for k in order)) for i in range(count)),
+        ]
+
+    def _by_factor(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
+        """Part by part, where the dim in parts is a factor of the op."""
+        rule = op.rule
+        if rule is None or op.call is not None:
+            return None
+        cut = {
+            rule.operands[i][x.dim] for i, x in enumerate(args) if isinstance(x, Parts)
+        }
+        if len(cut) != 1 or len(dim := next(iter(cut))) != 1:
+            return None
+        (factor,) = dim
+        kind = rule.factors[factor].kind
+        if kind not in (FactorKind.PARALLEL, FactorKind.REDUCE):
+            return None
+        places = [_place(layout, factor) for layout in rule.operands]
+        results = [_place(layout, factor) for layout in rule.results]
+        if None in (*places, *results) or rule.factors[factor].size != self.length:
+            return None
+        partial = rule.partial_results(factor)
+        if any(d == -1 and i not in partial for i, d in enumerate(results)):
+            return None
+        count = range(len(self.sizes))
+        made = [self._part(op, eqn, args, places, results, k) for k in count]
+        reducer = rule.factors[factor].reducer
+        return [
+            _added([m[i] for m in made], COMBINE[str(reducer)])
+            if d == -1
+            else Parts(int(d or 0), tuple(m[i] for m in made))
+            for i, d in enumerate(results)
+        ]
+
+    def _part(
+        self,
+        op: Op,
+        eqn: Any,
+        args: Sequence[Any],
+        places: Sequence[int | None],
+        results: Sequence[int | None],
+        k: int,
+    ) -> list[Any]:
+        given = [
+            self.whole(x) if d == -1 else self.parts(x, int(d or 0)).arrays[k]
+            for x, d in zip(args, places, strict=True)
+        ]
+        shapes = []
+        for var, d in zip(eqn.outvars, results, strict=True):
+            shape = list(var.aval.shape)
+            if d != -1:
+                shape[int(d or 0)] = self.sizes[k]
+            shapes.append(tuple(shape))
+        ins = [tuple(jax.numpy.shape(x)) for x in given]
+        params = local_params(op.name, eqn.params, ins, shapes)
+        return bind_eqn(eqn, given, params)
+
+
+def _place(layout: Layout, factor: int) -> int | None:
+    """The dim that is a factor; -1: none; None: it is a part of one, or of several."""
+    found = [d for d, dim in enumerate(layout) if factor in dim]
+    if not found:
+        return -1
+    return found[0] if len(found) == 1 and len(layout[found[0]]) == 1 else None
+
+
+def _added(parts: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
+    total = parts[0]
+    for part in parts[1:]:
+        total = combine(total, part)
+    return total
