@@ -81,11 +81,12 @@ class Controller:
         ]
         for group in range(step.groups):
             self._dispatch((TaskKind.START, group, 0), once, once)
+        last = self.order[-1][0]
         for kind, stage, m in self.order:
             self._dispatch((kind, stage, stage), [of[m] for of in pieces], once)
-            if kind is TaskKind.BACKWARD and stage == 0:
-                for of in pieces:
-                    of[m] = {}
+            if kind is last:
+                # Nothing of this micro-batch is read here any more.
+                pieces[stage][m] = {}
         rounds = sorted(
             (task.place, task.group)
             for of in step.tasks

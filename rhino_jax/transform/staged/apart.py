@@ -16,7 +16,6 @@ from rhino_jax._compat import (
     consts_as_inputs,
     hide_frames,
     is_literal,
-    jaxpr_consts,
     open_jaxpr,
     retrace,
     without_dead_code,
@@ -52,7 +51,6 @@ class Apart:
       sources: of everything that enters, the positions of the step's inputs that it is
         made of.
       data: positions of the inputs that hold the batch.
-      consts: arrays that the step captured; the last of its inputs.
     """
 
     cut: Cut
@@ -63,7 +61,6 @@ class Apart:
     leaving: tuple[Crossing, ...]
     sources: tuple[frozenset[int], ...]
     data: frozenset[int]
-    consts: tuple[Any, ...]
 
     def sum_type(self, position: int) -> Any:
         """Of what all pieces leave together; sums of narrow floats are float32."""
@@ -133,7 +130,6 @@ def take_apart(
         leaving=parts.loop.leaving,
         sources=_sources(open_jaxpr(first)),
         data=frozenset(positions[v] for v in cut.inputs),
-        consts=tuple(jaxpr_consts(closed)),
     )
 
 
