@@ -65,7 +65,8 @@ def test_three_steps_are_those_of_one_device(shape: str, optimizer: str) -> None
         for dims in stored_in_blocks(plan.transforms).values()
         for _, blocks in dims
     }
-    assert counts == {4}
+    # As many as some axes of the mesh have devices; which, is a matter of price.
+    assert counts and counts <= {2, 4, 8}
     params = random_params(model)
     state, tokens = update.init(params), random_tokens(model, ROWS, LENGTH)
     placed = plan.put((params, state))
