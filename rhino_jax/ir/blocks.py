@@ -10,7 +10,7 @@ device holds is all that its share of a split needs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rhino_jax.ir.transform import BLOCKS, Transform
@@ -90,8 +90,3 @@ def stored_in_blocks(
             for (slot, dim), blocks in sorted(from_text(transform.choice).items()):
                 found[slot] = (*found.get(slot, ()), (dim, blocks))
     return found
-
-
-def pieces_of(parts: Sequence[int], sizes: Iterable[int]) -> list[int]:
-    """The block counts among `sizes` that divide every part."""
-    return [n for n in sizes if n > 1 and Blocks(tuple(parts), n).is_whole]

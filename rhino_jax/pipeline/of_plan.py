@@ -49,6 +49,7 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
         edges=tuple(
             Edge(h.source, h.target, (h.forward_bytes,), (h.backward_bytes,))
             for h in pipeline.hops
+            if h.forward_bytes or h.backward_bytes
         ),
         micro_batches=pipeline.micro_batches,
         links=tuple(links),

@@ -10,6 +10,7 @@ from rhino_jax.errors import PinError, StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.blocks import Stored
 from rhino_jax.ir.program import Program
 from rhino_jax.keywords import read_choice, read_count
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
@@ -49,6 +50,20 @@ def num_stages(asked: int | str, axes: MeshAxes | None) -> int:
         fix=f'give a mesh as {{"{STAGE_AXIS}": {asked}, "data": …}}, or none: rhino'
         " forms the groups.",
     )
+
+
+def check_in_stages(storage: str | Stored, stages: int) -> None:
+    """
+    Raises:
+      StageError: state is to be stored in blocks, and in several stages.
+    """
+    if storage and storage != "as written":
+        raise StageError(
+            "several stages store no fused weights in blocks.",
+            where="`storage=` and `stages=`",
+            numbers=f"{stages} stages",
+            fix="plan with storage='as written', or with stages=1.",
+        )
 
 
 def candidates(

@@ -46,6 +46,7 @@ from rhino_jax.planning.like import (
 from rhino_jax.planning.meshes import (
     MeshAxes,
     candidates,
+    check_in_stages,
     num_stages,
     read_stages,
     where_pins_hold,
@@ -260,6 +261,7 @@ class Wishes:
                 report,
             )
             if stages > 1:
+                check_in_stages(storage, stages)
                 search = as_asked(search, self.recompute)
                 return plan_stages(
                     search,

@@ -19,6 +19,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.plan.plan import EVERY_STAGE, Leaf, Plan
 from rhino_jax.plan.trees import stage_mesh
+from rhino_jax.processes.agree import processes_of_mesh
 from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.group import group_program
 from rhino_jax.transform.staged.stacks import Unstacked
@@ -86,6 +87,8 @@ class TaskExecutable:
     @cached_property
     def _controller(self) -> Controller:
         assert self.plan.pipeline is not None
+        if processes_of_mesh(self.mesh):
+            raise self._refused("cannot yet run over several processes")
         platform = self.mesh.devices.flat[0].platform
         sizes = [len(stage.devices) for stage in self.plan.stages]
         return Controller(
@@ -104,7 +107,10 @@ class TaskExecutable:
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
         if not self.of_step.count:
             return self._controller.run(arrays)
-        return self._stacks.whole(self._controller.run(self._stacks.parts(arrays)))
+        parts = self._stacks.parts(arrays)
+        results = self._stacks.whole(self._controller.run(parts))
+        self._stacks.delete_donated(arrays, parts)
+        return results
 
     @cached_property
     def _stacks(self) -> Stacks:

@@ -47,6 +47,12 @@ class Stacks:
             )
         return found
 
+    def delete_donated(self, arrays: Sequence[Any], parts: Sequence[Any]) -> None:
+        """Let stacks whose parts were donated say so: they have no memory left."""
+        for end, part in zip(self.of_step.inputs, parts, strict=True):
+            if end.part is not None and part.is_deleted():
+                arrays[end.whole].delete()
+
     def whole(self, results: Sequence[Any]) -> list[Any]:
         """Results with stacks as one array each."""
         parts: dict[int, list[Any]] = {}

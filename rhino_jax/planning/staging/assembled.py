@@ -205,15 +205,16 @@ def _output(
 def _sends(
     step: Step, group: PlannedGroup, position: int, pipeline: Pipeline
 ) -> tuple[Send, ...]:
+    rates = {(h.source, h.target): h.bytes_per_s for h in pipeline.hops}
     found = []
     for send in step.sends:
         if send.source != position:
             continue
+        pair = min(send.source, send.target), max(send.source, send.target)
         times = pipeline.micro_batches if send.key.kind is Kind.INSIDE else 1
         aval = step.types[send.key]
         size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
         local = times * group.bytes(step, send.key)
-        hop = next(iter(pipeline.hops))
         what = f"{aval.dtype.name}{list(aval.shape)} of a {send.kind} pass"
-        found.append(Send(send.target, what, size, local / hop.bytes_per_s))
+        found.append(Send(send.target, what, size, local / rates[pair]))
     return tuple(found)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rhino_jax.plan.stages import Hop, StageCost
 from rhino_jax.planning.staging.groups import PlannedGroup
 from rhino_jax.planning.staging.priced import with_regions
-from rhino_jax.transform.staged.step import Step, TaskKind
+from rhino_jax.transform.staged.step import Kind, Step, TaskKind
 
 
 def stage_cost(step: Step, group: PlannedGroup) -> StageCost:
@@ -33,17 +33,15 @@ def stage_cost(step: Step, group: PlannedGroup) -> StageCost:
 def hops_of(
     step: Step, groups: Sequence[PlannedGroup], bytes_per_s: float, latency_s: float
 ) -> tuple[Hop, ...]:
-    """What passes between groups for every micro-batch."""
+    """Between which groups anything passes, and how much for every micro-batch: sums
+    over all of them, and what updates exchange, pass once a step."""
     sizes: dict[tuple[int, int], list[int]] = {}
     for send in step.sends:
-        if send.kind is TaskKind.UPDATE:
-            continue
         pair = min(send.source, send.target), max(send.source, send.target)
         into = sizes.setdefault(pair, [0, 0])
-        is_back = send.kind is TaskKind.BACKWARD
-        if send.source < send.target and is_back:
-            continue
-        into[is_back] += groups[send.source].bytes(step, send.key)
+        if send.key.kind is Kind.INSIDE:
+            is_back = send.source > send.target
+            into[is_back] += groups[send.source].bytes(step, send.key)
     return tuple(
         Hop(a, b, forward, backward, bytes_per_s, latency_s)
         for (a, b), (forward, backward) in sorted(sizes.items())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.spec import Spec, replicated, share_of
 from rhino_jax.plan.plan import Plan
+from rhino_jax.planning.meshes import STAGE_AXIS, MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.search.driver import find
@@ -15,9 +17,6 @@ from rhino_jax.transform.staged.group import GroupProgram, group_program
 from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
 from rhino_jax.units import format_bytes
-
-
-MeshAxes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +50,7 @@ class PlannedGroup:
         ahead: set[Key] = set()
         for task in self.of.tasks:
             if task.kind is TaskKind.FORWARD:
-                ahead |= {
-                    k for k in (*task.makes, *task.reads) if k.kind is Kind.INSIDE
-                }
+                ahead |= {*task.makes, *task.reads}
         read = {
             key
             for task in self.of.tasks
@@ -92,9 +89,12 @@ def plan_groups(
     known: dict[Key, Spec] = {}
     stacks: dict[int, Spec] = {}
     found = []
+    at = [name for name, _ in mesh_axes].index(STAGE_AXIS)
+    request = search.request
+    asked = _within_a_group(request.pins, at), _within_a_group(request.output_pins, at)
     for group in range(step.groups):
         of = group_program(step, group, of_step.program)
-        pins = _pins(search, of, of_step, known, stacks)
+        pins = _pins(asked, of, step.outputs, of_step, known, stacks)
         one = _planned(search, step, of, mesh_axes, pins, group, in_flight[group])
         found.append(one)
         for key in of.arguments:
@@ -110,24 +110,44 @@ Pins = tuple[dict[int, Spec], dict[int, Spec]]
 """Of arguments and of results, by position."""
 
 
+def _within_a_group(pins: Mapping[int, Spec], stage_axis: int) -> dict[int, Spec]:
+    """Pins without the axis of the stages, along which a group has one device."""
+    return {
+        slot: tuple(tuple(a for a in dim if a != stage_axis) for dim in spec)
+        for slot, spec in pins.items()
+    }
+
+
 def _pins(
-    search: Search,
+    asked: Pins,
     of: GroupProgram,
+    outputs: Sequence[Any],
     of_step: Unstacked,
     known: Mapping[Key, Spec],
     stacks: Mapping[int, Spec],
 ) -> Pins:
-    """What is laid out as elsewhere, or as the user asks."""
-    asked, inputs = search.request.pins, {}
+    """What is laid out as elsewhere, or as the user asks.
+
+    Args:
+      asked: of the step's inputs and results, as its user wrote it.
+      outputs: of every result of the step its group and key.
+    """
+    inputs: dict[int, Spec] = {}
     for i, key in enumerate(of.arguments):
         end = of_step.inputs[key.number] if key.kind is Kind.INPUT else None
         if key in known:
             inputs[i] = known[key]
         elif end is not None and end.part is not None and end.whole in stacks:
             inputs[i] = stacks[end.whole]
-        elif end is not None and end.whole in asked:
-            inputs[i] = asked[end.whole]
-    return inputs, {i: known[k] for i, k in enumerate(of.results) if k in known}
+        elif end is not None and end.whole in asked[0]:
+            inputs[i] = asked[0][end.whole]
+    results = {
+        made[1]: asked[1][end.whole]
+        for made, end in zip(outputs, of_step.outputs, strict=True)
+        if isinstance(made, tuple) and end.whole in asked[1]
+    }
+    results |= known
+    return inputs, {i: results[k] for i, k in enumerate(of.results) if k in results}
 
 
 def _planned(

@@ -43,8 +43,6 @@ class After:
       homes: value → the group that makes it, None for every one that reads it.
       rounds: value → in which it is made.
       equations: (group, round) → what runs there.
-      inputs: group → the values that it reads of the program's inputs; those that
-        micro-batches left on another group are sent.
       sent: what goes from group to group.
     """
 
@@ -52,21 +50,18 @@ class After:
     homes: dict[int, int | None]
     rounds: dict[int, int] = field(default_factory=dict)
     equations: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    inputs: dict[int, set[int]] = field(default_factory=dict)
     sent: set[Sent] = field(default_factory=set)
 
     @classmethod
     def of(
         cls,
         lines: Lines,
-        groups: int,
         known: Mapping[int, int],
         left: Mapping[int, int],
         ties: Sequence[tuple[int, int]],
     ) -> After:
         """Args:
         lines: of the program.
-        groups: how many.
         known: inputs of the step whose groups are known, by number.
         left: what micro-batches left → the group that has it.
         ties: (result, input) that are on the same group: state.
@@ -74,7 +69,6 @@ class After:
         after = cls(lines, _homes(lines, {**known, **left}, ties))
         after._rounds(frozenset(left))
         wanted = [v for v in lines.outputs if v is not None]
-        after.inputs = {g: set() for g in range(groups)}
         seen: set[tuple[int, int]] = set()
         queue = [(after.home(v), v) for v in wanted]
         while queue:
@@ -96,7 +90,6 @@ class After:
         if at is None:
             if value in left and left[value] != group:
                 self.sent.add(Sent(value, left[value], group, -1))
-            self.inputs[group].add(value)
             return []
         if home is not None and home != group:
             self.sent.add(Sent(value, home, group, self.rounds[value]))

@@ -172,7 +172,7 @@ class _Staging:
             )
             if v is not None and end.state_of is not None
         ]
-        return After.of(lines, labels.groups, known, left, ties)
+        return After.of(lines, known, left, ties)
 
     def _sends_after(self) -> list[Send]:
         found = []

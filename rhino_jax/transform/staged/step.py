@@ -112,10 +112,6 @@ class Step:
     outputs: tuple[tuple[int, Key] | Any, ...]
     types: dict[Key, Any]
 
-    def received(self, group: int) -> tuple[Key, ...]:
-        """What a group reads that others make."""
-        return tuple(dict.fromkeys(s.key for s in self.sends if s.target == group))
-
     def sent(self, group: int) -> tuple[Key, ...]:
         """What others read that a group makes."""
         return tuple(dict.fromkeys(s.key for s in self.sends if s.source == group))

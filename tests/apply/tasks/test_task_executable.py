@@ -9,9 +9,11 @@ import optax
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.apply.tasks.controller import Controller
 from rhino_jax.errors import ScheduleError, StageError
 from rhino_jax.models import registry
 from rhino_jax.plan.plan import EVERY_STAGE
+from rhino_jax.transform.staged.step import TaskKind
 
 
 D, F, ROWS = 16, 32, 16
@@ -172,6 +174,38 @@ def test_a_stack_of_layers_is_one_array_over_all_stages(tmp_path):
     assert np.isfinite(float(out[2]))
 
 
+def test_donated_stacks_say_so():
+    workload = registry.get("gpt-tiny", optimizer="sgd")
+    args, donated = workload.make_args(jax.random.key(0)), workload.donate_argnums
+    mesh = {"stage": 2, "data": 4}
+    plan = rhino.plan(workload.step, *args, mesh=mesh, donate_argnums=donated)
+    placed = plan.put(args)
+    plan.jit(workload.step, donate_argnums=donated)(*placed)
+    leaves = zip(jax.tree.leaves(placed), plan.inputs, strict=True)
+    stacks = [x for x, leaf in leaves if leaf.stage == EVERY_STAGE and leaf.is_donated]
+    assert stacks and all(x.is_deleted() for x in stacks)
+
+
+def test_a_task_that_fails_leaves_the_state(monkeypatch, expected):
+    step = rhino.auto_shard(train_step, stages=2, donate_argnums=(0, 1))
+    args = step.plan(*arguments()).put(arguments())
+    dispatch, done = Controller._dispatch, []
+
+    def fails(self, place, now, once):
+        done.append(place)
+        if place[0] is TaskKind.BACKWARD and len(done) > 4:
+            raise FloatingPointError("a task failed")
+        return dispatch(self, place, now, once)
+
+    monkeypatch.setattr(Controller, "_dispatch", fails)
+    with pytest.raises(FloatingPointError):
+        step(*args)
+    assert any(place[0] is TaskKind.FORWARD for place in done)
+    assert not any(x.is_deleted() for x in jax.tree.leaves(args))
+    monkeypatch.undo()
+    assert_equal(three_steps(step, *args), expected)
+
+
 def test_a_mesh_in_context_is_no_hindrance(expected):
     mesh = jax.make_mesh((2, 4), ("stage", "data"))
     step = rhino.auto_shard(train_step, donate_argnums=(0, 1))
@@ -190,6 +224,8 @@ def test_what_cannot_be_is_refused():
     plan = rhino.plan(train_step, *args, mesh={"data": 8})
     with pytest.raises(ScheduleError, match="one stage"):
         plan.simulate()
+    with pytest.raises(StageError, match="no fused weights in blocks"):
+        rhino.plan(train_step, *args, stages=2, storage="blocks")
     step = rhino.auto_shard(train_step, stages=2)
     with pytest.raises(StageError, match="no one program to lower"):
         step.lower(*args)

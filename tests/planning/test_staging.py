@@ -1,0 +1,69 @@
+"""Plans of several stages: what passes between them, and what their user asked for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.models import registry
+
+
+MESH = {"stage": 2, "data": 2}
+WIDE, NARROW, ROWS = 256, 32, 8
+
+
+def tied(params, x):
+    """A weight that is read first and last."""
+    h = jnp.tanh(x @ params["w"])
+    for p in params["middle"]:
+        h = jnp.tanh(h @ p)
+    return h @ params["w"].T
+
+
+def train_step(params, x):
+    gradients = jax.grad(lambda p: jnp.mean((tied(p, x) - x) ** 2))(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def arguments():
+    def f32(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    params = {"w": f32(WIDE, NARROW), "middle": [f32(NARROW, NARROW)] * 4}
+    return params, f32(ROWS, WIDE)
+
+
+def test_what_passes_once_a_step_is_not_counted_for_every_micro_batch():
+    plan = rhino.plan(
+        train_step, *arguments(), mesh=MESH, microbatches=4, donate_argnums=0
+    )
+    (hop,) = plan.pipeline.hops
+    one = 4 * ROWS // plan.microbatches * NARROW
+    assert 0 < hop.forward_bytes <= 2 * one and 0 < hop.backward_bytes <= 2 * one
+    weight = 4 * WIDE * NARROW
+    assert max(send.bytes for stage in plan.stages for send in stage.sends) == weight
+
+
+@pytest.mark.parametrize("pin", [jax.P("data"), jax.P(None, "data")], ids=str)
+def test_results_are_pinned_and_programs_may_have_no_backward_pass(pin):
+    params, x = arguments()
+    plan = rhino.plan(tied, params, x, mesh=MESH, microbatches=4, pins={"out": pin})
+    assert plan.out_specs == pin and plan.schedule == "forward-only"
+
+
+def test_a_pin_of_a_stack_may_name_the_axis_of_the_stages():
+    workload = registry.get("gpt-tiny", optimizer="sgd")
+    args, path = workload.abstract_args(), "params['blocks']['mlp']['up']"
+    pin = jax.P("stage", None, "data")
+    plan = rhino.plan(
+        workload.step,
+        *args,
+        mesh=MESH,
+        pins={path: pin},
+        donate_argnums=workload.donate_argnums,
+    )
+    (leaf,) = [leaf for leaf in plan.inputs if leaf.path == path]
+    assert leaf.spec == ((0,), (), (1,))
+    assert plan.in_specs[0]["blocks"]["mlp"]["up"] == pin
