@@ -74,6 +74,11 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def count_or_auto(text: str) -> int | str:
+    """A number from 1 on, or "auto"."""
+    return text if text == "auto" else positive_int(text)
+
+
 def add_planning(parser: argparse.ArgumentParser) -> None:
     """What is asked of a plan."""
     parser.add_argument("--mesh", type=mesh_axes, metavar="data=4,model=2")
@@ -109,7 +114,7 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--microbatches",
-        type=lambda text: text if text == "auto" else positive_int(text),
+        type=count_or_auto,
         default="auto",
         metavar="N",
         help="cut the batch into this many parts that run one after the other",
@@ -141,7 +146,7 @@ def add_stages(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stages",
-        type=lambda text: text if text == "auto" else positive_int(text),
+        type=count_or_auto,
         default="auto",
         metavar="N",
         help="groups of devices that each run a part of the model",

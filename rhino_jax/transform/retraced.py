@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import jax
 
 from rhino_jax._compat import (
     close_jaxpr,
@@ -12,6 +14,7 @@ from rhino_jax._compat import (
     last_as_consts,
     open_jaxpr,
     retrace,
+    without_mesh,
 )
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
@@ -29,6 +32,21 @@ def retraced(closed: Any, fn: Callable[..., list[Any]]) -> Any:
     new, gained = retrace(fn, opened)
     assert not gained, f"constants were added: {[g.shape for g in gained]}"
     return last_as_consts(close_jaxpr(new, ()), consts)
+
+
+def traced_on(fn: Callable[..., list[Any]], types: Iterable[Any]) -> Any:
+    """The closed jaxpr of a function of arrays of these types, in no mesh.
+
+    Args:
+      fn: the function.
+      types: abstract values of JAX, or what has a shape and a dtype like them.
+    """
+    structs = [
+        jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False))
+        for t in types
+    ]
+    with without_mesh():
+        return jax.make_jaxpr(fn)(*structs)
 
 
 def imported_again(jaxpr: Any, before: Program) -> Program:

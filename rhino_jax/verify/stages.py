@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,50 +21,11 @@ from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, OutOfMemory
+from rhino_jax.verify.made import Made
 from rhino_jax.verify.places import CompilePlace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledStages:
-    """What the compiler made of all tasks.
-
-    Attributes:
-      platform: "cpu", "tpu" or "gpu".
-      costs: of every stage, in compiled seconds and bytes.
-      compiled: of a step that is simulated with these.
-      collectives: of all tasks, as often as they run in a step.
-      out_of_memory: of the first task that does not fit, or None.
-      rematerialised: of all tasks.
-      seconds: wall time of compiling.
-    """
-
-    platform: str
-    costs: tuple[StageCost, ...]
-    compiled: Predicted | None
-    collectives: tuple[CompiledCollective, ...]
-    out_of_memory: OutOfMemory | None
-    rematerialised: tuple[str, ...]
-    seconds: float
-
-    def notes(self, plan: Plan) -> tuple[str, ...]:
-        """Every stage, predicted beside compiled."""
-        assert plan.pipeline is not None
-        return tuple(
-            f"stage {i}: forward {format_seconds(is_.forward_s)}, predicted"
-            f" {format_seconds(was.forward_s)}; backward"
-            f" {format_seconds(is_.backward_s)}, predicted"
-            f" {format_seconds(was.backward_s)}; update"
-            f" {format_seconds(is_.update_s)}, predicted"
-            f" {format_seconds(was.update_s)}; tasks take up to"
-            f" {format_bytes(is_.working_bytes)}, predicted"
-            f" {format_bytes(was.working_bytes)}"
-            for i, (was, is_) in enumerate(
-                zip(plan.pipeline.costs, self.costs, strict=True)
-            )
-        )
-
-
-def compiled_stages(bound: Bound[Any], place: CompilePlace) -> CompiledStages:
+def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
     """Compile every task for its group's devices, and simulate a step of what it takes.
 
     Args:
@@ -74,18 +35,18 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> CompiledStages:
     """
     executable, plan = bound.executable, bound.plan
     assert isinstance(executable, TaskExecutable) and plan.pipeline is not None
-    found: list[_Compiled] = []
-    for programs in executable.programs:
-        for i, task in enumerate(programs.of.tasks):
-            found.append(_compiled(programs, i, task, place))
+    found = [
+        _compiled(programs, i, task, place)
+        for programs in executable.programs
+        for i, task in enumerate(programs.of.tasks)
+    ]
     lacking = [c.out_of_memory for c in found if c.out_of_memory is not None]
     costs = tuple(
         _cost(cost, [c for c in found if c.task.group == g])
         for g, cost in enumerate(plan.pipeline.costs)
     )
-    return CompiledStages(
+    return Made(
         platform=found[0].platform,
-        costs=costs,
         compiled=None if lacking else _predicted(plan, costs, found),
         collectives=tuple(
             _times(c, plan.microbatches if x.task.is_per_micro_batch else 1)
@@ -94,7 +55,25 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> CompiledStages:
         ),
         out_of_memory=lacking[0] if lacking else None,
         rematerialised=tuple(line for c in found for line in c.rematerialised),
+        notes=_notes(plan.pipeline.costs, costs),
         seconds=sum(c.seconds for c in found),
+    )
+
+
+def _notes(
+    planned: Sequence[StageCost], compiled: Sequence[StageCost]
+) -> tuple[str, ...]:
+    """Every stage, predicted beside compiled."""
+    return tuple(
+        f"stage {i}: forward {format_seconds(is_.forward_s)}, predicted"
+        f" {format_seconds(was.forward_s)}; backward"
+        f" {format_seconds(is_.backward_s)}, predicted"
+        f" {format_seconds(was.backward_s)}; update"
+        f" {format_seconds(is_.update_s)}, predicted"
+        f" {format_seconds(was.update_s)}; tasks take up to"
+        f" {format_bytes(is_.working_bytes)}, predicted"
+        f" {format_bytes(was.working_bytes)}"
+        for i, (was, is_) in enumerate(zip(planned, compiled, strict=True))
     )
 
 

@@ -14,7 +14,6 @@ from rhino_jax.apply.lowering import Lowered
 from rhino_jax.apply.sharded import ShardedFunction, unbound
 from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.frontend.parameters import Parameters, read_parameters
-from rhino_jax.ir.program import Program
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Collective, Predicted
@@ -27,12 +26,13 @@ from rhino_jax.verify.hlo.records import (
     MemoryUse,
     OutOfMemory,
 )
+from rhino_jax.verify.made import Made
 from rhino_jax.verify.matching.causes import evidence_of
 from rhino_jax.verify.matching.differences import differences_of
 from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.places import CompilePlace, place_of
 from rhino_jax.verify.problems import problems_of
-from rhino_jax.verify.stages import CompiledStages, compiled_stages
+from rhino_jax.verify.stages import compiled_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,47 +134,10 @@ def verify(
     sharded = sharded_by(parameters, with_mesh(plan, place.mesh), what)
     if plan.pipeline is not None:
         bound = sharded.bound(*args, **kwargs)
-        return _of_stages(plan, compiled_stages(bound, place), place)
+        return _beside(plan, compiled_stages(bound, place), place)
     lowered = sharded.lower(*args, **kwargs)
     plan = with_lines(plan, lowered.bound.running.program)
     return verification_of(plan, lowered, place.compile(lowered.lowered), place)
-
-
-def _of_stages(plan: Plan, found: CompiledStages, place: CompilePlace) -> Verification:
-    """A plan of several stages beside its compiled tasks."""
-    planned = priced(plan.collectives, plan.mesh_axes, place.target)
-    differences = differences_of(
-        planned, found.collectives, plan.mesh_axes, platform=found.platform
-    )
-    rematerialised = found.rematerialised
-    return Verification(
-        program_name=plan.program_name,
-        mesh_axes=plan.mesh_axes,
-        platform=found.platform,
-        hardware=place.target.name,
-        planned_hardware=plan.hardware,
-        predicted=plan.predicted,
-        compiled=found.compiled,
-        planned=planned,
-        collectives=found.collectives,
-        differences=differences,
-        memory=None,
-        memory_budget_bytes=plan.memory_budget_bytes,
-        out_of_memory=found.out_of_memory,
-        rematerialised=rematerialised,
-        problems=tuple(
-            problems_of(
-                plan,
-                found.compiled,
-                differences,
-                out_of_memory=found.out_of_memory,
-                rematerialised=rematerialised,
-                planned=planned,
-            )
-        ),
-        notes=found.notes(plan),
-        seconds=found.seconds,
-    )
 
 
 def planned_parameters(
@@ -215,49 +178,64 @@ def verification_of(
     """
     reading = read_compiled(compilation, plan.mesh_axes, place.target)
     is_out = compilation.out_of_memory is not None
+    program = lowered.bound.running.program
+    made = Made(
+        platform=compilation.platform,
+        compiled=None if is_out else reading.compiled,
+        collectives=reading.collectives,
+        memory=compilation.memory,
+        out_of_memory=compilation.out_of_memory,
+        rematerialised=reading.rematerialised,
+        evidence=evidence_of(reading.rematerialised, program, plan.mesh_axes),
+        notes=reading.notes,
+        seconds=compilation.seconds,
+    )
+    return _beside(plan, made, place)
+
+
+def _beside(plan: Plan, made: Made, place: CompilePlace) -> Verification:
+    """A plan beside what was made of it, be it one program or several."""
     planned = priced(plan.collectives, plan.mesh_axes, place.target)
-    found: tuple[Difference, ...] = ()
-    if not is_out:
-        program: Program = lowered.bound.running.program
-        found = differences_of(
+    differences: tuple[Difference, ...] = ()
+    if made.out_of_memory is None:
+        differences = differences_of(
             planned,
-            reading.collectives,
+            made.collectives,
             plan.mesh_axes,
-            platform=compilation.platform,
-            evidence=evidence_of(reading.rematerialised, program, plan.mesh_axes),
+            platform=made.platform,
+            evidence=made.evidence,
         )
-    notes = list(reading.notes)
+    notes = list(made.notes)
     if place.target.name != plan.hardware:
         notes.append(
             f"compiled for {place.target.name}, planned for {plan.hardware}: bytes and"
             " memory compare, step times do not."
         )
-    compiled = None if is_out else reading.compiled
     return Verification(
         program_name=plan.program_name,
         mesh_axes=plan.mesh_axes,
-        platform=compilation.platform,
+        platform=made.platform,
         hardware=place.target.name,
         planned_hardware=plan.hardware,
         predicted=plan.predicted,
-        compiled=compiled,
+        compiled=made.compiled,
         planned=planned,
-        collectives=reading.collectives,
-        differences=found,
-        memory=compilation.memory,
+        collectives=made.collectives,
+        differences=differences,
+        memory=made.memory,
         memory_budget_bytes=plan.memory_budget_bytes,
-        out_of_memory=compilation.out_of_memory,
-        rematerialised=reading.rematerialised,
+        out_of_memory=made.out_of_memory,
+        rematerialised=made.rematerialised,
         problems=tuple(
             problems_of(
                 plan,
-                compiled,
-                found,
-                out_of_memory=compilation.out_of_memory,
-                rematerialised=reading.rematerialised,
+                made.compiled,
+                differences,
+                out_of_memory=made.out_of_memory,
+                rematerialised=made.rematerialised,
                 planned=planned,
             )
         ),
         notes=tuple(notes),
-        seconds=compilation.seconds,
+        seconds=made.seconds,
     )

@@ -2,6 +2,7 @@
 
 In: a plan with a pipeline, and the traced function.
 Out: `executable.TaskExecutable`.
-Order: `programs` (what is compiled for a group), `controller` (which task is dispatched
-when), `stacks` (arrays over all stages, and their parts), `executable`.
+Order: `held` (how values are laid out between tasks), `programs` (what is compiled for
+a group), `controller` (which task is dispatched when), `stacks` (arrays over all
+stages, and their parts), `executable`.
 """

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.apply.constraints import partition_spec
 from rhino_jax.apply.interpret import constrained_call
-from rhino_jax.ir.spec import replicated
+from rhino_jax.apply.tasks.held import held_specs
 from rhino_jax.plan.stages import StagePlan
 from rhino_jax.transform.staged.group import GroupProgram
 from rhino_jax.transform.staged.step import Key, Kind, Step, Task
@@ -39,32 +39,11 @@ class Programs:
     @cached_property
     def shardings(self) -> dict[Key, NamedSharding]:
         """Of every value that the group has between tasks."""
-        program, decisions = self.of.program, self.stage.decisions
-        found: dict[Key, NamedSharding] = {}
-
-        def put(key: Key, value: int) -> None:
-            shape = program.values[value].shape
-            spec = decisions.values.get(value)
-            if spec is None or len(spec) != len(shape):
-                spec = replicated(len(shape))
-            found[key] = NamedSharding(
-                self.mesh, partition_spec(spec, shape, self.mesh)
-            )
-
-        for key, entry in zip(self.of.arguments, program.inputs, strict=False):
-            put(key, entry.value)
-        for task, op_id in zip(self.of.tasks, program.body.ops, strict=True):
-            for key, value in zip(task.makes, program.ops[op_id].results, strict=True):
-                put(key, value)
-        for key, end, spec in zip(
-            self.of.results, program.outputs, decisions.outputs, strict=False
-        ):
-            if spec is not None:
-                shape = program.values[end.value].shape
-                found[key] = NamedSharding(
-                    self.mesh, partition_spec(spec, shape, self.mesh)
-                )
-        return found
+        types, mesh = self.step.types, self.mesh
+        return {
+            key: NamedSharding(mesh, partition_spec(spec, types[key].shape, mesh))
+            for key, spec in held_specs(self.of, self.stage.decisions).items()
+        }
 
     @cached_property
     def everywhere(self) -> NamedSharding:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rhino_jax.apply.tasks.held import held_specs
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.ir.spec import Spec, replicated, share_of
+from rhino_jax.ir.spec import Spec, share_of
 from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.meshes import STAGE_AXIS, MeshAxes
 from rhino_jax.planning.search import Search
@@ -177,7 +178,9 @@ def _planned(
             plan = found.plan()
         except InfeasiblePlanError as error:
             raise _does_not_fit(error, group, in_flight, more) from None
-        planned = PlannedGroup(of, plan, _specs(of, plan), seconds_by_op(found))
+        planned = PlannedGroup(
+            of, plan, held_specs(of, plan.decisions), seconds_by_op(found)
+        )
         peak, left = plan.predicted.peak_bytes, planned.left_bytes(step)
         # What passes from task to task is in memory, whatever could be fused within.
         others = max(planned.fixed_bytes(step) + left - peak, 0)
@@ -207,25 +210,3 @@ def _does_not_fit(
         f" {format_bytes(more)} beside",
         fix=_FIX,
     )
-
-
-def _specs(of: GroupProgram, plan: Plan) -> dict[Key, Spec]:
-    """How everything is held between tasks."""
-    program, decisions = of.program, plan.decisions
-    found: dict[Key, Spec] = {}
-
-    def put(key: Key, value: int) -> None:
-        rank = len(program.values[value].shape)
-        spec = decisions.values.get(value)
-        if spec is None or len(spec) != rank:
-            spec = replicated(rank)
-        found[key] = spec
-
-    for key, entry in zip(of.arguments, program.inputs, strict=False):
-        put(key, entry.value)
-    for task, op_id in zip(of.tasks, program.body.ops, strict=True):
-        for key, value in zip(task.makes, program.ops[op_id].results, strict=True):
-            put(key, value)
-    for key, leaf in zip(of.results, plan.outputs, strict=True):
-        found[key] = leaf.spec
-    return found

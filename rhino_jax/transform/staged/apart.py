@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from rhino_jax._compat import (
     open_jaxpr,
     retrace,
     without_dead_code,
-    without_mesh,
 )
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.check.indexed import identity
@@ -32,6 +31,7 @@ from rhino_jax.transform.microbatch.emit.piece import Inside
 from rhino_jax.transform.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.transform.microbatch.flow.analysis import Found
 from rhino_jax.transform.microbatch.flow.states import Rows
+from rhino_jax.transform.retraced import traced_on
 
 
 hide_frames(__file__)
@@ -115,17 +115,17 @@ def take_apart(
     opened = consts_as_inputs(open_jaxpr(closed))
     parts = _Parts(found, cut)
     first = _closed(retrace(parts.before, opened))
-    index = jax.ShapeDtypeStruct((), jnp.int32)
-    one = _traced(parts.piece, [index, *(v.aval for v in open_jaxpr(first).outvars)])
+    index = jax.core.ShapedArray((), jnp.dtype("int32"))
+    one = traced_on(parts.piece, [index, *(v.aval for v in open_jaxpr(first).outvars)])
     whole = [cut.program.values[c.value] for c in parts.loop.leaving]
-    types = [_struct(v.shape, jnp.dtype(v.dtype)) for v in whole]
-    last = _traced(parts.after, [*(v.aval for v in opened.invars), *types])
+    types = [jax.core.ShapedArray(v.shape, jnp.dtype(v.dtype)) for v in whole]
+    last = traced_on(parts.after, [*(v.aval for v in opened.invars), *types])
     positions = {entry.value: i for i, entry in enumerate(cut.program.inputs)}
     return Apart(
         cut=cut,
         before=first,
-        piece=one,
-        after=last,
+        piece=without_dead_code(one),
+        after=without_dead_code(last),
         entering=parts.loop.entering,
         leaving=parts.loop.leaving,
         sources=_sources(open_jaxpr(first)),
@@ -210,16 +210,6 @@ def _sources(jaxpr: Any) -> tuple[frozenset[int], ...]:
 def _closed(traced: tuple[Any, list[Any]]) -> Any:
     jaxpr, consts = traced
     return without_dead_code(close_jaxpr(jaxpr, consts))
-
-
-def _traced(fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any:
-    structs = [_struct(t.shape, t.dtype, getattr(t, "weak_type", False)) for t in types]
-    with without_mesh():
-        return without_dead_code(jax.make_jaxpr(fn)(*structs))
-
-
-def _struct(shape: Any, dtype: Any, is_weak: bool = False) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, weak_type=is_weak)
 
 
 def _rows(crossing: Crossing) -> Rows:

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
-from rhino_jax._compat import hide_frames, open_jaxpr, without_mesh
+from rhino_jax._compat import hide_frames, open_jaxpr
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
+from rhino_jax.transform.retraced import traced_on
 from rhino_jax.transform.staged.step import Key, Kind, Step, Task
 
 
@@ -61,12 +62,7 @@ def group_program(step: Step, group: int, before: Program) -> GroupProgram:
             env.update(zip(task.makes, outs, strict=True))
         return [env[key] for key in results]
 
-    structs = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
-        for a in (step.types[key] for key in arguments)
-    ]
-    with without_mesh():
-        closed = jax.make_jaxpr(run)(*structs)
+    closed = traced_on(run, [step.types[key] for key in arguments])
     assert len(open_jaxpr(closed).eqns) == len(tasks), "a task was not one call"
     place = {key: i for i, key in enumerate(arguments)}
     outputs = {

@@ -7,7 +7,7 @@ sent once a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,9 @@ from rhino_jax._compat import (
     jaxpr_consts,
     open_jaxpr,
     without_dead_code,
-    without_mesh,
 )
 from rhino_jax.transform.microbatch.cut import Crossing
+from rhino_jax.transform.retraced import traced_on
 from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.staged.labels import Labels
 from rhino_jax.transform.staged.lines import Lines
@@ -134,7 +134,8 @@ def _piece(apart: Apart, lines: Lines, found: Mapping[int, _Shared]) -> Any:
                 left.append(lines.result(k, env))
         return left
 
-    return _traced(run, [lines.avals[v] for v in lines.inputs])
+    types = [lines.avals[v] for v in lines.inputs]
+    return without_dead_code(traced_on(run, types))
 
 
 def _after(apart: Apart, terms: Sequence[range]) -> Any:
@@ -155,13 +156,4 @@ def _after(apart: Apart, terms: Sequence[range]) -> Any:
 
     types = [v.aval for v in inputs]
     types += [v.aval for v, places in zip(sums, terms, strict=True) for _ in places]
-    return _traced(run, types)
-
-
-def _traced(run: Callable[..., list[Any]], types: Sequence[Any]) -> Any:
-    structs = [
-        jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False))
-        for t in types
-    ]
-    with without_mesh():
-        return without_dead_code(jax.make_jaxpr(run)(*structs))
+    return without_dead_code(traced_on(run, types))

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-import jax
-
 from rhino_jax._compat import (
     hide_frames,
     in_current_mesh,
@@ -25,6 +23,7 @@ from rhino_jax._compat import (
 )
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program, RegionKind
+from rhino_jax.transform.retraced import traced_on
 from rhino_jax.transform.staged.parts import InParts, Parts
 
 
@@ -104,16 +103,13 @@ def unstacked(closed: Any, program: Program, count: int) -> Unstacked | None:
     walk = InParts(program, length, sizes)
     opened = open_jaxpr(closed)
     inputs: list[End] = []
-    structs: list[Any] = []
+    types: list[Any] = []
     for i, var in enumerate(opened.invars):
         is_stack = i in slots
         for part in range(count) if is_stack else (None,):
             inputs.append(End(i, part))
-            shape = (sizes[0], *var.aval.shape[1:]) if is_stack else var.aval.shape
-            is_weak = getattr(var.aval, "weak_type", False)
-            structs.append(
-                jax.ShapeDtypeStruct(shape, var.aval.dtype, weak_type=is_weak)
-            )
+            shape = (sizes[0], *var.aval.shape[1:])
+            types.append(var.aval.update(shape=shape) if is_stack else var.aval)
     outputs: list[End] = []
 
     def run(*arrays: Any) -> list[Any]:
@@ -133,8 +129,7 @@ def unstacked(closed: Any, program: Program, count: int) -> Unstacked | None:
                 found.append(walk.whole(x))
         return found
 
-    with without_mesh():
-        made = without_dead_code(jax.make_jaxpr(run)(*structs))
+    made = without_dead_code(traced_on(run, types))
     return _imported(made, program, inputs, outputs, sizes)
 
 

@@ -1,0 +1,34 @@
+"""What compilers made of a plan, whether it is one program or several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rhino_jax.plan.records import Predicted
+from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
+from rhino_jax.verify.matching.causes import Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """Attributes:
+    platform: "cpu", "tpu" or "gpu".
+    compiled: what a step takes; None where it does not fit.
+    collectives: of a step.
+    memory: the compiler's account, of one program.
+    out_of_memory: the compiler's word that something does not fit, or None.
+    rematerialised: the compiler's lines on values that it replicated in full.
+    evidence: what is known of the causes of differences.
+    notes: what could not be read, and more, in sentences.
+    seconds: wall time of compiling.
+    """
+
+    platform: str
+    compiled: Predicted | None
+    collectives: tuple[CompiledCollective, ...]
+    memory: MemoryUse | None = None
+    out_of_memory: OutOfMemory | None = None
+    rematerialised: tuple[str, ...] = ()
+    evidence: Evidence | None = None
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
