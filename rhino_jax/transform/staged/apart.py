@@ -110,7 +110,15 @@ def take_apart(
       MicrobatchError: it cannot be cut so, or not into one loop.
     """
     choice = Choice(count, most_loops=1, per_microbatch=places)
-    cut, found = find_cut(closed, program, choice)
+    try:
+        cut, found = find_cut(closed, program, choice)
+    except MicrobatchError as error:
+        raise MicrobatchError(
+            f"{error.what} Stages pass micro-batches on in one loop.",
+            where=error.where,
+            numbers=error.numbers,
+            fix=f"plan with stages=1, or: {error.fix}",
+        ) from None
     _check_even(program, cut)
     opened = consts_as_inputs(open_jaxpr(closed))
     parts = _Parts(found, cut)

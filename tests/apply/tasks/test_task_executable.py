@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers_models import CASES
 
 import rhino_jax as rhino
 from rhino_jax.apply.tasks.controller import Controller
@@ -150,6 +151,23 @@ def test_models_of_the_zoo_are_checked_against_one_device(name, options):
     # The bias of a key shifts all scores of a row alike: its gradient is noise.
     wrong = [x for x in found.leaves if not x.ok and "['k']['bias']" not in x.path]
     assert found.leaves and not wrong
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "equinox_mlp",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("linen_transformer", "nnx_state", "equinox_attention")
+        ),
+    ],
+)
+def test_models_of_frameworks_are_checked_against_one_device(name):
+    step, args, donated = CASES[name]("sgd")
+    plan = rhino.plan(step, *args, stages=2, donate_argnums=donated)
+    found = plan.check(step, *args)
+    assert len(plan.stages) == 2 and found.leaves and found.ok
 
 
 def test_a_stack_of_layers_is_one_array_over_all_stages(tmp_path):
