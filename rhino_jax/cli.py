@@ -92,14 +92,20 @@ class _Version(argparse.Action):
 
 def _add_demo(commands: Any) -> None:
     demo = commands.add_parser("demo", help="plan and train a small GPT on 8 devices")
-    demo.add_argument("--steps", type=positive_int, default=30)
+    demo.add_argument("--steps", type=positive_int, help="default: 30; 3 in stages")
+    demo.add_argument(
+        "--stages", type=positive_int, help="a U-Net instead, in so many stages"
+    )
     demo.set_defaults(run=_run_demo)
 
 
 def _run_demo(args: argparse.Namespace) -> None:
-    from rhino_jax.commands.demo import run
+    from rhino_jax.commands import demo, demo_stages
 
-    run(steps=args.steps)
+    if args.stages is None:
+        demo.run(steps=args.steps or 30)
+    else:
+        demo_stages.run(stages=args.stages, steps=args.steps or 3)
 
 
 def _add_solve(commands: Any) -> None:

@@ -48,9 +48,7 @@ OPTAX = "needs Optax, 0.1 s: no use to `--help` and to commands on saved plans"
 
 INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.wishes", "search"): AT_START,
-    ("planning.wishes", "planning.cuts"): AT_START,
-    ("planning.wishes", "planning.search"): AT_START,
-    ("planning.wishes", "planning.staging.plan"): AT_START,
+    ("planning.wishes", "planning.searched"): AT_START,
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
     ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,
@@ -59,6 +57,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.layout", "optimize"): AT_START,
     ("cli", "contest"): AT_START,
     ("cli", "commands.demo"): OPTAX,
+    ("cli", "commands.demo_stages"): OPTAX,
     ("commands.benching", "bench"): OPTAX,
     ("commands.benching", "commands.demo"): OPTAX,
     ("commands.checking", "commands.loading"): OPTAX,

@@ -68,7 +68,7 @@ def emulate(num_devices: int, command: str) -> None:
 def _train_small(steps: int) -> None:
     workload = registry.get(SMALL)
     params = workload.num_params()
-    _say(
+    say(
         f"1. Plan a train step of {SMALL} ({params / 1e6:.1f} million parameters) for"
         f" {NUM_DEVICES} emulated devices; the mesh is rhino's choice."
     )
@@ -78,7 +78,7 @@ def _train_small(steps: int) -> None:
     plan = sharded_step.plan(*workload.abstract_args())
     print(plan.table())
 
-    _say(f"2. Train it for {steps} steps, sharded and on one device side by side.")
+    say(f"2. Train it for {steps} steps, sharded and on one device side by side.")
     data = _batches(workload)
     state = workload.init(jax.random.key(0))
     single_state = workload.init(jax.random.key(0))
@@ -109,7 +109,7 @@ def _batches(workload: Workload) -> Iterator[dict[str, np.ndarray]]:
 
 def _plan_large() -> None:
     workload = registry.get(LARGE)
-    _say(
+    say(
         f"3. Plan {LARGE} ({workload.num_params() / 1e9:.1f} billion parameters) for"
         f" 256 TPU chips ({LARGE_HARDWARE}), from shapes alone."
     )
@@ -126,5 +126,5 @@ def _plan_large() -> None:
     print(f"\ntraced and planned in {took}. {plan}")
 
 
-def _say(words: str) -> None:
+def say(words: str) -> None:
     print(f"\n{words}\n", flush=True)

@@ -7,11 +7,21 @@ from os import PathLike
 
 from rhino_jax.pipeline import timeline, trace
 from rhino_jax.pipeline.times import Times
+from rhino_jax.units import format_bytes, format_seconds, format_share
 
 
 @dataclass(frozen=True)
 class Simulation(Times):
     """One step of a schedule, by the clock."""
+
+    def __repr__(self) -> str:
+        graph = self.schedule.graph
+        return (
+            f"Simulation({self.schedule.name}, {graph.groups} groups,"
+            f" {len(graph.tasks)} tasks: {format_seconds(self.step_time_s)}/step,"
+            f" bubble {format_share(self.bubble)},"
+            f" peak {format_bytes(self.peak_bytes)})"
+        )
 
     def table(self, width: int = 100) -> str:
         """The step as text: a line of tasks for every group, then what it idles, waits

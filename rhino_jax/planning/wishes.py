@@ -18,7 +18,6 @@ from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
-from rhino_jax.ir.blocks import Stored
 from rhino_jax.keywords import (
     LARGEST_SEED,
     read_bytes,
@@ -46,7 +45,6 @@ from rhino_jax.planning.like import (
 from rhino_jax.planning.meshes import (
     MeshAxes,
     candidates,
-    check_in_stages,
     num_stages,
     read_stages,
     where_pins_hold,
@@ -58,7 +56,6 @@ from rhino_jax.planning.per_microbatch import (
 )
 from rhino_jax.planning.uncovered import notes_of_rules, warn_of_uncovered
 from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
-from rhino_jax.report.progress import shown
 
 
 if TYPE_CHECKING:
@@ -190,10 +187,12 @@ class Wishes:
         asked = (*self._asked(mesh, meshes, target, pins), repr(storage))
 
         def make() -> data.Plan:
+            # The solver takes a second to import; who only loads plans need not wait.
+            from rhino_jax.planning.searched import Asked, search_for
+
             def searched() -> data.Plan:
-                return self._searched(
-                    traced, mesh, meshes, target, pins, pinned, stages, storage
-                )
+                asked = Asked(traced, mesh, target, pinned, storage)
+                return search_for(self, asked, meshes, pins, stages)
 
             if self.dump is not None:
                 return searched()  # a kept plan has no passes to show
@@ -226,57 +225,6 @@ class Wishes:
         if mesh is None:  # all of them have as many devices
             mesh = make_mesh(meshes[0], self.what)
         return processes_of_mesh(mesh)
-
-    def _searched(
-        self,
-        traced: Traced,
-        mesh: Any | None,
-        meshes: list[MeshAxes],
-        target: Target,
-        pins: ResolvedPins,
-        pinned: Mapping[str, Any],
-        stages: int,
-        storage: str | Stored,
-    ) -> data.Plan:
-        # The solver takes a second to import; who only loads plans need not wait.
-        from rhino_jax.planning.cuts import as_asked, best_cut
-        from rhino_jax.planning.search import Search
-        from rhino_jax.planning.staging.plan import plan_stages
-        from rhino_jax.search.dump import Dump
-
-        request = self.request_of(target, pins)
-        if self.dump is not None:
-            watch = Dump.of_traced(self.dump, traced, self.what)
-            request = replace(request, watch=watch)
-        with shown(self.progress) as report:
-            search = Search(
-                traced,
-                mesh,
-                meshes,
-                target,
-                request,
-                pinned,
-                self.refine,
-                self.what,
-                report,
-            )
-            if stages > 1:
-                check_in_stages(storage, stages)
-                search = as_asked(search, self.recompute)
-                return plan_stages(
-                    search,
-                    stages,
-                    self.microbatches,
-                    self.schedule,
-                    self.per_microbatch,
-                )
-            return best_cut(
-                search,
-                self.microbatches,
-                self.recompute,
-                storage,
-                self.per_microbatch,
-            )
 
     def _asked(
         self,
@@ -335,6 +283,10 @@ class Wishes:
             seed=self.seed,
         )
 
+    def count_of(self, target: Target) -> int:
+        """Devices, where no mesh says how many."""
+        return target.num_devices or len(devices_here(self.what))
+
     def budget_bytes(self, target: Target) -> float:
         budget = self.memory_budget_bytes
         return target.hbm_bytes if budget is None else budget
@@ -343,6 +295,5 @@ class Wishes:
         self, traced: Traced, target: Target, pinned: Mapping[str, Any], stages: int
     ) -> tuple[list[MeshAxes], ResolvedPins]:
         """The meshes to compare: those on which all pins hold."""
-        count = target.num_devices or len(devices_here(self.what))
-        every = candidates(traced, target, count, stages)
+        every = candidates(traced, target, self.count_of(target), stages)
         return where_pins_hold(every, pinned, traced.program)

@@ -25,10 +25,12 @@ def num_devices(mesh_axes: Sequence[tuple[str, int]]) -> int:
 def one_line(plan: Plan) -> str:
     """Program, mesh, hardware, step time, peak memory, gap and status."""
     predicted, search = plan.predicted, plan.search
+    # How far several stages are above the best cut is not bounded.
+    gap = f" gap {format_share(search.gap)}," if plan.pipeline is None else ""
     return (
         f"Plan({plan.program_name} on {format_mesh(plan.mesh_axes)},"
         f" {plan.hardware}: {format_seconds(predicted.step_time_s)}/step,"
         f" peak {format_bytes(predicted.peak_bytes)}"
         f" of {format_bytes(plan.memory_budget_bytes)},"
-        f" gap {format_share(search.gap)}, {search.status})"
+        f"{gap} {search.status})"
     )

@@ -255,13 +255,17 @@ def _search(plan: Plan) -> Section:
     variables = "bounded without CP-SAT"
     if search.variables:
         variables = f"{format_count(search.variables)} Boolean variables"
+    status, objective = (
+        _STATUS.get(search.status, search.status),
+        f"{format_seconds(search.objective_s)}, proved bound"
+        f" {format_seconds(search.bound_s)}, gap {format_share(search.gap)}",
+    )
+    if plan.pipeline is not None:
+        status = "feasible: stages are planned one after the other, without a bound"
+        objective = format_seconds(search.objective_s)
     facts = [
-        ("status", _STATUS.get(search.status, search.status)),
-        (
-            "objective",
-            f"{format_seconds(search.objective_s)}, proved bound"
-            f" {format_seconds(search.bound_s)}, gap {format_share(search.gap)}",
-        ),
+        ("status", status),
+        ("objective", objective),
         (
             "work",
             f"{format_seconds(search.seconds)}, level {search.level!r}, {variables}",

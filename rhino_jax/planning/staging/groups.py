@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -163,6 +164,8 @@ def _planned(
     """A group, with room for what micro-batches in flight leave."""
     request = search.request
     budget = request.memory_budget_bytes
+    # The other groups' devices are not idle.
+    own = search.target.replace(num_devices=math.prod(n for _, n in mesh_axes))
     more = 0
     for _ in range(3):
         asked = replace(
@@ -174,7 +177,7 @@ def _planned(
             memory_budget_bytes=budget - more,
         )
         try:
-            found = find(of.program, [mesh_axes], search.target, asked)
+            found = find(of.program, [mesh_axes], own, asked)
             plan = found.plan()
         except InfeasiblePlanError as error:
             raise _does_not_fit(error, group, in_flight, more) from None

@@ -1,0 +1,161 @@
+"""From wishes that are checked to a plan: on one mesh, or in stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.blocks import Stored
+from rhino_jax.plan.pins.resolve import ResolvedPins
+from rhino_jax.plan.plan import Plan
+from rhino_jax.planning.cuts import as_asked, best_cut
+from rhino_jax.planning.meshes import AUTO, MeshAxes, check_in_stages
+from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.auto import with_stages
+from rhino_jax.planning.staging.plan import plan_stages
+from rhino_jax.processes.agree import is_alone
+from rhino_jax.report.progress import shown
+from rhino_jax.search.dump import Dump
+from rhino_jax.search.records import Request
+
+
+class Wished(Protocol):
+    """Of `planning.wishes.Wishes`, what a search reads."""
+
+    @property
+    def what(self) -> str: ...
+    @property
+    def dump(self) -> Any: ...
+    @property
+    def progress(self) -> bool | Callable[[float | None, float | None], None]: ...
+    @property
+    def refine(self) -> int: ...
+    @property
+    def microbatches(self) -> Any: ...
+    @property
+    def recompute(self) -> str: ...
+    @property
+    def stages(self) -> Any: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def per_microbatch(self) -> Any: ...
+    def count_of(self, target: Target) -> int: ...
+    def request_of(self, target: Target, pins: ResolvedPins) -> Request: ...
+    def meshes_of(
+        self, traced: Traced, target: Target, pinned: Mapping[str, Any], stages: int
+    ) -> tuple[list[MeshAxes], ResolvedPins]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What is planned, whatever the mesh.
+
+    Attributes:
+      traced: the function.
+      mesh: the mesh that was asked for; None: the best that is found.
+      target: the hardware.
+      pinned: the user's pins.
+      storage: how fused weights are stored.
+    """
+
+    traced: Traced
+    mesh: Any
+    target: Target
+    pinned: Mapping[str, Any]
+    storage: str | Stored
+
+
+def search_for(
+    wishes: Wished,
+    asked: Asked,
+    meshes: list[MeshAxes],
+    pins: ResolvedPins,
+    stages: int,
+) -> Plan:
+    """Search.
+
+    Args:
+      wishes: what the user asked for.
+      asked: what is planned.
+      meshes: those to compare.
+      pins: on these.
+      stages: how many; 1 where nobody said: then more are compared where they may be
+        faster.
+    Raises:
+      InfeasiblePlanError, MicrobatchError, StageError, ScheduleError.
+    """
+    target = asked.target
+    request = wishes.request_of(target, pins)
+    if wishes.dump is not None:
+        watch = Dump.of_traced(wishes.dump, asked.traced, wishes.what)
+        request = replace(request, watch=watch)
+    with shown(wishes.progress) as report:
+        search = Search(
+            asked.traced,
+            asked.mesh,
+            meshes,
+            target,
+            request,
+            asked.pinned,
+            wishes.refine,
+            wishes.what,
+            report,
+        )
+        if stages > 1:
+            check_in_stages(asked.storage, stages)
+            return _in_stages(wishes, search, stages)
+        if not _may_have_stages(wishes, asked):
+            return _on_one_mesh(wishes, search, asked.storage)
+        on_one: Plan | InfeasiblePlanError
+        try:
+            on_one = _on_one_mesh(wishes, search, asked.storage)
+        except InfeasiblePlanError as error:
+            on_one = error
+
+        def plan_in(count: int) -> Plan:
+            own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, count)
+            request = replace(
+                wishes.request_of(target, on_own), watch=search.request.watch
+            )
+            more = replace(search, meshes=own, request=request)
+            return _in_stages(wishes, more, count)
+
+        count = wishes.count_of(target)
+        return with_stages(on_one, asked.traced.program, target, count, plan_in)
+
+
+def _may_have_stages(wishes: Wished, asked: Asked) -> bool:
+    """Whether the number of stages is rhino's to choose."""
+    return (
+        wishes.stages == AUTO
+        and asked.mesh is None
+        and asked.storage == "as written"
+        and wishes.microbatches != 1
+        and not wishes.refine
+        and is_alone()
+    )
+
+
+def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> Plan:
+    return best_cut(
+        search,
+        wishes.microbatches,
+        wishes.recompute,
+        storage,
+        wishes.per_microbatch,
+    )
+
+
+def _in_stages(wishes: Wished, search: Search, stages: int) -> Plan:
+    return plan_stages(
+        as_asked(search, wishes.recompute),
+        stages,
+        wishes.microbatches,
+        wishes.schedule,
+        wishes.per_microbatch,
+    )

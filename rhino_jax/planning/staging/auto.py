@@ -1,0 +1,241 @@
+"""Whether stages can make a step faster than one mesh does, and how many are best.
+
+Stages save what one mesh spends on collectives over slow links: they send activations
+there instead of gradients or weights, and idle while the pipeline fills. Or they save
+memory, where one mesh has too little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    MicrobatchError,
+    PinError,
+    RhinoError,
+    ScheduleError,
+    StageError,
+)
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program, Region
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Variant
+from rhino_jax.units import format_seconds
+
+
+LEAST_GAIN = 0.05
+"""Share of the predicted step that stages must gain: ratios of predictions of unlike
+programs were off by more than this on H100 (`planning.variants.LEAST_GAIN`)."""
+
+MOST_BATCHES = 8
+"""Micro-batches for every stage with which a pipeline fills at best: the largest that
+are compared (`planning.staging.plan.PER_STAGE`)."""
+
+FIRST_COUNT = 8
+"""Stages that are tried first, where there are more domains than that: Megatron-LM
+(Narayanan et al. 2021, table 1) trains 39B parameters in 2, 145B in 8 of them."""
+
+NOT_POSSIBLE = (StageError, MicrobatchError, ScheduleError, PinError)
+"""What a program says that cannot be cut into so many stages."""
+
+
+def slow_seconds(plan: Plan, target: Target) -> tuple[float, str]:
+    """What a step spends at most on collectives that leave the fastest links, and the
+    name of the slowest of theirs; 0 where all devices share the fastest."""
+    if len(target.tiers) < 2:
+        return 0.0, ""
+    fast = target.tiers[0].name
+    axes = {
+        axis.name: {part.tier for part in axis.parts} - {fast}
+        for axis in lay_out(target, plan.mesh_axes).axes
+    }
+    total, names = 0.0, set[str]()
+    for collective in plan.collectives:
+        slow = set[str]().union(*(axes[name] for name in collective.axes))
+        if slow:
+            total += collective.seconds
+            names |= slow
+    order = [tier.name for tier in target.tiers]
+    return total, max(names, key=order.index, default="")
+
+
+def least_step_s(plan: Plan, flops: float, slow_s: float, stages: int) -> float:
+    """A bound on a step in so many stages: nothing is sent over slow links, nothing is
+    computed twice to that end, and the pipeline fills as fast as it may (GPipe, Huang
+    et al. 2019, section 2.3).
+
+    Args:
+      plan: on one mesh.
+      flops: of the program.
+      slow_s: what that plan spends over slow links.
+      stages: how many.
+    """
+    fill = 1 + (stages - 1) / (MOST_BATCHES * stages)
+    predicted = plan.predicted
+    done = predicted.flops_per_device * math.prod(n for _, n in plan.mesh_axes)
+    once = min(1.0, flops / done) if done else 1.0
+    compute_s = predicted.compute_s
+    sent_s = predicted.step_time_s - slow_s - compute_s
+    return (once * compute_s + max(0.0, sent_s)) * fill
+
+
+def flops_of(program: Program) -> float:
+    """Of a step, all trips of loops counted."""
+
+    def within(region: Region) -> float:
+        total = 0.0
+        for op in (program.ops[o] for o in region.ops):
+            if op.call is None:
+                total += op.flops
+            else:
+                total += op.call.trip_count * sum(map(within, op.call.regions))
+        return total
+
+    return within(program.body)
+
+
+def counts_of(target: Target, devices: int, fits: bool) -> list[int]:
+    """Numbers of stages: groups of whole domains of the fastest links. Where one mesh
+    does not fit, any power of two."""
+    domain = target.tiers[0].size if target.tiers else None
+    domains = devices // domain if domain else 1
+    if domains < 2:
+        return [] if fits else [n for n in (2, 4, 8) if devices % n == 0]
+    return [n for n in range(2, domains + 1) if domains % n == 0]
+
+
+@dataclass(eq=False)
+class _Counts:
+    """Plans by their number of stages.
+
+    Attributes:
+      plan_in: plans in so many stages.
+      found: step seconds by count; infinite where there is no plan.
+      best: the fastest plan.
+      errors: why there was none.
+    """
+
+    plan_in: Callable[[int], Plan]
+    found: dict[int, float] = field(default_factory=dict)
+    best: Plan | None = None
+    errors: dict[int, RhinoError] = field(default_factory=dict)
+
+    def seconds(self, count: int) -> float:
+        if count not in self.found:
+            try:
+                plan = self.plan_in(count)
+            except (InfeasiblePlanError, *NOT_POSSIBLE) as error:
+                self.errors[count] = error
+                self.found[count] = math.inf
+                return math.inf
+            self.found[count] = plan.predicted.step_time_s
+            best = self.best
+            if best is None or self.found[count] < best.predicted.step_time_s:
+                self.best = plan
+        return self.found[count]
+
+    def climb(self, counts: list[int]) -> None:
+        """From the first that is tried to more stages and to fewer, as long as steps
+        get shorter."""
+        at = max(i for i, n in enumerate(counts) if n <= max(FIRST_COUNT, counts[0]))
+        for way in (1, -1):
+            last = self.seconds(counts[at])
+            for i in self._on(at, way, len(counts)):
+                took = self.seconds(counts[i])
+                if took >= last and math.isfinite(took + last):
+                    break
+                last = took
+
+    @staticmethod
+    def _on(at: int, way: int, count: int) -> Iterator[int]:
+        at += way
+        while 0 <= at < count:
+            yield at
+            at += way
+
+
+def with_stages(
+    on_one: Plan | InfeasiblePlanError,
+    program: Program,
+    target: Target,
+    devices: int,
+    plan_in: Callable[[int], Plan],
+) -> Plan:
+    """The plan on one mesh, or one in stages that is predicted to be clearly faster.
+
+    Args:
+      on_one: the plan on one mesh, or why there is none.
+      program: what is planned.
+      target: the hardware.
+      devices: how many there are.
+      plan_in: plans in so many stages.
+    Raises:
+      InfeasiblePlanError: `on_one`, where stages do not help.
+    """
+    if isinstance(on_one, InfeasiblePlanError):
+        tried = _Counts(plan_in)
+        for count in counts_of(target, devices, fits=False):
+            if math.isfinite(tried.seconds(count)):
+                break
+        if tried.best is None:
+            raise on_one
+        why = "stages were compared, since nothing fits on one mesh"
+        return _told(tried, why, ())
+    slow_s, tier = slow_seconds(on_one, target)
+    flops = flops_of(program)
+    enough = (1 - LEAST_GAIN) * on_one.predicted.step_time_s
+    counts = [
+        n
+        for n in counts_of(target, devices, fits=True)
+        if least_step_s(on_one, flops, slow_s, n) < enough
+    ]
+    if not counts:
+        return on_one
+    tried = _Counts(plan_in)
+    tried.climb(counts)
+    total = format_seconds(on_one.predicted.step_time_s)
+    cause = (
+        f"collectives over `{tier}` take up to {format_seconds(slow_s)} of a step of"
+        f" {total}"
+        if slow_s
+        else f"devices compute the same, to send less, in a step of {total}"
+    )
+    why = f"stages were compared: on one mesh, {cause}"
+    one_mesh = on_one.variants or (_variant("one mesh", on_one),)
+    if tried.best is None or tried.best.predicted.step_time_s >= enough:
+        return _told(tried, why, one_mesh, on_one)
+    return _told(tried, why, one_mesh)
+
+
+def _variant(name: str, plan: Plan) -> Variant:
+    predicted = plan.predicted
+    return Variant(name, predicted.step_time_s, predicted.peak_bytes)
+
+
+def _told(
+    tried: _Counts, why: str, others: tuple[Variant, ...], on_one: Plan | None = None
+) -> Plan:
+    """A plan with what was compared: that on one mesh, or else the best in stages."""
+    plan = on_one or tried.best
+    assert plan is not None
+    lines = ", ".join(
+        f"{count}: {format_seconds(s) if math.isfinite(s) else 'not possible'}"
+        for count, s in sorted(tried.found.items())
+    )
+    others = tuple(
+        replace(v, is_chosen=on_one is not None and (v.is_chosen or len(others) == 1))
+        for v in others
+    )
+    if tried.best is not None:
+        pipeline = tried.best.pipeline
+        assert pipeline is not None
+        name = (
+            f"{len(tried.best.stages)} stages, {pipeline.micro_batches} micro-batches"
+        )
+        own = replace(_variant(name, tried.best), is_chosen=on_one is None)
+        others = (*others, own)
+    return replace(plan, variants=others, notes=(*plan.notes, f"{why} ({lines})."))

@@ -1,0 +1,153 @@
+"""`stages="auto"`: where a slow link or memory asks for stages, and nowhere else."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.hardware.files import load_target
+from rhino_jax.planning.staging.auto import counts_of
+
+
+WIDTH, LAYERS, ROWS = 512, 32, 128
+
+HARDWARE = """
+name = "two-hosts"
+device_kinds = ["cpu"]
+matmul_efficiency = 1.0
+memory_efficiency = 1.0
+overlap_share = 0.0
+launch_s = 0.0
+[peak_flops_per_s]
+float32 = 1e12
+[memory]
+hbm_bytes = {hbm_bytes}
+hbm_bytes_per_s = 1e12
+[[tiers]]
+name = "inside"
+topology = "switch"
+size = {domain}
+alpha_s = 1e-7
+bytes_per_s = 1e11
+[[tiers]]
+name = "between"
+topology = "switch"
+alpha_s = 1e-6
+bytes_per_s = {slow}
+"""
+
+
+@pytest.fixture
+def hardware(tmp_path):
+    def write(slow=1e9, domain=2, hbm_bytes=2**31):
+        file = tmp_path / "hosts.toml"
+        file.write_text(
+            HARDWARE.format(slow=slow, domain=domain, hbm_bytes=int(hbm_bytes))
+        )
+        return str(file)
+
+    return write
+
+
+def train_step(params, x):
+    def loss(params):
+        h = x
+        for w in params:
+            h = jnp.tanh(h @ w)
+        return jnp.mean((h - x) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def arguments():
+    def f32(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    return [f32(WIDTH, WIDTH)] * LAYERS, f32(ROWS, WIDTH)
+
+
+def planned(hardware, **wishes):
+    return rhino.plan(
+        train_step, *arguments(), hardware=hardware, donate_argnums=0, **wishes
+    )
+
+
+def test_stages_lie_across_hosts_where_little_passes_between_them(hardware):
+    file = hardware()
+    plan = planned(f"{file}:2x2")
+    one = planned(f"{file}:2x2", stages=1)
+    assert len(plan.stages) == 2
+    assert [stage.devices for stage in plan.stages] == [(0, 1), (2, 3)]
+    assert plan.predicted.step_time_s < 0.95 * one.predicted.step_time_s
+    assert [v.name for v in plan.variants if v.is_chosen] == [
+        f"2 stages, {plan.microbatches} micro-batches"
+    ]
+    assert any(v.step_time_s == one.predicted.step_time_s for v in plan.variants)
+    assert "stages were compared: on one mesh, " in plan.notes[-1]
+    assert "2: " in plan.notes[-1]
+    assert not any("idle" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("slow", "domain", "topology"), [(1e12, 2, "2x2"), (1e9, 4, "1x4")]
+)
+def test_there_are_none_where_links_are_fast(hardware, slow, domain, topology):
+    plan = planned(f"{hardware(slow, domain)}:{topology}")
+    assert len(plan.stages) == 1 and plan.pipeline is None
+    assert not any("stages were compared" in note for note in plan.notes)
+
+
+def test_what_is_asked_for_is_not_chosen_anew(hardware):
+    file = hardware()
+    assert len(planned(f"{file}:2x2", stages=1).stages) == 1
+    assert len(planned(f"{file}:2x2", microbatches=1).stages) == 1
+    assert len(planned(f"{file}:2x2", mesh={"data": 4}).stages) == 1
+
+
+def test_the_plan_on_one_mesh_stays_where_stages_cannot_be(hardware):
+    def normalised(params, x):
+        # The batch meets itself in every layer, so that no micro-batch runs alone.
+        def loss(params):
+            h = x
+            for w in params:
+                h = h @ w
+                h = jnp.tanh((h - h.mean(0)) / (1e-3 + h.std(0)))
+            return jnp.mean((h - x) ** 2)
+
+        gradients = jax.grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+    plan = rhino.plan(normalised, *arguments(), hardware=f"{hardware()}:2x2")
+    assert len(plan.stages) == 1
+    assert "2: not possible" in plan.notes[-1]
+    assert [v.name for v in plan.variants if v.is_chosen] == ["one mesh"]
+
+
+def test_what_fits_nowhere_says_what_one_mesh_says(hardware):
+    with pytest.raises(InfeasiblePlanError, match="memory"):
+        planned(f"{hardware()}:2x2", memory_budget_bytes="1MiB")
+
+
+@pytest.mark.parametrize(
+    ("topology", "fits", "counts"),
+    [("8x8", True, [2, 4, 8]), ("1x8", True, []), ("1x8", False, [2, 4, 8])],
+)
+def test_groups_are_whole_hosts(topology, fits, counts):
+    target = load_target(f"h100:{topology}")
+    assert counts_of(target, target.num_devices, fits) == counts
+
+
+def test_a_plan_that_rhino_cut_runs_as_one_device(hardware):
+    plan = planned(f"{hardware()}:2x2")
+    rng = np.random.default_rng(0)
+    params = [
+        rng.normal(0, WIDTH**-0.5, (WIDTH, WIDTH)).astype(np.float32)
+        for _ in range(LAYERS)
+    ]
+    x = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    assert plan.check(train_step, params, x).ok
