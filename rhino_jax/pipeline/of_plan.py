@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.check import checked
+from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.jitter import Jittered, Noise, jittered
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Link, Schedule
 from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work
+from rhino_jax.pipeline.written import read_order
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.stages import Pipeline
+from rhino_jax.plan.stages import Pipeline, StageCost
 
 
 FORWARD_ONLY = "forward-only"
@@ -25,44 +28,58 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
     """
     links: list[Link] = []
     routes: dict[tuple[int, int], int] = {}
+    group_of = pipeline.groups
     for hop in pipeline.hops:
-        for a, b in ((hop.source, hop.target), (hop.target, hop.source)):
-            routes[a, b] = len(links)
-            links.append(Link(f"{a} → {b}", hop.bytes_per_s, hop.latency_s))
-    updates = tuple(cost.update_s for cost in pipeline.costs)
+        ends = group_of[hop.source], group_of[hop.target]
+        for a, b in (ends, ends[::-1]):
+            if a != b and (a, b) not in routes:
+                routes[a, b] = len(links)
+                links.append(Link(f"{a} → {b}", hop.bytes_per_s, hop.latency_s))
+    firsts = [group_of.index(g) for g in range(1 + max(group_of))]
+    whole = [pipeline.costs[chunk] for chunk in firsts]
     is_forward_only = pipeline.schedule == FORWARD_ONLY
     return Work(
         chunks=tuple(
-            Chunk(
-                stage,
-                (
-                    Cost(
-                        forward_s=cost.forward_s,
-                        backward_s=cost.backward_s,
-                        activation_bytes=cost.activation_bytes,
-                        working_bytes=cost.working_bytes,
-                    ),
-                ),
-            )
-            for stage, cost in enumerate(pipeline.costs)
+            Chunk(group, (_cost(cost),))
+            for group, cost in zip(group_of, pipeline.costs, strict=True)
         ),
         edges=tuple(
             Edge(h.source, h.target, (h.forward_bytes,), (h.backward_bytes,))
             for h in pipeline.hops
-            if h.forward_bytes or h.backward_bytes
+            if h.forward_bytes
+            or h.backward_bytes
+            or group_of[h.source] == group_of[h.target]
         ),
         micro_batches=pipeline.micro_batches,
         links=tuple(links),
         routes=routes,
-        update_s=() if is_forward_only else updates,
-        fixed_bytes=tuple(cost.fixed_bytes for cost in pipeline.costs),
-        limit_bytes=(limit_bytes,) * len(pipeline.costs) if limit_bytes else (),
+        update_s=() if is_forward_only else tuple(c.update_s for c in whole),
+        fixed_bytes=tuple(cost.fixed_bytes for cost in whole),
+        limit_bytes=(limit_bytes,) * len(firsts) if limit_bytes else (),
+    )
+
+
+def _cost(cost: StageCost) -> Cost:
+    return Cost(
+        forward_s=cost.forward_s,
+        backward_s=cost.backward_s + cost.weights_s,
+        input_gradient_s=cost.backward_s,
+        weight_gradient_s=cost.weights_s,
+        activation_bytes=cost.activation_bytes,
+        kept_bytes=cost.kept_bytes,
+        output_gradient_bytes=cost.handed_bytes,
+        working_bytes=cost.working_bytes,
     )
 
 
 def schedule_of(pipeline: Pipeline) -> Schedule:
     """In which order every stage runs its tasks."""
-    return make(pipeline.schedule, work_of(pipeline))
+    work = work_of(pipeline)
+    if not pipeline.orders:
+        return make(pipeline.schedule, work)
+    graph = graph_of(work, is_split=pipeline.is_split)
+    orders = tuple(read_order(graph, text) for text in pipeline.orders)
+    return checked(Schedule(pipeline.schedule, graph, orders))
 
 
 def simulated(plan: Plan, jitter: Noise | float | None = None) -> Simulation | Jittered:

@@ -217,6 +217,11 @@ class Schedule:
     graph: TaskGraph
     orders: tuple[tuple[int, ...], ...]
 
+    @property
+    def is_split(self) -> bool:
+        """Whether gradients of weights are tasks of their own."""
+        return any(t.kind is Kind.WEIGHT_GRADIENT for t in self.graph.tasks)
+
     def __str__(self) -> str:
         lines = []
         for group, order in enumerate(self.orders):

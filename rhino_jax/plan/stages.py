@@ -30,14 +30,18 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """What a stage costs, of one device.
+    """What a chunk of a stage costs, of one device; what is the stage's as a whole is
+    with its first chunk.
 
     Attributes:
       forward_s, backward_s: seconds for one micro-batch.
-      update_s: seconds once a step.
+      update_s: of the stage, seconds once a step.
       activation_bytes: what a micro-batch leaves for the backward pass.
-      fixed_bytes: held all the time: state, and sums of gradients.
+      fixed_bytes: of the stage, held all the time: state, and sums of gradients.
       working_bytes: the most that a task takes beyond these while it runs.
+      weights_s: of the backward pass, what is in a task apart.
+      kept_bytes: of `activation_bytes`, what that task reads.
+      handed_bytes: what it reads beyond, made or received by the rest of the pass.
     """
 
     forward_s: float
@@ -46,14 +50,17 @@ class StageCost:
     activation_bytes: int
     fixed_bytes: int
     working_bytes: int
+    weights_s: float = 0.0
+    kept_bytes: int = 0
+    handed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """What passes between two stages, and over what.
+    """What passes between two chunks, and over what.
 
     Attributes:
-      source, target: stages, the earlier one first.
+      source, target: chunks, the earlier one first.
       forward_bytes, backward_bytes: for one micro-batch, of one device.
       bytes_per_s, latency_s: of the link, one way.
     """
@@ -73,11 +80,15 @@ class Pipeline:
     Attributes:
       micro_batches: how many.
       schedule: name of its family.
-      runs: (stage, how many ops): the stages of the forward ops, in their order.
-      costs: of every stage.
-      hops: between stages.
+      runs: (chunk, how many ops): the chunks of the forward ops, in their order.
+      costs: of every chunk.
+      hops: between chunks.
       per_microbatch: places where sums over the batch are those of a micro-batch.
       parts: of stacks of layers that a loop goes through; 0 where none is cut.
+      group_of: of every chunk its stage; empty where each has its own.
+      is_split: whether what of a backward pass nothing waits for is a task apart.
+      orders: of every stage its tasks, as `F0.2` for the forward pass of chunk 0 and
+        micro-batch 2; empty where the schedule's name says it all.
     """
 
     micro_batches: int
@@ -87,10 +98,18 @@ class Pipeline:
     hops: tuple[Hop, ...]
     per_microbatch: tuple[str, ...] = ()
     parts: int = 0
+    group_of: tuple[int, ...] = ()
+    is_split: bool = False
+    orders: tuple[str, ...] = ()
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Of every chunk its stage."""
+        return self.group_of or tuple(range(len(self.costs)))
 
     @property
     def stage_of(self) -> tuple[int, ...]:
-        """Of every forward op its stage."""
+        """Of every forward op its chunk."""
         return tuple(stage for stage, count in self.runs for _ in range(count))
 
 

@@ -15,7 +15,7 @@ from rhino_jax.units import format_bytes, format_count, format_seconds, format_s
 
 if TYPE_CHECKING:
     from rhino_jax.plan.plan import Plan
-    from rhino_jax.plan.stages import Pipeline, StagePlan
+    from rhino_jax.plan.stages import Pipeline, StageCost, StagePlan
 
 TIMELINE_WIDTH = 88
 
@@ -40,7 +40,11 @@ def stage_sections(plan: Plan) -> tuple[Section, ...]:
                 ("bubble", f"{format_share(simulation.bubble)} of all devices' time"),
             ),
             table=Table(
-                ("stage", "forward F, backward B, update U; idle ·"),
+                (
+                    "stage",
+                    "forward F, backward B (of inputs I, of weights W), update U;"
+                    " idle ·",
+                ),
                 tuple(
                     (str(g), line.replace(" ", "·"))
                     for g, line in enumerate(lines_of(simulation, TIMELINE_WIDTH))
@@ -54,17 +58,20 @@ def stage_sections(plan: Plan) -> tuple[Section, ...]:
 
 def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
     peaks = simulation.group_peak_bytes
+    costs: list[list[StageCost]] = [[] for _ in plan.stages]
+    for group, cost in zip(pipeline.groups, pipeline.costs, strict=True):
+        costs[group].append(cost)
     rows = tuple(
         (
             str(i),
             format_mesh(stage.mesh_axes),
-            format_seconds(cost.forward_s),
-            format_seconds(cost.backward_s),
-            format_seconds(cost.update_s),
+            format_seconds(sum(c.forward_s for c in costs[i])),
+            format_seconds(sum(c.backward_s + c.weights_s for c in costs[i])),
+            format_seconds(sum(c.update_s for c in costs[i])),
             format_bytes(peaks[i]),
             _sends(stage),
         )
-        for i, (stage, cost) in enumerate(zip(plan.stages, pipeline.costs, strict=True))
+        for i, stage in enumerate(plan.stages)
     )
     header = ("stage", "mesh", "forward", "backward", "update", "peak", "sends a step")
     return Table(header, rows, "><>>>><", (6, 1))

@@ -41,9 +41,10 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
         for i, task in enumerate(programs.of.tasks)
     ]
     lacking = [c.out_of_memory for c in found if c.out_of_memory is not None]
+    group_of = plan.pipeline.groups
     costs = tuple(
-        _cost(cost, [c for c in found if c.task.group == g])
-        for g, cost in enumerate(plan.pipeline.costs)
+        _cost(cost, [c for c in found if _is_of(c.task, chunk, group_of)])
+        for chunk, cost in enumerate(plan.pipeline.costs)
     )
     return Made(
         platform=found[0].platform,
@@ -60,6 +61,13 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
     )
 
 
+def _is_of(task: Task, chunk: int, group_of: Sequence[int]) -> bool:
+    """Whether a task is a chunk's: what runs once a step is its group's first one's."""
+    if task.is_per_micro_batch:
+        return task.place == chunk
+    return group_of.index(task.group) == chunk
+
+
 def _notes(
     planned: Sequence[StageCost], compiled: Sequence[StageCost]
 ) -> tuple[str, ...]:
@@ -67,8 +75,8 @@ def _notes(
     return tuple(
         f"stage {i}: forward {format_seconds(is_.forward_s)}, predicted"
         f" {format_seconds(was.forward_s)}; backward"
-        f" {format_seconds(is_.backward_s)}, predicted"
-        f" {format_seconds(was.backward_s)}; update"
+        f" {format_seconds(is_.backward_s + is_.weights_s)}, predicted"
+        f" {format_seconds(was.backward_s + was.weights_s)}; update"
         f" {format_seconds(is_.update_s)}, predicted"
         f" {format_seconds(was.update_s)}; tasks take up to"
         f" {format_bytes(is_.working_bytes)}, predicted"
@@ -132,6 +140,7 @@ def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
         planned,
         forward_s=seconds[TaskKind.FORWARD],
         backward_s=seconds[TaskKind.BACKWARD],
+        weights_s=seconds[TaskKind.WEIGHTS],
         update_s=seconds[TaskKind.START] + seconds[TaskKind.UPDATE],
         working_bytes=max((c.working_bytes for c in tasks), default=0),
     )
@@ -143,7 +152,7 @@ def _predicted(
     """A step of the schedule with compiled tasks."""
     assert plan.pipeline is not None
     simulation = simulate(schedule_of(replace(plan.pipeline, costs=costs)))
-    compute, flops = [0.0] * len(costs), [0.0] * len(costs)
+    compute, flops = [0.0] * len(plan.stages), [0.0] * len(plan.stages)
     for c in found:
         times = plan.microbatches if c.task.is_per_micro_batch else 1
         compute[c.task.group] += times * c.predicted.compute_s

@@ -17,11 +17,16 @@ from rhino_jax.pipeline.tasks import Kind as Work, Schedule
 from rhino_jax.transform.staged.step import Key, Kind, Send, Step, TaskKind
 
 
-_PER_MICRO_BATCH = {Work.FORWARD: TaskKind.FORWARD, Work.BACKWARD: TaskKind.BACKWARD}
+_PER_MICRO_BATCH = {
+    Work.FORWARD: TaskKind.FORWARD,
+    Work.BACKWARD: TaskKind.BACKWARD,
+    Work.INPUT_GRADIENT: TaskKind.BACKWARD,
+    Work.WEIGHT_GRADIENT: TaskKind.WEIGHTS,
+}
 
 
 def order_of(schedule: Schedule) -> list[tuple[TaskKind, int, int]]:
-    """(kind, stage, micro-batch) of all tasks of micro-batches, in an order in which
+    """(kind, chunk, micro-batch) of all tasks of micro-batches, in an order in which
     every group meets its own, and all that a task reads comes before it."""
     graph = schedule.graph
     found = []
@@ -30,7 +35,7 @@ def order_of(schedule: Schedule) -> list[tuple[TaskKind, int, int]]:
             task = graph.tasks[at]
             kind = _PER_MICRO_BATCH.get(task.kind)
             if kind is not None:
-                found.append((kind, task.group, task.micro_batch))
+                found.append((kind, task.chunk, task.micro_batch))
     return found
 
 
@@ -62,6 +67,22 @@ class Controller:
         for send in self.step.sends:
             key = send.kind, send.source, send.place
             self._sends.setdefault(key, []).append(send)
+        self._unread = self._unread_after()
+
+    def _unread_after(self) -> list[list[Key]]:
+        """Of every task in the order, what no later one of its group reads of its
+        micro-batch."""
+        found: list[list[Key]] = []
+        seen: dict[tuple[int, int], set[Key]] = {}
+        for kind, chunk, m in reversed(self.order):
+            group = self.step.chunks[chunk]
+            at = self._at.get((kind, group, chunk))
+            task = None if at is None else at[0].of.tasks[at[1]]
+            keys = () if task is None else (*task.reads, *task.makes)
+            later = seen.setdefault((group, m), set())
+            found.append([k for k in keys if k.kind is Kind.INSIDE and k not in later])
+            later.update(found[-1])
+        return found[::-1]
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """One step.
@@ -81,12 +102,11 @@ class Controller:
         ]
         for group in range(step.groups):
             self._dispatch((TaskKind.START, group, 0), once, once)
-        last = self.order[-1][0]
-        for kind, stage, m in self.order:
-            self._dispatch((kind, stage, stage), [of[m] for of in pieces], once)
-            if kind is last:
-                # Nothing of this micro-batch is read here any more.
-                pieces[stage][m] = {}
+        for (kind, chunk, m), unread in zip(self.order, self._unread, strict=True):
+            group, now = step.chunks[chunk], [of[m] for of in pieces]
+            self._dispatch((kind, group, chunk), now, once)
+            for key in unread:
+                now[group].pop(key, None)
         rounds = sorted(
             (task.place, task.group)
             for of in step.tasks
@@ -135,7 +155,7 @@ class Controller:
         """Run a task; what others read of it is sent.
 
         Args:
-          place: kind, group, stage or round.
+          place: kind, group, chunk or round.
           now: of every group, values of the micro-batch; or `once`.
           once: of every group, values of the step.
         """

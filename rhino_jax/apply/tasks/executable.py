@@ -71,7 +71,9 @@ class TaskExecutable:
             pipeline.micro_batches,
             pipeline.per_microbatch,
         )
-        return staged(apart, pipeline.stage_of)
+        return staged(
+            apart, pipeline.stage_of, pipeline.group_of, is_split=pipeline.is_split
+        )
 
     @cached_property
     def programs(self) -> Sequence[Programs]:

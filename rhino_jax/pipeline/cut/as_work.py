@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 
 from rhino_jax.pipeline.cut.ops import Cut, Problem
 from rhino_jax.pipeline.tasks import Link
@@ -62,5 +64,42 @@ def as_work(problem: Problem, cut: Cut) -> Work:
         fixed_bytes=tuple(fixed),
         limit_bytes=tuple(2**62 if n is None else n for n in limits)
         if any(n is not None for n in limits)
+        else (),
+    )
+
+
+def in_groups(work: Work, group_of: Sequence[int]) -> Work:
+    """A chain of chunks, each in a group of its own, with several in every group.
+
+    Links are as between neighbours in the chain: groups are alike, and so are the ways
+    between them.
+
+    Args:
+      work: chunk c in group c.
+      group_of: of every chunk.
+    """
+    groups = 1 + max(group_of)
+    routes: dict[tuple[int, int], int] = {}
+    links: list[Link] = []
+    for (a, b), at in work.routes.items():
+        ends = group_of[a], group_of[b]
+        if ends[0] != ends[1] and ends not in routes:
+            routes[ends] = len(links)
+            links.append(replace(work.links[at], name=f"{ends[0]} → {ends[1]}"))
+    fixed = [0] * groups
+    for group, size in zip(group_of, work.fixed_bytes, strict=True):
+        fixed[group] += size
+    firsts = [list(group_of).index(g) for g in range(groups)]
+    return replace(
+        work,
+        chunks=tuple(
+            replace(chunk, group=group)
+            for chunk, group in zip(work.chunks, group_of, strict=True)
+        ),
+        links=tuple(links),
+        routes=routes,
+        fixed_bytes=tuple(fixed),
+        limit_bytes=tuple(work.limit_bytes[c] for c in firsts)
+        if work.limit_bytes
         else (),
     )

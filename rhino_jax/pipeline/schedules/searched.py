@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -68,14 +68,22 @@ def searched(
     samples: int = 8,
     seed: int = 0,
     effort: float = 1.0,
+    splits: Sequence[bool] = (False, True),
 ) -> Schedule:
     """The fastest schedule that fits, of all that `search` looks at."""
-    found = search(work, samples=samples, seed=seed, effort=effort).schedule
+    found = search(
+        work, samples=samples, seed=seed, effort=effort, splits=splits
+    ).schedule
     return replace(found, name="searched")
 
 
 def search(
-    work: Work, *, samples: int = 8, seed: int = 0, effort: float = 1.0
+    work: Work,
+    *,
+    samples: int = 8,
+    seed: int = 0,
+    effort: float = 1.0,
+    splits: Sequence[bool] = (False, True),
 ) -> Searched:
     """Look at named schedules, at lists by rules, and, of few tasks, let CP-SAT decide.
 
@@ -88,15 +96,20 @@ def search(
       seed: of these, and of CP-SAT.
       effort: CP-SAT's deterministic seconds, up to ten times as long by the clock; 0
         for none.
+      splits: whether backward passes are looked at whole (False), split (True), or
+        both.
 
     Raises:
       ScheduleError: where nothing fits.
     """
     tried: list[Tried] = []
     best: Simulation | None = None
-    for name, build in _candidates(work, samples, seed):
+    for name, build in _candidates(work, samples, seed, splits):
         try:
-            simulation = simulate(build())
+            schedule = build()
+            if schedule.is_split not in splits:
+                continue
+            simulation = simulate(schedule)
             check_memory(simulation)
         except ScheduleError as error:
             tried.append(Tried(name, None, error.what))
@@ -115,11 +128,11 @@ def search(
 
 
 def _candidates(
-    work: Work, samples: int, seed: int
+    work: Work, samples: int, seed: int, splits: Sequence[bool]
 ) -> Iterator[tuple[str, Callable[[], Schedule]]]:
     for name in TRAINING:
         yield name, partial(NAMED[name].build, work)
-    for is_split in (False, True):
+    for is_split in splits:
         graph = graph_of(work, is_split=is_split)
         for rule in _rules(work, samples, seed):
             text = f"listed, {'split' if is_split else 'whole'}, {_words(rule)}"

@@ -46,6 +46,9 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
         "hops": [record_to_json(x) for x in pipeline.hops],
         "per_microbatch": list(pipeline.per_microbatch),
         "parts": pipeline.parts,
+        "group_of": list(pipeline.group_of),
+        "is_split": pipeline.is_split,
+        "orders": list(pipeline.orders),
     }
 
 
@@ -53,15 +56,22 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
     """What `pipeline_to_json` wrote."""
     if data is None:
         return None
-    seconds = ("forward_s", "backward_s", "update_s")
+    seconds = ("forward_s", "backward_s", "update_s", "weights_s")
     return Pipeline(
         micro_batches=int(data["micro_batches"]),
         schedule=str(data["schedule"]),
         runs=tuple((int(stage), int(count)) for stage, count in data["runs"]),
-        costs=tuple(StageCost(**floats(x, *seconds)) for x in data["costs"]),
+        costs=tuple(
+            StageCost(**floats({"weights_s": 0.0, **x}, *seconds))
+            for x in data["costs"]
+        ),
         hops=tuple(Hop(**floats(x, "bytes_per_s", "latency_s")) for x in data["hops"]),
         per_microbatch=tuple(data["per_microbatch"]),
         parts=int(data["parts"]),
+        # Plans that were saved before say nothing of these.
+        group_of=tuple(data.get("group_of", ())),
+        is_split=bool(data.get("is_split", False)),
+        orders=tuple(data.get("orders", ())),
     )
 
 

@@ -205,7 +205,13 @@ def _output(
 def _sends(
     step: Step, group: PlannedGroup, position: int, pipeline: Pipeline
 ) -> tuple[Send, ...]:
-    rates = {(h.source, h.target): h.bytes_per_s for h in pipeline.hops}
+    of = step.chunks
+    rates = {
+        (min(of[h.source], of[h.target]), max(of[h.source], of[h.target])): (
+            h.bytes_per_s
+        )
+        for h in pipeline.hops
+    }
     found = []
     for send in step.sends:
         if send.source != position:

@@ -7,42 +7,70 @@ from collections.abc import Sequence
 from rhino_jax.plan.stages import Hop, StageCost
 from rhino_jax.planning.staging.groups import PlannedGroup
 from rhino_jax.planning.staging.priced import with_regions
-from rhino_jax.transform.staged.step import Kind, Step, TaskKind
+from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
 
 
-def stage_cost(step: Step, group: PlannedGroup) -> StageCost:
-    """What the tasks of a planned group take and hold."""
+def chunk_costs(step: Step, groups: Sequence[PlannedGroup]) -> tuple[StageCost, ...]:
+    """What the tasks of planned groups take and hold, chunk by chunk."""
+    found = []
+    for chunk, at in enumerate(step.chunks):
+        is_first = step.chunks.index(at) == chunk
+        found.append(_cost(step, groups[at], chunk, is_first))
+    return tuple(found)
+
+
+def _cost(step: Step, group: PlannedGroup, chunk: int, is_first: bool) -> StageCost:
     program = group.of.program
     parts = dict.fromkeys(TaskKind, 0.0)
     for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
-        parts[task.kind] += with_regions(program, group.seconds, op_id)
+        if task.place == chunk if task.is_per_micro_batch else is_first:
+            parts[task.kind] += with_regions(program, group.seconds, op_id)
     times = step.micro_batches
-    once = parts[TaskKind.START] + parts[TaskKind.UPDATE]
-    left, fixed = group.left_bytes(step), group.fixed_bytes(step)
-    peak = group.plan.predicted.peak_bytes
+    left, kept, handed = group.held(step, chunk)
+    fixed, peak = group.fixed_bytes(step), group.plan.predicted.peak_bytes
     return StageCost(
         forward_s=parts[TaskKind.FORWARD] / times,
         backward_s=parts[TaskKind.BACKWARD] / times,
-        update_s=once,
+        update_s=parts[TaskKind.START] + parts[TaskKind.UPDATE],
         activation_bytes=left,
-        fixed_bytes=fixed,
-        working_bytes=max(peak - fixed - left, 0),
+        fixed_bytes=fixed if is_first else 0,
+        working_bytes=max(peak - fixed - group.left_bytes(step), 0),
+        weights_s=parts[TaskKind.WEIGHTS] / times,
+        kept_bytes=kept,
+        handed_bytes=handed,
     )
 
 
 def hops_of(
     step: Step, groups: Sequence[PlannedGroup], bytes_per_s: float, latency_s: float
 ) -> tuple[Hop, ...]:
-    """Between which groups anything passes, and how much for every micro-batch: sums
-    over all of them, and what updates exchange, pass once a step."""
+    """Between which chunks anything passes, and how much for every micro-batch: sums
+    over all of them, and what updates exchange, pass once a step. What several chunks
+    of a group read is sent to the first of them; within a group nothing is sent."""
     sizes: dict[tuple[int, int], list[int]] = {}
+    made: dict[Key, int] = {}
+    sent: set[tuple[Key, int]] = set()
+    tasks = [t for mine in step.tasks for t in mine]
+    for task in tasks:
+        if task.is_per_micro_batch:
+            made.update((k, task.place) for k in task.makes if k.kind is Kind.INSIDE)
+    for task in tasks:
+        for key in task.reads:
+            source = made.get(key, task.place)
+            if not task.is_per_micro_batch or source == task.place:
+                continue
+            pair = min(source, task.place), max(source, task.place)
+            into = sizes.setdefault(pair, [0, 0])
+            if step.chunks[source] != task.group and (key, task.group) not in sent:
+                sent.add((key, task.group))
+                size = groups[step.chunks[source]].bytes(step, key)
+                into[source > task.place] += size
     for send in step.sends:
         pair = min(send.source, send.target), max(send.source, send.target)
-        into = sizes.setdefault(pair, [0, 0])
-        if send.key.kind is Kind.INSIDE:
-            is_back = send.source > send.target
-            into[is_back] += groups[send.source].bytes(step, send.key)
+        known = {tuple(sorted((step.chunks[a], step.chunks[b]))) for a, b in sizes}
+        if pair not in known:
+            sizes[step.chunks.index(pair[0]), step.chunks.index(pair[1])] = [0, 0]
     return tuple(
-        Hop(a, b, forward, backward, bytes_per_s, latency_s)
-        for (a, b), (forward, backward) in sorted(sizes.items())
+        Hop(min(pair), max(pair), forward, backward, bytes_per_s, latency_s)
+        for pair, (forward, backward) in sorted(sizes.items())
     )

@@ -49,18 +49,38 @@ class PlannedGroup:
 
     def left_bytes(self, step: Step) -> int:
         """What the forward pass of a micro-batch leaves for its backward pass."""
-        ahead: set[Key] = set()
+        return sum(self.held(step, chunk)[0] for chunk in self.chunks)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Of the model, those that it runs."""
+        of = {t.place: None for t in self.of.tasks if t.is_per_micro_batch}
+        return tuple(sorted(of))
+
+    def held(self, step: Step, chunk: int) -> tuple[int, int, int]:
+        """What a chunk's tasks leave for one another, of a micro-batch.
+
+        What several chunks' forward passes have is counted with the first of them.
+
+        Returns:
+          Bytes that its forward pass leaves; those of them that gradients of weights
+          read, where these are a task apart; what that reads beyond.
+        """
+        ahead: dict[Key, int] = {}
+        late: set[Key] = set()
+        read: set[Key] = set()
         for task in self.of.tasks:
+            keys = {k for k in (*task.makes, *task.reads) if k.kind is Kind.INSIDE}
             if task.kind is TaskKind.FORWARD:
-                ahead |= {*task.makes, *task.reads}
-        read = {
-            key
-            for task in self.of.tasks
-            if task.kind is TaskKind.BACKWARD
-            for key in task.reads
-        }
-        kept = {key for key in ahead & read if key.kind is Kind.INSIDE}
-        return sum(self.bytes(step, key) for key in kept)
+                ahead = {**dict.fromkeys(keys, task.place), **ahead}
+            elif task.is_per_micro_batch:
+                read |= keys
+                if task.kind is TaskKind.WEIGHTS:
+                    late |= keys if task.place == chunk else set()
+        left = {key for key, at in ahead.items() if at == chunk and key in read}
+        found = left, left & late, late - ahead.keys()
+        size = [sum(self.bytes(step, key) for key in keys) for keys in found]
+        return size[0], size[1], size[2]
 
     def fixed_bytes(self, step: Step) -> int:
         """What it holds all the time."""

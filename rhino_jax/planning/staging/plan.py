@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.errors import InfeasiblePlanError, ScheduleError
+from rhino_jax.errors import InfeasiblePlanError, ScheduleError, StageError
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.pipeline.cut.choose import cut
-from rhino_jax.pipeline.cut.ops import IN_FLIGHT, Cut
-from rhino_jax.pipeline.of_plan import FORWARD_ONLY, work_of
-from rhino_jax.pipeline.schedules.table import TABLE, fastest
-from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.cut.ops import Cut, Problem
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY
+from rhino_jax.pipeline.work import Work
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline, runs_of
 from rhino_jax.planning.meshes import AUTO, STAGE_AXIS, MeshAxes
 from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging import when
 from rhino_jax.planning.staging.assembled import assembled
-from rhino_jax.planning.staging.costs import hops_of, stage_cost
+from rhino_jax.planning.staging.costs import chunk_costs, hops_of
+from rhino_jax.planning.staging.estimated import estimated
 from rhino_jax.planning.staging.groups import plan_groups
 from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.planning.staging.problem import problem_of
@@ -34,13 +36,6 @@ from rhino_jax.transform.staged.staging import staged
 MOST_OPS_OF_BEST = 1500
 """Forward ops of programs whose cut CP-SAT looks at; of more, orders are cut."""
 
-
-RUN = ("1f1b", "gpipe", "kfkb")
-"""Schedules that are run: one chunk in every group, backward passes whole."""
-
-LEAST_GAIN = 0.02
-"""Of a simulated step, for a schedule that holds more memory than 1F1B."""
-
 PER_STAGE = (2, 4, 8)
 """Micro-batches for every stage that are compared where rhino chooses."""
 
@@ -55,6 +50,8 @@ class _Cut:
       hop: bytes per second, and latency, between groups.
       has_backward: whether there is a backward pass.
       chosen: the cut.
+      group_of: of every chunk; empty where each has its own.
+      work: what chunks take, by an estimate.
     """
 
     apart: Apart
@@ -62,6 +59,8 @@ class _Cut:
     hop: tuple[float, float]
     has_backward: bool
     chosen: Cut
+    group_of: tuple[int, ...]
+    work: Work
 
 
 def plan_stages(
@@ -83,32 +82,67 @@ def plan_stages(
       StageError, MicrobatchError, InfeasiblePlanError, ScheduleError.
     """
     started = time.monotonic()
-    if schedule not in (AUTO, *RUN):
-        raise ScheduleError(
-            f"stages do not run by the schedule {schedule!r}.",
-            where="`schedule=`",
-            numbers=f"run: {', '.join(RUN)}",
-            fix='take one of these, or "auto".',
-        )
+    when.check_runs(schedule)
     traced = search.running
     of_step = Unstacked.of(traced.closed_jaxpr, traced.program, stages)
+    if of_step.count and schedule in when.SEVERAL:
+        raise _stacks_are_whole(of_step, schedule)
     counts = _counts(of_step, stages, microbatches, places)
-    cuts = [_cut_into(search, of_step, stages, count, places) for count in counts]
-    cuts.sort(key=lambda c: c.chosen.step_time_s)
-    for i, found in enumerate(cuts):
+    cuts = [
+        cut_step
+        for count in counts
+        for cut_step in _cuts(search, of_step, stages, count, schedule, places)
+    ]
+    all_ways = _ways(cuts, schedule)
+    ways = when.tried(all_ways, schedule)
+    for i, way in enumerate(ways):
         try:
-            return _planned(search, of_step, found, schedule, places, started)
-        except InfeasiblePlanError:
-            # More micro-batches hold less each.
-            if i == len(cuts) - 1:
+            plan = _planned(
+                search, of_step, cuts[way.cut], way, schedule, places, started
+            )
+        except (InfeasiblePlanError, ScheduleError):
+            # More micro-batches, or fewer in flight, hold less.
+            if i == len(ways) - 1:
                 raise
+            continue
+        if schedule != AUTO or not cuts[way.cut].has_backward:
+            return plan
+        assert plan.pipeline is not None
+        if when.is_worth_it(plan.pipeline, plan.predicted.step_time_s):
+            said = when.note(all_ways, [c.work for c in cuts], plan.schedule)
+            return replace(plan, notes=(*plan.notes, said))
     raise AssertionError("nothing was tried")
+
+
+def _stacks_are_whole(of_step: Unstacked, schedule: str) -> StageError:
+    end = next(e for e in of_step.inputs if e.part is not None)
+    path = of_step.program.inputs[of_step.inputs.index(end)].path
+    return StageError(
+        f"{schedule!r} runs several chunks in every stage, and layers are in one loop:"
+        " a stack of weights lies over the stages, one part on each.",
+        where=path,
+        numbers=f"{of_step.count} parts of {of_step.sizes[0]} layers",
+        fix='write layers one by one, or take "1f1b" or "zero-bubble".',
+    )
+
+
+def _ways(cuts: Sequence[_Cut], schedule: str) -> list[when.Way]:
+    """Schedules of cuts, the best first."""
+    if all(c.has_backward for c in cuts):
+        return when.compared([c.work for c in cuts], schedule)
+    order = sorted(range(len(cuts)), key=lambda i: cuts[i].chosen.step_time_s)
+    one = (1,) * cuts[0].work.groups
+    name = FORWARD_ONLY
+    return [
+        when.Way(i, name, False, cuts[i].chosen.step_time_s, True, one) for i in order
+    ]
 
 
 def _planned(
     search: Search,
     of_step: Unstacked,
     cut_step: _Cut,
+    way: when.Way,
     schedule: str,
     places: tuple[str, ...],
     started: float,
@@ -117,75 +151,96 @@ def _planned(
 
     Raises:
       InfeasiblePlanError: a group does not fit.
+      ScheduleError: a schedule that is searched for does not.
     """
-    step = staged(cut_step.apart, cut_step.chosen.stages)
-    flights = IN_FLIGHT["gpipe" if schedule == "gpipe" else "1f1b"]
-    in_flight = flights(step.groups, step.micro_batches)
+    chosen = cut_step.chosen
+    step = staged(
+        cut_step.apart, chosen.stages, cut_step.group_of, is_split=way.is_split
+    )
     own = _own(cut_step.mesh_axes)
-    groups = plan_groups(search, step, of_step, own, in_flight)
+    groups = plan_groups(search, step, of_step, own, way.in_flight)
     pipeline = Pipeline(
         micro_batches=step.micro_batches,
-        schedule=schedule,
-        runs=runs_of(cut_step.chosen.stages),
-        costs=tuple(stage_cost(step, g) for g in groups),
+        schedule=way.name,
+        runs=runs_of(chosen.stages),
+        costs=chunk_costs(step, groups),
         hops=hops_of(step, groups, *cut_step.hop),
         per_microbatch=places,
         parts=of_step.count,
+        group_of=cut_step.group_of,
+        is_split=way.is_split,
     )
-    if not cut_step.has_backward:
-        pipeline = replace(pipeline, schedule=FORWARD_ONLY)
-    elif schedule == AUTO:
-        pipeline = _with_fastest(pipeline, search.request.memory_budget_bytes)
+    if cut_step.has_backward:
+        limit = search.request.memory_budget_bytes
+        pipeline = when.settled(pipeline, schedule, limit)
     axes = cut_step.mesh_axes
     return assembled(search, of_step, step, groups, pipeline, axes, started)
 
 
-def _with_fastest(pipeline: Pipeline, limit_bytes: float) -> Pipeline:
-    """By 1F1B, which holds the least; or by what fits and is clearly faster."""
-    limit = int(limit_bytes) if math.isfinite(limit_bytes) else 0
-    work = work_of(pipeline, limit)
-    usual_s = simulate(TABLE[RUN[0]].build(work)).step_time_s
-    try:
-        found = fastest(work, RUN)
-    except ScheduleError:
-        return replace(pipeline, schedule=RUN[0])
-    is_clear = found.step_time_s < (1 - LEAST_GAIN) * usual_s
-    return replace(pipeline, schedule=found.schedule.name if is_clear else RUN[0])
-
-
-def _cut_into(
+def _cuts(
     search: Search,
     of_step: Unstacked,
     stages: int,
     count: int,
+    schedule: str,
     places: tuple[str, ...],
-) -> _Cut:
-    """A step in `count` micro-batches, cut where that is best."""
-    request = search.request
+) -> list[_Cut]:
+    """A step in `count` micro-batches, cut where that is best: into a chunk for every
+    stage, and several, as the schedule may need."""
     apart = take_apart(of_step.closed, of_step.program, count, places)
     sides = sides_of(apart)
     mesh_axes, seconds = _on_a_group(search, sides)
     at = [name for name, _ in mesh_axes].index(STAGE_AXIS)
     link = lay_out(search.target, mesh_axes).axes[at]
     hop = link.bytes_per_s, link.alpha_s
-    problem = problem_of(
-        sides,
-        seconds,
-        stages,
-        math.prod(size for _, size in mesh_axes) // stages,
-        count,
-        hop,
-        request.memory_budget_bytes,
-        _pinned(of_step, apart, sides),
-    )
+    devices = math.prod(size for _, size in mesh_axes) // stages
+    pins = _pinned(of_step, apart, sides)
+    found: list[_Cut] = []
+    known: dict[int, tuple[Problem, Cut]] = {}
+    for group_of in when.placements(schedule, stages):
+        chunks = len(group_of)
+        is_asked = not found
+        if not is_asked and (of_step.count or not sides.backward):
+            continue
+        try:
+            if chunks not in known:
+                known[chunks] = _cut_into(
+                    search, sides, seconds, chunks, devices, count, hop, pins
+                )
+        except (StageError, InfeasiblePlanError):
+            if is_asked:
+                raise
+            continue
+        problem, chosen = known[chunks]
+        work = estimated(problem, chosen, sides, seconds, devices, group_of)
+        own = group_of if chunks > stages else ()
+        back = bool(sides.backward)
+        found.append(_Cut(apart, mesh_axes, hop, back, chosen, own, work))
+    return found
+
+
+def _cut_into(
+    search: Search,
+    sides: Sides,
+    seconds: Mapping[int, float],
+    chunks: int,
+    devices: int,
+    count: int,
+    hop: tuple[float, float],
+    pins: Mapping[int, int],
+) -> tuple[Problem, Cut]:
+    """Where a step in `count` micro-batches is best cut."""
+    request = search.request
+    limit = request.memory_budget_bytes
+    problem = problem_of(sides, seconds, chunks, devices, count, hop, limit, pins)
     level = request.level if len(sides.forward) <= MOST_OPS_OF_BEST else "fast"
     try:
-        chosen = cut(problem, level, seed=request.seed)
+        return problem, cut(problem, level, seed=request.seed)
     except InfeasiblePlanError:
         # What optimizers hold is a guess here; when groups are planned it is known.
         groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
-        chosen = cut(replace(problem, groups=groups), level, seed=request.seed)
-    return _Cut(apart, mesh_axes, hop, bool(sides.backward), chosen)
+        problem = replace(problem, groups=groups)
+        return problem, cut(problem, level, seed=request.seed)
 
 
 def _pinned(of_step: Unstacked, apart: Apart, sides: Sides) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""At which label every op of a micro-batch runs: stages forward, then back again."""
+"""At which label every op of a micro-batch runs: chunks forward, then back again."""
 
 from __future__ import annotations
 
@@ -10,38 +10,60 @@ from rhino_jax.transform.staged.lines import Lines
 from rhino_jax.transform.staged.sides import Sides
 
 
+def made_at(lines: Lines, of: Sequence[int | None]) -> dict[int, int]:
+    """Value → the label of the equation that makes it; none of free ones."""
+    return {
+        v: label
+        for made, label in zip(lines.makes, of, strict=True)
+        if label is not None
+        for v in made
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Labels 0 to S - 1 are the stages' forward passes, S to 2S - 1 the backward passes
-    of the same stages the other way round; an op reads what has its own label or a
-    lower one.
+    """Labels 0 to C - 1 are the chunks' forward passes, C to 2C - 1 the backward passes
+    of the same chunks the other way round, and 2C to 3C - 1, where these are split,
+    what of them no other chunk waits for, once more the other way round. An op reads
+    what has its own label or a lower one.
 
     Attributes:
       sides: of a micro-batch.
-      groups: S.
+      group_of: of every chunk its group.
       of: of every equation its label; None of free ones.
+      is_split: whether backward passes are.
     """
 
     sides: Sides
-    groups: int
+    group_of: tuple[int, ...]
     of: tuple[int | None, ...]
+    is_split: bool = False
 
     @classmethod
-    def at(cls, sides: Sides, stages: Sequence[int]) -> Labels:
+    def at(
+        cls,
+        sides: Sides,
+        stages: Sequence[int],
+        group_of: Sequence[int] = (),
+        *,
+        is_split: bool = False,
+    ) -> Labels:
         """Args:
         sides: of a micro-batch.
-        stages: of every forward equation, from 0 on.
+        stages: of every forward equation its chunk, from 0 on.
+        group_of: of every chunk; its own unless said.
+        is_split: whether to split backward passes.
         """
-        groups = 1 + max(stages)
+        chunks = 1 + max(stages)
         placed = sides.placed(dict(zip(sides.forward, stages, strict=True)))
-        return cls(
-            sides,
-            groups,
-            tuple(
-                s if s is None or not back else 2 * groups - 1 - s
-                for s, back in zip(placed, sides.is_backward, strict=True)
-            ),
-        )
+        of = [
+            s if s is None or not back else 2 * chunks - 1 - s
+            for s, back in zip(placed, sides.is_backward, strict=True)
+        ]
+        is_split = is_split and bool(sides.backward)
+        if is_split:
+            of = _split(sides.lines, of, chunks)
+        return cls(sides, tuple(group_of) or tuple(range(chunks)), tuple(of), is_split)
 
     @property
     def lines(self) -> Lines:
@@ -49,28 +71,37 @@ class Labels:
 
     @property
     def count(self) -> int:
-        return 2 * self.groups if self.sides.backward else self.groups
+        turns = 2 + self.is_split if self.sides.backward else 1
+        return turns * self.chunks
 
-    def is_forward(self, label: int) -> bool:
-        return label < self.groups
+    @property
+    def chunks(self) -> int:
+        return len(self.group_of)
+
+    @property
+    def groups(self) -> int:
+        return 1 + max(self.group_of)
+
+    def turn(self, label: int) -> int:
+        """0 of forward passes, 1 of backward passes, 2 of what is split off these."""
+        return label // self.chunks
+
+    def chunk(self, label: int) -> int:
+        place = label % self.chunks
+        return self.chunks - 1 - place if self.turn(label) else place
 
     def group(self, label: int) -> int:
-        return min(label, 2 * self.groups - 1 - label)
+        return self.group_of[self.chunk(label)]
 
     @cached_property
     def made_at(self) -> dict[int, int]:
         """Value → the label at which it is made; none of free ones."""
-        return {
-            v: label
-            for made, label in zip(self.lines.makes, self.of, strict=True)
-            if label is not None
-            for v in made
-        }
+        return made_at(self.lines, self.of)
 
     @cached_property
     def left_at(self) -> tuple[int, ...]:
         """Of everything that a piece leaves, the label at which it does."""
-        last = self.groups - 1
+        last = self.chunks - 1
         return tuple(
             last if v is None else self.made_at.get(v, last) for v in self.lines.outputs
         )
@@ -111,3 +142,22 @@ class Labels:
     def _left(self, label: int) -> list[int]:
         outputs = [self.lines.outputs[k] for k in self.leaves(label)]
         return [v for v in outputs if v is not None]
+
+
+def _split(lines: Lines, of: Sequence[int | None], chunks: int) -> list[int | None]:
+    """Labels with what of backward passes no other label waits for at one of its own:
+    gradients of weights, mostly, and what only these read."""
+    made = made_at(lines, of)
+    wanted: dict[int, list[int]] = {}
+    for reads, label in zip(lines.reads, of, strict=True):
+        for v in reads:
+            if label is not None and made.get(v, label) != label:
+                wanted.setdefault(made[v], []).append(v)
+    found = list(of)
+    for label in range(chunks, 2 * chunks):
+        known = {v for v, at in made.items() if at != label}
+        waited_for, _ = lines.needed(wanted.get(label, ()), known)
+        for i, at in enumerate(of):
+            if at == label and i not in waited_for:
+                found[i] = label + chunks
+    return found

@@ -20,17 +20,27 @@ from rhino_jax.transform.staged.updates import updates
 
 hide_frames(__file__)
 
+_KINDS = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS)
 
-def staged(apart: Apart, stages: Sequence[int]) -> Step:
+
+def staged(
+    apart: Apart,
+    stages: Sequence[int],
+    group_of: Sequence[int] = (),
+    *,
+    is_split: bool = False,
+) -> Step:
     """The tasks of a step.
 
     Args:
       apart: the step.
-      stages: of every forward equation (`Sides.forward`) its stage, from 0 on; each
-        reads only what is made in its own stage or an earlier one.
+      stages: of every forward equation (`Sides.forward`) its chunk, from 0 on; each
+        reads only what is made in its own chunk or an earlier one.
+      group_of: of every chunk its group; its own unless said.
+      is_split: whether what nothing waits for of backward passes is in tasks apart.
     """
     while True:
-        labels = Labels.at(sides_of(apart), stages)
+        labels = Labels.at(sides_of(apart), stages, group_of, is_split=is_split)
         again = apart_sums(apart, labels)
         if again is None:
             break
@@ -48,12 +58,14 @@ class _Staging:
         names, groups = self.names, self.labels.groups
         starts = [self._start(g) for g in range(groups)]
         pieces = [self._piece(label) for label in range(self.labels.count)]
-        tasks = [[task] if task.makes else [] for task in starts]
-        for task in (*pieces, *updates(self.apart, names, self.after)):
-            tasks[task.group].append(task)
+        tasks: list[list[Task]] = [[] for _ in range(groups)]
+        for task in (*starts, *pieces, *updates(self.apart, names, self.after)):
+            if task.makes:
+                tasks[task.group].append(task)
         home, copies = self._homes(tasks)
         return Step(
             groups=groups,
+            chunks=self.labels.group_of,
             micro_batches=self.apart.cut.count,
             tasks=tuple(map(tuple, tasks)),
             sends=(*self._sends(), *self._sends_after()),
@@ -128,15 +140,14 @@ class _Staging:
         return Task(
             self._kind(label),
             labels.group(label),
-            labels.group(label),
+            labels.chunk(label),
             (*map(names.inside, reads), *map(names.left, sums)),
             (*map(names.inside, gives), *map(names.left, sums)),
             run,
         )
 
     def _kind(self, label: int) -> TaskKind:
-        is_forward = self.labels.is_forward(label)
-        return TaskKind.FORWARD if is_forward else TaskKind.BACKWARD
+        return _KINDS[self.labels.turn(label)]
 
     def _sends(self) -> list[Send]:
         labels = self.labels
@@ -147,7 +158,8 @@ class _Staging:
                 at = labels.made_at[v]
                 source, key = labels.group(at), self.names.inside(v)
                 if source != target:
-                    send = Send(key, source, target, self._kind(at), source)
+                    place = labels.chunk(at)
+                    send = Send(key, source, target, self._kind(at), place)
                     found.setdefault((key, target), send)
         return list(found.values())
 
@@ -180,8 +192,8 @@ class _Staging:
             key = self.names.read_after(sent.value)
             kind, place = TaskKind.UPDATE, sent.round
             if key.kind is Kind.SUM:
-                kind = self._kind(self.labels.left_at[key.number])
-                place = sent.source
+                at = self.labels.left_at[key.number]
+                kind, place = self._kind(at), self.labels.chunk(at)
             found.append(Send(key, sent.source, sent.target, kind, place))
         return found
 

@@ -32,12 +32,14 @@ class Key(NamedTuple):
 
 
 class TaskKind(enum.StrEnum):
-    """START: once, before. FORWARD, BACKWARD: of a stage, for every micro-batch.
-    UPDATE: once, after them, in rounds."""
+    """START: once, before. FORWARD, BACKWARD: of a chunk, for every micro-batch.
+    WEIGHTS: what of the backward pass nothing waits for, where that is apart. UPDATE:
+    once, after them, in rounds."""
 
     START = "start"
     FORWARD = "forward"
     BACKWARD = "backward"
+    WEIGHTS = "weights"
     UPDATE = "update"
 
 
@@ -48,7 +50,7 @@ class Task:
     Attributes:
       kind: what it is.
       group: which.
-      place: the stage of a FORWARD or BACKWARD task, the round of an UPDATE.
+      place: the chunk of a FORWARD, BACKWARD or WEIGHTS task, the round of an UPDATE.
       reads, makes: values, in the order of arguments and results of `run`.
       run: a function of flat arrays, to be traced.
     """
@@ -67,7 +69,7 @@ class Task:
 
     @property
     def is_per_micro_batch(self) -> bool:
-        return self.kind in (TaskKind.FORWARD, TaskKind.BACKWARD)
+        return self.kind not in (TaskKind.START, TaskKind.UPDATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class Step:
 
     Attributes:
       groups: how many.
+      chunks: of every chunk its group.
       micro_batches: how many.
       tasks: of every group, each after those of it whose results it reads.
       sends: between groups.
@@ -104,6 +107,7 @@ class Step:
     """
 
     groups: int
+    chunks: tuple[int, ...]
     micro_batches: int
     tasks: tuple[tuple[Task, ...], ...]
     sends: tuple[Send, ...]

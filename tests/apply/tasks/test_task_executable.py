@@ -79,6 +79,13 @@ def assert_equal(got, expected):
         {"stages": 2},
         {"mesh": {"stage": 4, "data": 2}, "microbatches": 8},
         {"mesh": {"model": 2, "stage": 2}, "microbatches": 4, "schedule": "gpipe"},
+        {"stages": 2, "microbatches": 4, "schedule": "zero-bubble"},
+        {"stages": 2, "microbatches": 4, "schedule": "interleaved"},
+        pytest.param(
+            {"stages": 2, "microbatches": 4, "schedule": "zero-bubble-v"},
+            marks=pytest.mark.slow,
+        ),
+        {"stages": 2, "microbatches": 4, "schedule": "searched"},
     ],
     ids=str,
 )
@@ -124,7 +131,7 @@ def test_a_step_is_simulated():
     assert 0 < simulation.bubble < 0.5
     assert simulation.table().count("B7") == 2
     assert plan.simulate(jitter=0.1).step_times_s.shape == (256,)
-    assert plan.schedule in ("1f1b", "gpipe", "kfkb") and plan.microbatches == 8
+    assert plan.microbatches == 8
     assert "one step" in plan.table() and f"{plan.schedule}, 8" in plan.table()
 
 

@@ -24,10 +24,11 @@ def of_zoo(name: str, **overrides: Any) -> tuple[Traced, list[Any]]:
     return traced, jax.tree.leaves(args)
 
 
-def in_equal_parts(apart: Apart, stages: int) -> Step:
-    """As many forward ops in every stage, in the program's order."""
-    count = len(sides_of(apart).forward)
-    return staged(apart, [k * stages // count for k in range(count)])
+def in_equal_parts(apart: Apart, stages: int, v: int = 1, **options: Any) -> Step:
+    """As many forward ops in every chunk, in the program's order, v for every group."""
+    count, chunks = len(sides_of(apart).forward), v * stages
+    groups = [c % stages for c in range(chunks)]
+    return staged(apart, [k * chunks // count for k in range(count)], groups, **options)
 
 
 def undivided(traced: Traced, arrays: Sequence[Any]) -> list[Any]:
@@ -59,10 +60,12 @@ def run_tasks(step: Step, arrays: Sequence[Any]) -> list[Any]:
     for m in range(step.micro_batches):
         for g in range(step.groups):
             held[g][Key(Kind.PIECE)] = np.int32(m)
-        for g in range(step.groups):
-            run((TaskKind.FORWARD, g, g))
-        for g in reversed(range(step.groups)):
-            run((TaskKind.BACKWARD, g, g))
+        chunks = [*enumerate(step.chunks)]
+        for c, g in chunks:
+            run((TaskKind.FORWARD, g, c))
+        for kind in (TaskKind.BACKWARD, TaskKind.WEIGHTS):
+            for c, g in reversed(chunks):
+                run((kind, g, c))
     for at in sorted((a for a in made if a[0] is TaskKind.UPDATE), key=lambda a: a[2]):
         run(at)
     results = []
@@ -76,10 +79,12 @@ def run_tasks(step: Step, arrays: Sequence[Any]) -> list[Any]:
     return results
 
 
-def check(traced: Traced, arrays: Sequence[Any], stages: int, count: int) -> Step:
+def check(
+    traced: Traced, arrays: Sequence[Any], stages: int, count: int, **options: Any
+) -> Step:
     """Tasks give what the undivided step gives."""
     apart = take_apart(traced.closed_jaxpr, traced.program, count)
-    step = in_equal_parts(apart, stages)
+    step = in_equal_parts(apart, stages, **options)
     expected = undivided(traced, arrays)
     most = max(np.abs(np.asarray(x)).max(initial=0) for x in expected)
     for end, a, b in zip(

@@ -19,6 +19,38 @@ def test_an_mlp_is_the_same_in_stages(stages):
     check(*of_zoo("mlp-tiny"), stages, 4)
 
 
+@pytest.mark.parametrize("options", [{"is_split": True}, {"v": 2}], ids=str)
+def test_backward_passes_are_split_and_groups_have_several_chunks(options):
+    arguments = of_zoo("mlp-tiny", optimizer="adamw", clip_norm=0.5)
+    step = check(*arguments, 2, 4, **options)
+    kinds = {task.kind for tasks in step.tasks for task in tasks}
+    assert (TaskKind.WEIGHTS in kinds) == ("is_split" in options)
+    assert step.chunks == tuple(c % 2 for c in range(2 * options.get("v", 1)))
+
+
+def test_nothing_waits_for_gradients_of_weights():
+    traced, _ = of_zoo("gpt-tiny-unrolled")
+    apart = take_apart(traced.closed_jaxpr, traced.program, 4)
+    step = in_equal_parts(apart, 2, v=2, is_split=True)
+    late = [t for tasks in step.tasks for t in tasks if t.kind is TaskKind.WEIGHTS]
+    assert len(late) == 4
+    made = {key for task in late for key in task.makes}
+    assert {key.kind for key in made} == {Kind.SUM}
+    # Of the first chunk's backward pass nothing is left.
+    others = [t for tasks in step.tasks for t in tasks if t.kind is TaskKind.BACKWARD]
+    assert not any(key.kind is Kind.SUM for t in others for key in t.makes)
+    assert 0 not in {task.place for task in others}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"is_split": True}, {"v": 2}], ids=str)
+@pytest.mark.parametrize("name", ["gpt-tiny-unrolled", "unet-tiny", "gpt-tiny"])
+def test_models_of_the_zoo_are_the_same_in_several_tasks(name, options):
+    if name == "gpt-tiny" and "v" in options:
+        pytest.skip("its layers are one op")
+    check(*of_zoo(name), 2, 4, **options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""What the chunks of a cut step cost, before any group is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+
+from rhino_jax.pipeline.cut.as_work import as_work, in_groups
+from rhino_jax.pipeline.cut.ops import Cut, Problem
+from rhino_jax.pipeline.work import Cost, Work
+from rhino_jax.planning.staging.priced import with_regions
+from rhino_jax.transform.staged.labels import Labels
+from rhino_jax.transform.staged.sides import Sides
+
+
+def estimated(
+    problem: Problem,
+    chosen: Cut,
+    sides: Sides,
+    seconds: Mapping[int, float],
+    devices: int,
+    group_of: Sequence[int],
+) -> Work:
+    """Chunks with their backward passes whole, and split.
+
+    Args:
+      problem, chosen: where the step is cut, one chunk for every stage of the problem.
+      sides: of a micro-batch.
+      seconds: of every op of it, on a group.
+      devices: of a group.
+      group_of: of every chunk.
+    """
+    work = as_work(problem, chosen)
+    labels = Labels.at(sides, chosen.stages, group_of, is_split=True)
+    took = [0.0] * labels.count
+    for label, op_id in zip(labels.of, sides.program.body.ops, strict=True):
+        if label is not None:
+            took[label] += with_regions(sides.program, seconds, op_id)
+    chunks = tuple(
+        replace(chunk, costs=(_cost(labels, c, took, devices, chunk.costs[0]),))
+        for c, chunk in enumerate(work.chunks)
+    )
+    return in_groups(replace(work, chunks=chunks), group_of)
+
+
+def _cost(
+    labels: Labels, chunk: int, took: Sequence[float], devices: int, whole: Cost
+) -> Cost:
+    if not labels.is_split:
+        return whole
+    count, lines, made = labels.chunks, labels.lines, labels.made_at
+    back, late = 2 * count - 1 - chunk, 3 * count - 1 - chunk
+    ahead = {v for v, at in made.items() if at == chunk} | labels.reads[chunk]
+    left = ahead & (labels.reads[back] | labels.reads[late]) & made.keys()
+    handed = (labels.reads[late] & made.keys()) - ahead
+
+    def size(values: Set[int]) -> int:
+        return sum(lines.bytes(v) for v in values) // devices
+
+    return replace(
+        whole,
+        backward_s=took[back] + took[late],
+        input_gradient_s=took[back],
+        weight_gradient_s=took[late],
+        activation_bytes=size(left),
+        kept_bytes=size(left & labels.reads[late]),
+        output_gradient_bytes=size(handed),
+    )

@@ -1,0 +1,242 @@
+"""When to run: the schedules that a cut step may run by, compared by the clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.check import check_memory
+from rhino_jax.pipeline.memory import in_flight
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY, work_of
+from rhino_jax.pipeline.schedules.searched import searched
+from rhino_jax.pipeline.schedules.table import TABLE, fastest
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.pipeline.work import Cost, Work
+from rhino_jax.pipeline.written import written_orders
+from rhino_jax.plan.stages import Pipeline
+from rhino_jax.planning.meshes import AUTO
+from rhino_jax.units import format_seconds
+
+
+WHOLE = ("1f1b", "gpipe", "kfkb")
+"""Schedules of one chunk in every group, and of backward passes that are whole."""
+
+SEVERAL = ("interleaved", "zero-bubble-v")
+"""Schedules of several chunks in every group."""
+
+SEARCHED = "searched"
+
+RUN = (*WHOLE, "zero-bubble", *SEVERAL, SEARCHED)
+"""Schedules that are run."""
+
+CHUNKS = 2
+"""In every group, where there are several: as many as ZB-V has, and the least that
+makes bubbles smaller; more send more."""
+
+LEAST_GAIN = 0.02
+"""Of a simulated step, for a schedule that holds more, sends more or is less usual
+than the one that it takes the place of."""
+
+DISPATCH_S = 1e-4
+"""What any task takes beyond its work, where schedules are compared: a jitted call on
+four devices took 18 µs, with 128 arrays 370 µs (JAX 0.12, CPU). Of tasks as short as
+that the most tasks are the slowest, whatever their bubble."""
+
+SAMPLES = 4
+"""Shaken lists for each way to run backward passes, where schedules are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A schedule for one of several cuts.
+
+    Attributes:
+      cut: which.
+      name: of the schedule.
+      is_split: whether backward passes are in two tasks.
+      step_time_s: simulated, of what the cut is estimated to take.
+      fits: whether it does, by the same estimate.
+      in_flight: of every group, micro-batches of which it holds something.
+    """
+
+    cut: int
+    name: str
+    is_split: bool
+    step_time_s: float
+    fits: bool
+    in_flight: tuple[int, ...]
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What is usual is taken unless another is clearly faster."""
+        steps = 2 if self.name == SEARCHED else self.name != WHOLE[0]
+        return not self.fits, self.step_time_s * (1 + LEAST_GAIN * steps)
+
+
+def check_runs(schedule: str) -> None:
+    """Refuse schedules by which stages do not run.
+
+    Raises:
+      ScheduleError: one.
+    """
+    if schedule in (AUTO, *RUN):
+        return
+    why = ""
+    if schedule == "token-slices":
+        why = (
+            " A slice reads keys and values of those before it, which a step that is"
+            " written for whole sequences does not hand on."
+        )
+    raise ScheduleError(
+        f"stages do not run by the schedule {schedule!r}.{why}",
+        where="`schedule=`",
+        numbers=f"run: {', '.join(RUN)}",
+        fix='take one of these, or "auto".',
+    )
+
+
+def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
+    """Of every chunk its group, in the ways that suit a schedule."""
+    there = tuple(range(groups))
+    found = []
+    if schedule not in SEVERAL:
+        found.append(there)
+    if schedule in (AUTO, SEARCHED, "interleaved"):
+        found.append(there * CHUNKS)
+    if schedule in (AUTO, SEARCHED, "zero-bubble-v"):
+        found.append(there + there[::-1])
+    return found
+
+
+def compared(works: Sequence[Work], schedule: str) -> list[Way]:
+    """Schedules of all cuts, the one to be taken first.
+
+    Args:
+      works: what each cut is estimated to take.
+      schedule: its name, or "auto".
+    Raises:
+      ScheduleError: none suits any.
+    """
+    found, wrong = [], []
+    for at, work in enumerate(map(_dispatched, works)):
+        for name in _names(work):
+            if schedule not in (AUTO, name):
+                continue
+            try:
+                found.append(_way(at, name, work))
+            except ScheduleError as error:
+                wrong.append(error)
+    if not found:
+        raise wrong[0]
+    return sorted(found, key=lambda way: way.rank)
+
+
+def tried(ways: Sequence[Way], schedule: str) -> list[Way]:
+    """Those of all ways for which groups are planned until one fits: of "auto" the best
+    of all, then what holds the least of every cut."""
+    if schedule != AUTO:
+        return list(ways)
+    usual = [way for way in ways if way.name in (*WHOLE[:1], FORWARD_ONLY)]
+    return list(dict.fromkeys([ways[0], *usual]))
+
+
+def _dispatched(work: Work) -> Work:
+    """Tasks with what it takes to start them."""
+
+    def cost(of: Cost) -> Cost:
+        inputs, weights = of.split_s
+        return replace(
+            of,
+            forward_s=of.forward_s + DISPATCH_S,
+            backward_s=of.backward_s + DISPATCH_S,
+            input_gradient_s=inputs + DISPATCH_S * bool(inputs),
+            weight_gradient_s=weights + DISPATCH_S * bool(weights),
+        )
+
+    chunks = (replace(c, costs=tuple(map(cost, c.costs))) for c in work.chunks)
+    return replace(work, chunks=tuple(chunks))
+
+
+def _names(work: Work) -> Iterator[str]:
+    if work.is_one_chunk_each:
+        yield from (*WHOLE, "zero-bubble")
+    else:
+        yield "zero-bubble-v" if work.is_v else "interleaved"
+    yield SEARCHED
+
+
+def _way(at: int, name: str, work: Work) -> Way:
+    free = replace(work, limit_bytes=())
+    schedule: Schedule | None = None
+    if name == SEARCHED:
+        for held in (work, free):
+            try:
+                schedule = searched(held, samples=SAMPLES, effort=0)
+                break
+            except ScheduleError:
+                continue
+    schedule = schedule or TABLE[name].build(free)
+    simulation = simulate(schedule)
+    try:
+        limited = replace(schedule.graph, limit_bytes=work.limit_bytes)
+        check_memory(replace(simulation, schedule=replace(schedule, graph=limited)))
+        fits = True
+    except ScheduleError:
+        fits = False
+    chunks = len(work.chunks) // work.groups
+    flights = tuple(-(-count // chunks) for count in in_flight(schedule))
+    return Way(at, name, schedule.is_split, simulation.step_time_s, fits, flights)
+
+
+def settled(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
+    """A pipeline whose costs are known, with its last word on when to run.
+
+    Args:
+      pipeline: by the schedule that was taken before its groups were planned.
+      schedule: that was asked for.
+      limit_bytes: of a device.
+    Raises:
+      ScheduleError: what was searched for does not fit.
+    """
+    limit = int(limit_bytes) if math.isfinite(limit_bytes) else 0
+    work = work_of(pipeline, limit)
+    if pipeline.schedule == SEARCHED:
+        effort = 1.0 if schedule == SEARCHED else 0.0
+        found = searched(work, effort=effort, splits=(pipeline.is_split,))
+        return replace(pipeline, orders=written_orders(found))
+    if schedule != AUTO or pipeline.is_split or pipeline.group_of:
+        return pipeline
+    usual_s = simulate(TABLE[WHOLE[0]].build(work)).step_time_s
+    try:
+        best = fastest(work, WHOLE)
+    except ScheduleError:
+        return replace(pipeline, schedule=WHOLE[0])
+    is_clear = best.step_time_s < (1 - LEAST_GAIN) * usual_s
+    name = best.schedule.name if is_clear else WHOLE[0]
+    return replace(pipeline, schedule=name)
+
+
+def is_worth_it(pipeline: Pipeline, step_time_s: float) -> bool:
+    """Whether a schedule other than 1F1B, with one chunk in every group, is still
+    faster than that when the costs of tasks are known."""
+    if pipeline.schedule in WHOLE or pipeline.group_of:
+        return True
+    usual = TABLE[WHOLE[0]].build(work_of(pipeline))
+    return step_time_s < (1 - LEAST_GAIN) * simulate(usual).step_time_s
+
+
+def note(ways: Sequence[Way], works: Sequence[Work], taken: str) -> str:
+    """What was compared, for people."""
+    best: dict[str, Way] = {}
+    for way in sorted(ways, key=lambda w: (not w.fits, w.step_time_s)):
+        best.setdefault(way.name, way)
+    texts = [
+        f"{name} {format_seconds(way.step_time_s)}"
+        f" (m = {works[way.cut].micro_batches}"
+        f"{'' if way.fits else ', does not fit'})"
+        for name, way in best.items()
+    ]
+    return f"schedules by estimated step: {', '.join(texts)}; taken: {taken}."
