@@ -9,6 +9,7 @@ from typing import Any, Generic
 
 import jax
 
+from rhino_jax.apply.across import placed
 from rhino_jax.apply.copies import copied, unshared
 from rhino_jax.apply.donation import Donations
 from rhino_jax.apply.executable import executable_of
@@ -73,7 +74,7 @@ class Bound(Generic[AnyPlan]):
         if not count:
             return []
         with jax.ensure_compile_time_eval():
-            return jax.device_put(
+            return placed(
                 [copied(x) for x in self.traced.consts[:count]],
                 self.const_shardings[:count],
             )
@@ -85,12 +86,12 @@ class Bound(Generic[AnyPlan]):
             return []
         values = unshared(captured.values(), captured.written)
         wanted = self.const_shardings[-len(values) :]
-        placed = [
-            x if x.sharding == sharding and x.committed else jax.device_put(x, sharding)
+        held = [
+            x if x.sharding == sharding and x.committed else placed([x], [sharding])[0]
             for x, sharding in zip(values, wanted, strict=True)
         ]
-        captured.keep(values, placed)
-        return placed
+        captured.keep(values, held)
+        return held
 
     def read(self, args: Any, kwargs: Any) -> Arguments | None:
         """The arrays of a call, or None if it is another signature."""
@@ -154,7 +155,7 @@ class Bound(Generic[AnyPlan]):
             arrays = unshared(arrays, self._owned)
         if to_move:
             arrays = list(arrays)
-            moved = jax.device_put(
+            moved = placed(
                 [arrays[i] for i in to_move], [self.in_shardings[i] for i in to_move]
             )
             for i, array in zip(to_move, moved, strict=True):
