@@ -130,7 +130,7 @@ def failing(i: int, fail: Any, *, again: bool = False) -> Any:
 
     params, batch = arrays()
     step = rhino.auto_shard(step_of(SGD), donate_argnums=(0, 1), mesh=mesh(2))
-    params, state, batch = step.plan(params, (), batch).put(
+    params, state, batch = step.plan(params, SGD.init({}), batch).put(
         (params, SGD.init({}), batch)
     )
     params, state, first = step(params, state, batch)
