@@ -9,7 +9,6 @@ from typing import Any, Generic
 
 import jax
 
-from rhino_jax.apply.across import placed
 from rhino_jax.apply.copies import copied, unshared
 from rhino_jax.apply.donation import Donations
 from rhino_jax.apply.executable import executable_of
@@ -21,6 +20,7 @@ from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.plan import AnyPlan
+from rhino_jax.processes.across import placed
 from rhino_jax.transform.remade import remade
 
 

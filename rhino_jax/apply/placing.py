@@ -9,7 +9,6 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from rhino_jax._compat import is_compile_only, is_literal, without_dead_code
-from rhino_jax.apply import across
 from rhino_jax.apply.belonging import Kind, as_planned, leaves_for, of_equal_rank
 from rhino_jax.apply.meshes import make_mesh, not_runnable
 from rhino_jax.apply.storage import (
@@ -25,6 +24,7 @@ from rhino_jax.frontend.objects import nnx_graph
 from rhino_jax.frontend.parameters import check_callable
 from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
 from rhino_jax.plan.trees import in_tree_of, sharding_of, with_mesh
+from rhino_jax.processes import across
 
 
 def abstract_args(plan: Plan) -> Any:

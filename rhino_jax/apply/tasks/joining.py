@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax._compat import coordination_client, own_host
 from rhino_jax.apply.tasks.controller import Controller
+from rhino_jax.apply.tasks.exchange import Exchange
 from rhino_jax.apply.tasks.processes import ProcessController
 from rhino_jax.apply.tasks.transfers import Port, server_of
 from rhino_jax.ir.program import Program
@@ -69,14 +70,20 @@ def join(
         meeting.end()
     running = Running(client, processes, WHAT, meeting.name_of("run"))
     base = hashlib.sha256(meeting.name_of("run").encode()).digest()
+    exchange = Exchange(
+        alone.step,
+        alone.programs,
+        alone.is_emulated,
+        running,
+        Port(server, addresses),
+        int.from_bytes(base[:8], "big"),
+    )
     return ProcessController(
         alone.step,
         alone.programs,
         alone.order,
         alone.is_emulated,
-        running=running,
-        port=Port(server, addresses),
-        base=int.from_bytes(base[:8], "big"),
+        exchange=exchange,
         shown=dict(shown),
         name=name,
     )

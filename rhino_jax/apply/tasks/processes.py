@@ -9,30 +9,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from rhino_jax._compat import context_mesh
-from rhino_jax.apply.across import assembled, away, here, placed
 from rhino_jax.apply.tasks.controller import Controller
-from rhino_jax.apply.tasks.transfers import Move, Packet, Port
+from rhino_jax.apply.tasks.exchange import HEARD_S, Exchange, in_mesh
 from rhino_jax.errors import ProcessError
-from rhino_jax.processes.running import Running
+from rhino_jax.processes.across import away, placed
 from rhino_jax.transform.staged.step import Key, Kind, Send, TaskKind
 
 
 AHEAD = 4
-"""Tasks that a process may have dispatched and not seen end: enough that a device never
-waits for the host (two are, with tasks of 5 ms), and few whose values wait for room."""
-
-HEARD_S = 2.0
-"""Seconds in which another process that failed tells, before this one names itself."""
+"""Tasks that a process may have dispatched and not seen end: one runs, the next waits
+behind it, and two for what is short. What these make takes room ahead of its time."""
 
 Place = tuple[TaskKind, int, int]
 
@@ -42,36 +36,28 @@ class ProcessController(Controller):
     """Runs steps over several processes.
 
     Attributes:
-      running: what the processes tell each other.
-      port: for values that come from others, or go to them.
-      base: of the numbers of transfers.
+      exchange: of values between groups.
       shown: results that all processes get: result → its sharding.
       name: of the function.
     """
 
-    running: Running = field(kw_only=True)
-    port: Port = field(kw_only=True)
-    base: int = field(kw_only=True)
+    exchange: Exchange = field(kw_only=True)
     shown: dict[int, NamedSharding] = field(kw_only=True)
     name: str = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        me = jax.process_index()
-        self._on = [
-            sorted({d.process_index for d in p.mesh.devices.flat})
-            for p in self.programs
-        ]
-        self._mine = [me in on for on in self._on]
+        self.running = self.exchange.running
         self._replaced: dict[Place, Sequence[Key]] = {
             place: p.replaced(i) for place, (p, i) in self._at.items()
         }
+        self._names = {k: p.of.tasks[i].name for k, (p, i) in self._at.items()}
+        self._per_task = {
+            place: [s for s in sends if s.key.kind is not Kind.SUM]
+            for place, sends in self._sends.items()
+        }
         self._gone: list[Key] = []
-        self._packets: dict[Any, Packet] = {}
-        self._resharded: dict[Any, Any] = {}
-        self._sent = 0
         self._before: deque[tuple[str, Sequence[int], Any]] = deque()
-        self._arriving: dict[int, tuple[Any, Sequence[int]]] = {}
         self._is_committed = False
         self._task = ""
 
@@ -85,8 +71,8 @@ class ProcessController(Controller):
         Raises:
           ProcessError: a task failed, or a process is lost; in every process.
         """
-        self.running.begin()
-        self._sent, self._is_committed, self._task = 0, False, "the start"
+        self.exchange.begin()
+        self._is_committed, self._task = False, "the start"
         self._gone.clear()
         try:
             found = self._whole(super().run(arrays))
@@ -102,7 +88,7 @@ class ProcessController(Controller):
             raise told from (None if told is error else error)
         finally:
             self._before.clear()
-            self._arriving.clear()
+            self.exchange.arriving.clear()
         return found
 
     def _whole(self, results: Sequence[Any]) -> list[Any]:
@@ -111,7 +97,7 @@ class ProcessController(Controller):
         for i, (x, output) in enumerate(zip(results, self.step.outputs, strict=True)):
             if i in self.shown and isinstance(output, tuple):
                 group, key = output
-                x = self._show(x, group, key, self.shown[i])
+                x = self.exchange.show(x, group, key, self.shown[i])
             elif i in self.shown:
                 (x,) = placed([np.asarray(output)], [self.shown[i]])
             found.append(x)
@@ -123,7 +109,7 @@ class ProcessController(Controller):
         group, key = output
         if key.kind is Kind.INPUT:
             return arrays[key.number]
-        if self._mine[group]:
+        if self.exchange.mine[group]:
             return once[group][key]
         return away(self.step.types[key], self.programs[group].shardings[key])
 
@@ -150,30 +136,34 @@ class ProcessController(Controller):
         replaced = self._replaced.get(place, ())
         if replaced and not self._is_committed:
             self._commit()
-        if not self._mine[group]:
+        if not self.exchange.mine[group]:
             self._gone += replaced
-        if self._mine[group]:
+        if self.exchange.mine[group]:
             mine, now_here = once[group], now[group]
             reads = [now_here[k] if k in now_here else mine[k] for k in task.reads]
-            for x in reads:
-                self._arrived(x, f"for what `{task.name}` reads")
-            self._task = task.name
-            with self._context(programs.mesh):
+            name = self._names[place]
+            arriving = self.exchange.arriving
+            if arriving:
+                for x in reads:
+                    if id(x) in arriving:
+                        self.exchange.arrived(x, f"for what `{name}` reads")
+            self._task = name
+            with in_mesh(programs.mesh):
                 results = programs.all[position](*reads)
             for key, x in zip(task.makes, results, strict=True):
                 (now_here if key.kind is Kind.INSIDE else mine)[key] = x
-            self._dispatched(task.name, group, results)
-        sends = self._sends.get(place, ())
-        self._send([s for s in sends if s.key.kind is not Kind.SUM], now, once)
+            self._dispatched(name, group, results)
+        sends = self._per_task.get(place)
+        if sends:
+            self._send(sends, now, once)
 
     def _dispatched(self, name: str, group: int, results: Sequence[Any]) -> None:
         if self.is_emulated:
-            self._wait(results, self._on[group], name)
+            self._wait(results, self.exchange.on[group], name)
             return
         if results:
-            # What is smallest stands for all: it is held a little longer.
-            least = min(results, key=lambda x: x.nbytes)
-            self._before.append((name, self._on[group], least))
+            # The last stands for all: it is held a little longer.
+            self._before.append((name, self.exchange.on[group], results[-1]))
         while len(self._before) > AHEAD:
             self._wait_for_first()
 
@@ -185,8 +175,8 @@ class ProcessController(Controller):
     def _wait_for_all(self) -> None:
         while self._before:
             self._wait_for_first()
-        for x, _ in list(self._arriving.values()):
-            self._arrived(x, f"after `{self._task}`")
+        for x, _ in list(self.exchange.arriving.values()):
+            self.exchange.arrived(x, f"after `{self._task}`")
 
     def _wait(self, arrays: Sequence[Any], on: Sequence[int], name: str) -> None:
         """Wait for what a task makes; its errors are those of this task."""
@@ -204,22 +194,6 @@ class ProcessController(Controller):
                 raise told from None
             raise
 
-    def _arrived(self, x: Any, doing: str) -> None:
-        """Wait for a value if it comes from another process."""
-        x, on = self._arriving.pop(id(x), (None, ()))
-        if x is None:
-            return
-        try:
-            if x.is_ready():
-                jax.block_until_ready(x)
-            else:
-                self.running.wait(partial(jax.block_until_ready, x), on, doing)
-        except jax.errors.JaxRuntimeError as error:
-            others = [p for p in on if p != self.running.me]
-            told = self.running.told_within(HEARD_S)
-            text = str(error).splitlines()[0][:300]
-            raise told or self.running.lost(others[0], doing, text) from error
-
     # Transfers.
 
     def _inputs(self, group: int, arrays: Sequence[Any]) -> dict[Key, Any]:
@@ -230,16 +204,17 @@ class ProcessController(Controller):
             away_keys = [k for k in keys if home[k.number] == source != group]
             if away_keys:
                 given = [
-                    arrays[k.number] if self._mine[source] else None for k in away_keys
+                    arrays[k.number] if self.exchange.mine[source] else None
+                    for k in away_keys
                 ]
                 have = [arrays[k.number].sharding for k in away_keys]
                 want = [shardings[k] for k in away_keys]
-                moved = self._move(source, group, away_keys, given, have, want)
+                moved = self.exchange.move(source, group, away_keys, given, have, want)
                 found |= dict(zip(away_keys, moved, strict=True))
         return found
 
     def _number(self, group: int, m: int) -> Any:
-        if not self._mine[group]:
+        if not self.exchange.mine[group]:
             return None
         if (group, m) not in self._numbers:
             where = self.programs[group].shardings.get(
@@ -254,96 +229,14 @@ class ProcessController(Controller):
         now: Sequence[dict[Key, Any]],
         once: Sequence[dict[Key, Any]],
     ) -> None:
-        ways = dict.fromkeys((s.source, s.target) for s in sends)
-        for source, target in ways:
-            keys = [s.key for s in sends if (s.source, s.target) == (source, target)]
+        for way in self.exchange.ways_of(sends):
+            source, target, keys, have, want = way
             envs = [now if k.kind is Kind.INSIDE else once for k in keys]
             given = [e[source].get(k) for e, k in zip(envs, keys, strict=True)]
-            have = [self.programs[source].shardings[k] for k in keys]
-            want = [self.programs[target].shardings[k] for k in keys]
-            moved = self._move(source, target, keys, given, have, want)
+            moved = self.exchange.move(source, target, keys, given, have, want)
             for env, key, x in zip(envs, keys, moved, strict=True):
                 if x is not None:
                     env[target][key] = x
-
-    def _move(
-        self,
-        source: int,
-        target: int,
-        keys: Sequence[Key],
-        arrays: Sequence[Any],
-        have: Sequence[NamedSharding],
-        want: Sequence[NamedSharding],
-    ) -> Sequence[Any]:
-        """Values from group to group; None in processes outside of the target."""
-        laid_out = [
-            self._laid_out(x, source, a, b)
-            for x, a, b in zip(arrays, have, want, strict=True)
-        ]
-        if self._on[source] == self._on[target] == [self.running.me]:
-            return list(jax.device_put([x for x, _ in laid_out], list(want)))
-        found = self._packets.get((source, target, *keys))
-        if found is None:
-            found = Packet(
-                tuple(
-                    Move.of(f"{k.kind} {k.number}", self.step.types[k], a, b)
-                    for k, (_, a), b in zip(keys, laid_out, want, strict=True)
-                )
-            )
-            self._packets[source, target, *keys] = found
-        return self._carry(found, [x for x, _ in laid_out], source, self._mine[target])
-
-    def _carry(
-        self, packet: Packet, arrays: Sequence[Any], source: int, is_target: bool
-    ) -> Sequence[Any]:
-        self._sent += 1
-        number = (self.running.step << 24) + self._sent
-        if self._mine[source]:
-            self.port.give(packet, arrays, self.base, number)
-        if not is_target:
-            return [None] * len(arrays)
-        taken = self.port.take(packet, arrays, self.base, number)
-        self._arriving |= {id(x): (x, self._on[source]) for x in taken}
-        return taken
-
-    def _laid_out(
-        self, x: Any, group: int, have: NamedSharding, want: NamedSharding
-    ) -> tuple[Any, NamedSharding]:
-        """A value on its group as another group wants it."""
-        if have.spec == want.spec:
-            return x, have
-        here_as = NamedSharding(have.mesh, want.spec)
-        if not self._mine[group]:
-            return x, here_as
-        key = have, here_as
-        if key not in self._resharded:
-            self._resharded[key] = jax.jit(_same, out_shardings=here_as)
-        with self._context(have.mesh):
-            x = self._resharded[key](x)
-        if self.is_emulated:
-            self._wait([x], self._on[group], "reshard")
-        return x, here_as
-
-    def _show(self, x: Any, group: int, key: Key, sharding: NamedSharding) -> Any:
-        """A result of one group in all processes."""
-        aval, of = self.step.types[key], self.programs[group]
-        x, have = self._laid_out(x, group, of.shardings[key], of.everywhere)
-        heads = {d.process_index: d for d in reversed(list(sharding.mesh.devices.flat))}
-        mesh = jax.sharding.Mesh(np.array([heads[p] for p in sorted(heads)]), "process")
-        target = NamedSharding(mesh, PartitionSpec())
-        packet = self._packets.get(("shown", key))
-        if packet is None:
-            packet = Packet((Move.of(f"shown {key.number}", aval, have, target),))
-            self._packets["shown", key] = packet
-        (on_head,) = self._carry(packet, [x], group, is_target=True)
-        self._arrived(on_head, "for a result of the step")
-        (one,) = (s.data for s in on_head.addressable_shards)
-        devices = here(sharding)
-        return assembled(aval, sharding, jax.device_put([one] * len(devices), devices))
-
-    def _context(self, mesh: Any) -> Any:
-        """A mesh that the user has set is of all devices."""
-        return jax.set_mesh(mesh) if context_mesh() else nullcontext()
 
     # What goes wrong.
 
@@ -364,7 +257,3 @@ class ProcessController(Controller):
             numbers=f"{type(error).__name__}: {error}"[:1000],
             fix=f"see the output of process {me}.",
         )
-
-
-def _same(x: Any) -> Any:
-    return x

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from rhino_jax.apply.across import assembled, here
 from rhino_jax.apply.tasks.programs import Programs
+from rhino_jax.processes.across import assembled, here
 from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.step import Key, Kind
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ import jax.numpy as jnp
 from jax.experimental import transfer
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from rhino_jax.apply.across import assembled, here
 from rhino_jax.apply.placing import impl_of
+from rhino_jax.processes.across import assembled, here
 
 
 MASK = (1 << 62) - 1
@@ -75,6 +76,12 @@ class Move:
         return f"{self.name} {self.aval.dtype}{list(self.aval.shape)} {ids}"
 
     @property
+    def is_straight(self) -> bool:
+        """Whether every shard goes to its own place in the other mesh."""
+        flat = self.source.mesh.devices.flat, self.target.mesh.devices.flat
+        return self.pairs == tuple(zip(*flat, strict=False))
+
+    @property
     def is_key(self) -> bool:
         return bool(jnp.issubdtype(self.aval.dtype, jax.dtypes.prng_key))
 
@@ -97,10 +104,25 @@ class Packet:
 
     moves: tuple[Move, ...]
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _tag(self) -> int:
         text = "\n".join(move.text for move in self.moves)
-        digest = hashlib.sha256(text.encode()).digest()
-        object.__setattr__(self, "_tag", int.from_bytes(digest[:8], "big"))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether it goes from one process to one, every shard to its own place."""
+        return len(self.between) == 1 and all(
+            move.is_straight and not move.is_key for move in self.moves
+        )
+
+    @cached_property
+    def shapes(self) -> list[jax.ShapeDtypeStruct]:
+        """Of the values, where they arrive."""
+        return [
+            jax.ShapeDtypeStruct(m.aval.shape, m.aval.dtype, sharding=m.target)
+            for m in self.moves
+        ]
 
     def number(self, base: int, count: int, source: int, target: int) -> int:
         """Of the transfer of its parts between two processes.
@@ -109,11 +131,13 @@ class Packet:
           base: of the plan.
           count: of all packets of all steps, in order.
         """
-        tag: int = self._tag  # type: ignore[attr-defined]
-        between = (source << 20) + target
-        return (tag ^ base ^ (_STRIDE * (between + 1)) ^ (_STRIDE * count << 8)) & MASK
+        between = (source << 20) + target + 1
+        mixed = self._tag ^ base ^ (_STRIDE * between) ^ (_STRIDE * count << 8)
+        return mixed & MASK
 
-    def pairs_of_processes(self) -> list[tuple[int, int]]:
+    @cached_property
+    def between(self) -> list[tuple[int, int]]:
+        """Pairs of processes, from and to."""
         found = {
             (a.process_index, b.process_index)
             for move in self.moves
@@ -137,8 +161,12 @@ class Port:
 
     def give(self, packet: Packet, arrays: Sequence[Any], base: int, n: int) -> None:
         """Let other processes have their parts; what stays here is not meant."""
-        for source, target in packet.pairs_of_processes():
+        for source, target in packet.between:
             if source != self.me or target == self.me:
+                continue
+            if packet.is_whole:
+                number = packet.number(base, n, source, target)
+                self._server.await_pull(number, list(arrays))
                 continue
             parts = []
             for move, x in zip(packet.moves, arrays, strict=True):
@@ -156,8 +184,12 @@ class Port:
         Args:
           arrays: the values where they are; of those that are not here, anything.
         """
+        if packet.is_whole and packet.between[0][0] != self.me:
+            ((source, _),) = packet.between
+            number = packet.number(base, n, source, self.me)
+            return list(self._peer(source).pull(number, packet.shapes))
         got: list[dict[Any, Any]] = [{} for _ in packet.moves]
-        for source, target in packet.pairs_of_processes():
+        for source, target in packet.between:
             if target != self.me:
                 continue
             if source == self.me:
@@ -175,18 +207,22 @@ class Port:
             for move, parts in zip(packet.moves, got, strict=True)
         ]
 
+    def _peer(self, process: int) -> Any:
+        if process not in self._connections:
+            address = self._addresses[process]
+            self._connections[process] = self._server.connect(address)
+        return self._connections[process]
+
     def _pull(
         self, packet: Packet, source: int, number: int, got: list[dict[Any, Any]]
     ) -> None:
-        if source not in self._connections:
-            self._connections[source] = self._server.connect(self._addresses[source])
         wanted = [
             (parts, move, b)
             for parts, move in zip(got, packet.moves, strict=True)
             for _, b in move.between(source, self.me)
         ]
         shapes = [_shape_of_part(move, b) for _, move, b in wanted]
-        pulled = self._connections[source].pull(number, shapes)
+        pulled = self._peer(source).pull(number, shapes)
         for (parts, move, b), x in zip(wanted, pulled, strict=True):
             parts[b] = _as_key(x, move.aval.dtype) if move.is_key else x
 
