@@ -13,6 +13,7 @@ from rhino_jax._compat.devices import (
     make_cpu_devices as make_cpu_devices,
     num_tpu_chips as num_tpu_chips,
     only_nccl as only_nccl,
+    own_host as own_host,
 )
 from rhino_jax._compat.jaxprs import (
     captured_as_inputs as captured_as_inputs,

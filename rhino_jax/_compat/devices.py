@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,16 @@ def coordination_client() -> Any | None:
     `key_value_delete`. Same on both versions.
     """
     return distributed.global_state.client
+
+
+def own_host() -> str:
+    """The address by which other processes of `jax.distributed` reach this one: that
+    of the way to the coordination service. Same on both versions."""
+    host, _, port = str(distributed.global_state.coordinator_address).rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        # Connecting a datagram socket sends nothing; it chooses the interface.
+        way.connect((host, int(port)))
+        return str(way.getsockname()[0])
 
 
 def num_tpu_chips() -> int:

@@ -20,6 +20,7 @@ from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.plan import AnyPlan
+from rhino_jax.processes.across import placed
 from rhino_jax.transform.remade import remade
 
 
@@ -73,7 +74,7 @@ class Bound(Generic[AnyPlan]):
         if not count:
             return []
         with jax.ensure_compile_time_eval():
-            return jax.device_put(
+            return placed(
                 [copied(x) for x in self.traced.consts[:count]],
                 self.const_shardings[:count],
             )
@@ -85,12 +86,12 @@ class Bound(Generic[AnyPlan]):
             return []
         values = unshared(captured.values(), captured.written)
         wanted = self.const_shardings[-len(values) :]
-        placed = [
-            x if x.sharding == sharding and x.committed else jax.device_put(x, sharding)
+        held = [
+            x if x.sharding == sharding and x.committed else placed([x], [sharding])[0]
             for x, sharding in zip(values, wanted, strict=True)
         ]
-        captured.keep(values, placed)
-        return placed
+        captured.keep(values, held)
+        return held
 
     def read(self, args: Any, kwargs: Any) -> Arguments | None:
         """The arrays of a call, or None if it is another signature."""
@@ -154,7 +155,7 @@ class Bound(Generic[AnyPlan]):
             arrays = unshared(arrays, self._owned)
         if to_move:
             arrays = list(arrays)
-            moved = jax.device_put(
+            moved = placed(
                 [arrays[i] for i in to_move], [self.in_shardings[i] for i in to_move]
             )
             for i, array in zip(to_move, moved, strict=True):

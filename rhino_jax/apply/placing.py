@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from rhino_jax._compat import is_compile_only
+from rhino_jax._compat import is_compile_only, is_literal, without_dead_code
 from rhino_jax.apply.belonging import Kind, as_planned, leaves_for, of_equal_rank
 from rhino_jax.apply.meshes import make_mesh, not_runnable
 from rhino_jax.apply.storage import (
@@ -24,6 +24,7 @@ from rhino_jax.frontend.objects import nnx_graph
 from rhino_jax.frontend.parameters import check_callable
 from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
 from rhino_jax.plan.trees import in_tree_of, sharding_of, with_mesh
+from rhino_jax.processes import across
 
 
 def abstract_args(plan: Plan) -> Any:
@@ -73,7 +74,7 @@ def put(plan: Plan, tree: Any, *, local: bool, stored: bool = False) -> Any:
         in_order(x, h, w) if host else x
         for x, h, w, host in zip(given, have, want, on_host, strict=True)
     ]
-    made = jax.device_put(given, shardings)
+    made = across.placed(given, shardings)
     made = [
         remember(x if host else in_order(x, h, w), w)
         for x, h, w, host in zip(made, have, want, on_host, strict=True)
@@ -144,6 +145,11 @@ def _from_local(what: str, x: Any, leaf: Leaf, sharding: NamedSharding) -> jax.A
     """A global array of what this process has of it."""
     wanted = local_shape_here(sharding, leaf.shape)
     shape = tuple(x.shape)
+    if not across.here(sharding) and (0 in shape or shape == leaf.shape):
+        # All of it is in other processes, which have what counts.
+        return across.away(
+            jax.ShapeDtypeStruct(leaf.shape, type_of(leaf.dtype)), sharding
+        )
     if shape not in (wanted, leaf.shape):
         raise RhinoError(
             f"{what}: this process has another part of the array than the plan wants.",
@@ -223,14 +229,38 @@ def _made_by_stages(
 
         shardings = [to_sharding(known[i]) for i in mine]
         if len(plan.stages) > 1:
-            everywhere = NamedSharding(shardings[0].mesh, PartitionSpec())
-            given = [jax.device_put(x, everywhere) for x in arrays]
+            made = _made_on(run, arrays, shardings)
         else:
-            given = list(arrays)
-        made = jax.jit(run, out_shardings=shardings)(given)
+            made = jax.jit(run, out_shardings=shardings)(list(arrays))
         for i, x in zip(mine, made, strict=True):
             found[i] = x
     return found
+
+
+def _made_on(
+    run: Callable[[Sequence[Any]], list[Any]],
+    arrays: Sequence[Any],
+    shardings: Sequence[NamedSharding],
+) -> list[Any]:
+    """The results of a function on some of the devices, where only what it really
+    reads is moved: an optimizer's state is made of no more than shapes."""
+    closed = without_dead_code(jax.make_jaxpr(run)(list(arrays)))
+    if not across.here(shardings[0]):
+        return [*map(across.away, closed.out_avals, shardings)]
+    read = {v for eqn in closed.jaxpr.eqns for v in eqn.invars if not is_literal(v)}
+    read |= {v for v in closed.jaxpr.outvars if not is_literal(v)}
+    at = [i for i, v in enumerate(closed.jaxpr.invars) if v in read]
+    everywhere = NamedSharding(shardings[0].mesh, PartitionSpec())
+    given = across.placed([arrays[i] for i in at], [everywhere] * len(at))
+
+    def made_of(given: Sequence[Any]) -> list[Any]:
+        # What is not read can be anything.
+        everything: list[Any] = [None] * len(closed.jaxpr.invars)
+        for i, x in zip(at, given, strict=True):
+            everything[i] = x
+        return list(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *everything))
+
+    return list(jax.jit(made_of, out_shardings=list(shardings))(given))
 
 
 def _on_mesh(plan: Plan, argument: Any) -> Any:
@@ -250,7 +280,7 @@ def _on_mesh(plan: Plan, argument: Any) -> Any:
         shardings = [NamedSharding(plan.mesh, PartitionSpec())] * len(leaves.arrays)
     else:
         shardings = [*map(sharding_of(plan), known)]
-    moved = jax.device_put(list(leaves.arrays), shardings)
+    moved = across.placed(list(leaves.arrays), shardings)
     return _rebuilt(leaves, [*map(remember, moved, map(dims_of, leaves.arrays))])
 
 
@@ -277,5 +307,11 @@ def type_of(dtype: str) -> Any:
     """The element type that a plan's leaf names, also of PRNG keys."""
     if not dtype.startswith("key<"):
         return jax.numpy.dtype(dtype)
-    impl = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}[dtype[4:-1]]
+    impl = impl_of(dtype)
     return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+
+
+def impl_of(dtype: str) -> str:
+    """JAX's name of the kind of PRNG keys of a dtype such as `key<fry>`."""
+    kinds = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
+    return kinds[dtype[4:-1]]

@@ -22,6 +22,7 @@ from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op, Program, Region
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.stages import Pipeline
 
 
 LONGEST = 300
@@ -166,6 +167,19 @@ def _short(text: str) -> str:
     return f"{text[:LONGEST]}… ({rest})"
 
 
+def _of_stages(plan: Plan, pipeline: Pipeline) -> Iterator[Line]:
+    """What a plan says of its stages, whose values are not those of the program."""
+    cut = f"{pipeline.runs} {pipeline.micro_batches} {pipeline.schedule}"
+    yield Line("pipeline", f"{cut} {pipeline.parts} {pipeline.per_microbatch}")
+    for i, stage in enumerate(plan.stages):
+        yield Line(f"stage {i}", f"{stage.mesh_axes} on {stage.devices}")
+        decisions = stage.decisions
+        for name in ("values", "operands", "region_outputs", "waypoints", "through"):
+            for key, spec in sorted(getattr(decisions, name).items()):
+                yield Line(f"layout in stage {i}", f"{name} {key} {spec}")
+        yield Line(f"results of stage {i}", str(decisions.outputs))
+
+
 def of_plan(plan: Plan, program: Program) -> list[Line]:
     """All that a plan says of a program, in order."""
     names = [name for name, _ in plan.mesh_axes]
@@ -178,7 +192,11 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
     kinds = (("argument", plan.inputs), ("result", plan.outputs))
     for kind, leaves in kinds:
         for leaf in leaves:
-            lines.append(Line(f"{kind} {leaf.path}", text(leaf.spec), leaf.path))
+            where = f" of stage {leaf.stage}" if plan.pipeline is not None else ""
+            said = text(leaf.spec) + where
+            lines.append(Line(f"{kind} {leaf.path}", said, leaf.path))
+    if plan.pipeline is not None:
+        return [*lines, *_of_stages(plan, plan.pipeline)]
     decisions = plan.decisions
     annotated: dict[int, list[str]] = {}
     for value, spec in decisions.values.items():

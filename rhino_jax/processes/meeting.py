@@ -71,6 +71,10 @@ class Meeting:
         self._prefix = f"{self._root}/{number}"
         self._before = f"{self._root}/{number - 1}" if number else None
 
+    def name_of(self, what: str) -> str:
+        """A name, the same in all that met here and nowhere else."""
+        return f"rhino_jax/{what}/{self._prefix.removeprefix('rhino_jax/plan/')}"
+
     @property
     def is_first(self) -> bool:
         return self.me == self.first

@@ -24,24 +24,32 @@ def free_port() -> int:
 
 
 def together(
-    scenario: str, count: int = 2, *, of: list[int] | None = None, **settings: str
+    scenario: str,
+    count: int = 2,
+    *,
+    of: list[int] | None = None,
+    worker: str = "worker",
+    devices: int = 2,
+    **settings: str,
 ) -> list[dict[str, Any]]:
-    """What processes found that ran a scenario of `worker`, in order.
+    """What processes found that ran a scenario, in order.
 
     Args:
       scenario: name of a function there.
       count: number of processes.
       of: those whose findings count; the others are ended when these are done.
+      worker: the module of the scenario, beside this one.
+      devices: of every process.
       settings: of the environment.
     """
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2"
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"
         " --xla_backend_optimization_level=0",
         **settings,
     }
     port = str(free_port())
-    command = [sys.executable, "-m", "tests.processes.worker", scenario]
+    command = [sys.executable, "-m", f"tests.processes.{worker}", scenario]
     running = [
         subprocess.Popen(
             [*command, str(i), str(count), port],

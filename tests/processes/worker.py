@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -326,15 +327,15 @@ def one_state(i: int) -> Any:
     return [losses, shapes_here, said_of(plans["eval"])]
 
 
-def run(name: str, i: int, n: int, port: int) -> None:
+def run(scenario: Callable[[int], Any], i: int, n: int, port: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", n, i)
-    scenario: Callable[[int], Any] = globals()[name]
     jax.devices()
     started = time.monotonic()
     try:
         found: dict[str, Any] = {"result": scenario(i)}
     except Exception as error:
+        traceback.print_exc()
         found = {"error": type(error).__name__, "text": str(error)}
     found["seconds"] = time.monotonic() - started
     print("FOUND " + json.dumps(found), flush=True)
@@ -345,4 +346,4 @@ def run(name: str, i: int, n: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], *map(int, sys.argv[2:]))
+    run(globals()[sys.argv[1]], *map(int, sys.argv[2:]))

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from rhino_jax._compat import is_compile_only
 from rhino_jax.apply.constraints import check_divides, partition_spec
 from rhino_jax.apply.tasks.controller import Controller, order_of
+from rhino_jax.apply.tasks.joining import join, shown_results
 from rhino_jax.apply.tasks.programs import Programs
 from rhino_jax.apply.tasks.stacks import Stacks
 from rhino_jax.errors import StageError
@@ -45,6 +46,12 @@ class TaskExecutable:
         self.out_shardings: Sequence[NamedSharding] = [
             *map(self._sharding, plan.outputs)
         ]
+        self._processes = processes_of_mesh(mesh)
+        if self._processes:
+            shown = shown_results(traced.program, mesh)
+            self.out_shardings = [
+                shown.get(i, sharding) for i, sharding in enumerate(self.out_shardings)
+            ]
 
     def _sharding(self, leaf: Leaf) -> NamedSharding:
         mesh: Any = self.mesh
@@ -89,15 +96,23 @@ class TaskExecutable:
     @cached_property
     def _controller(self) -> Controller:
         assert self.plan.pipeline is not None
-        if processes_of_mesh(self.mesh):
-            raise self._refused("cannot yet run over several processes")
         platform = self.mesh.devices.flat[0].platform
         sizes = [len(stage.devices) for stage in self.plan.stages]
-        return Controller(
-            self.step,
-            self.programs,
-            order_of(schedule_of(self.plan.pipeline)),
-            is_emulated=platform == "cpu" and max(sizes) > 1,
+        order = order_of(schedule_of(self.plan.pipeline))
+        is_emulated = platform == "cpu" and max(sizes) > 1
+        if not self._processes:
+            return Controller(self.step, self.programs, order, is_emulated)
+        shown = {
+            i: self.out_shardings[end.whole]
+            for i, end in enumerate(self.of_step.outputs)
+            if end.part is None and self.out_shardings[end.whole].mesh == self.mesh
+        }
+        return join(
+            Controller(self.step, self.programs, order, is_emulated),
+            self.mesh,
+            self._processes,
+            shown,
+            self.traced.name,
         )
 
     @cached_property

@@ -92,6 +92,12 @@ class Programs:
                 found.append(i)
         return found
 
+    def replaced(self, position: int) -> list[Key]:
+        """State that a task consumes."""
+        task = self.of.tasks[position]
+        reads = [task.reads[i] for i in self._donated(task)]
+        return [key for key in reads if key.kind is Kind.INPUT]
+
     def _is_read_later(self, task: Task, key: Key) -> bool:
         later = self.of.tasks[self.of.tasks.index(task) + 1 :]
         given = any(isinstance(o, tuple) and o[1] == key for o in self.step.outputs)

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from rhino_jax.apply.tasks.programs import Programs
+from rhino_jax.processes.across import assembled, here
 from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.step import Key, Kind
 
@@ -40,11 +41,8 @@ class Stacks:
             mine = shards[end.whole]
             sharding = self.programs[end.part].shardings[Key(Kind.INPUT, i)]
             shape = (self.of_step.sizes[end.part], *x.shape[1:])
-            found.append(
-                jax.make_array_from_single_device_arrays(
-                    shape, sharding, [mine[d] for d in sharding.mesh.devices.flat]
-                )
-            )
+            like = jax.ShapeDtypeStruct(shape, x.dtype)
+            found.append(assembled(like, sharding, [mine[d] for d in here(sharding)]))
         return found
 
     def delete_donated(self, arrays: Sequence[Any], parts: Sequence[Any]) -> None:
@@ -66,9 +64,6 @@ class Stacks:
             arrays = [x for _, x in parts[i]]
             shards = {s.device: s.data for x in arrays for s in x.addressable_shards}
             shape = (sum(self.of_step.sizes), *arrays[0].shape[1:])
-            found.append(
-                jax.make_array_from_single_device_arrays(
-                    shape, sharding, [shards[d] for d in sharding.mesh.devices.flat]
-                )
-            )
+            like = jax.ShapeDtypeStruct(shape, arrays[0].dtype)
+            found.append(assembled(like, sharding, [shards[d] for d in here(sharding)]))
         return found

@@ -1,0 +1,159 @@
+"""Scenarios of steps in stages over several processes; see `worker`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tests.processes.worker import run
+
+
+D, F, ROWS = 16, 32, 16
+
+SGD = optax.sgd(0.1)
+ADAMW = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))
+
+
+def loss_of(params: Any, batch: Any) -> Any:
+    x = batch["x"]
+    for p in params["layers"]:
+        x = x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+    return jnp.mean((x @ params["head"] - batch["y"]) ** 2)
+
+
+def step_of(optimizer: Any) -> Any:
+    def train_step(params: Any, state: Any, batch: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss_of)(params, batch)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return train_step
+
+
+def arrays() -> Any:
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> Any:
+        return rng.normal(size=shape).astype(np.float32)
+
+    layers = [{"up": draw(D, F) / 4, "down": draw(F, D) / 6} for _ in range(4)]
+    params = {"layers": layers, "head": draw(D, 8) / 4}
+    return params, {"x": draw(ROWS, D), "y": draw(ROWS, 8)}
+
+
+def sums(tree: Any) -> list[float | None]:
+    """Of every leaf, its sum of squares; None of those that are elsewhere."""
+    found: list[float | None] = []
+    for x in jax.tree.leaves(tree):
+        parts = {str(s.index): np.asarray(s.data) for s in x.addressable_shards}
+        total = sum(float((p.astype(np.float64) ** 2).sum()) for p in parts.values())
+        is_whole = sum(p.size for p in parts.values()) == x.size
+        found.append(total if is_whole else None)
+    return found
+
+
+def trained(
+    optimizer: Any, steps: int = 2, **options: Any
+) -> tuple[list[float], list[Any], Any]:
+    """Losses, and what this process has of the state afterwards."""
+    import rhino_jax as rhino
+
+    params, batch = arrays()
+    step = rhino.auto_shard(step_of(optimizer), donate_argnums=(0, 1), **options)
+    shapes = jax.eval_shape(optimizer.init, params)
+    plan = step.plan(params, shapes, batch)
+    params = plan.put(params)
+    state = plan.init(optimizer.init, params)
+    losses = []
+    for _ in range(steps):
+        before = params
+        params, state, loss = step(params, state, batch)
+        assert all(x.is_deleted() for x in jax.tree.leaves(before))
+        losses.append(float(loss))
+    return losses, sums((params, state)), plan
+
+
+def mesh(stages: int, *, is_first: bool = True) -> dict[str, int]:
+    """Groups of devices in a row, or each with devices of all processes."""
+    rest = jax.device_count() // stages
+    if is_first:
+        return {"stage": stages, "data": rest}
+    return {"data": rest, "stage": stages}
+
+
+def in_two_stages(i: int) -> Any:
+    """SGD and adamw; state is where its stage is, the loss everywhere."""
+    sgd = trained(SGD, stages=2)
+    adamw = trained(ADAMW, mesh=mesh(2), microbatches=4)
+    assert len(adamw[2].stages) == 2
+    return [sgd[:2], adamw[:2]]
+
+
+def in_four_stages(i: int) -> Any:
+    return [trained(ADAMW, mesh=mesh(4), microbatches=8)[:2]]
+
+
+def groups_over_processes(i: int) -> Any:
+    return [trained(ADAMW, mesh=mesh(2, is_first=False), microbatches=4)[:2]]
+
+
+def killed(i: int) -> Any:
+    """The last process dies in the middle of the second step."""
+    return failing(i, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def stopped(i: int) -> Any:
+    return failing(i, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def raises(i: int) -> Any:
+    """A task fails once in the last process; then all go on from the same state."""
+
+    def fail() -> None:
+        raise FloatingPointError("only here")
+
+    return failing(i, fail, again=True)
+
+
+def failing(i: int, fail: Any, *, again: bool = False) -> Any:
+    import rhino_jax as rhino
+    from rhino_jax.apply.tasks.processes import ProcessController
+    from rhino_jax.errors import ProcessError
+    from rhino_jax.transform.staged.step import TaskKind
+
+    params, batch = arrays()
+    step = rhino.auto_shard(step_of(SGD), donate_argnums=(0, 1), mesh=mesh(2))
+    params, state, batch = step.plan(params, SGD.init({}), batch).put(
+        (params, SGD.init({}), batch)
+    )
+    params, state, first = step(params, state, batch)
+    dispatched, count = ProcessController._dispatched, [0]
+
+    def dispatch(self: Any, name: str, *args: Any) -> None:
+        if i == jax.process_count() - 1 and name.startswith(TaskKind.BACKWARD):
+            count[0] += 1
+            if count[0] == 2:
+                fail()
+        dispatched(self, name, *args)
+
+    ProcessController._dispatched = dispatch  # type: ignore[method-assign]
+    try:
+        step(params, state, batch)
+    except ProcessError as error:
+        assert not any(x.is_deleted() for x in jax.tree.leaves(params))
+        if not again:
+            raise
+        params, state, second = step(params, state, batch)
+        return [str(error), float(first), float(second), sums(params)]
+    return "no error"
+
+
+if __name__ == "__main__":
+    run(globals()[sys.argv[1]], *map(int, sys.argv[2:]))

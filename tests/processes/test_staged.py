@@ -1,0 +1,72 @@
+"""Steps in stages over several processes equal those of one device, or fail in all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.processes import staged
+from tests.processes.test_processes import errors, results, together
+
+
+def on_one_device(optimizer: Any) -> tuple[list[float], list[float | None]]:
+    params, batch = staged.arrays()
+    state, step = optimizer.init(params), jax.jit(staged.step_of(optimizer))
+    losses = []
+    for _ in range(2):
+        params, state, loss = step(params, state, batch)
+        losses.append(float(loss))
+    return losses, staged.sums((params, state))
+
+
+def check(optimizer: Any, found: list[Any], *, is_apart: bool = True) -> None:
+    """All processes have the losses, and together the state."""
+    losses, state = on_one_device(optimizer)
+    for got, _ in found:
+        np.testing.assert_allclose(got, losses, rtol=1e-4)
+    for want, *parts in zip(state, *(sums for _, sums in found), strict=True):
+        have = [x for x in parts if x is not None]
+        assert have or not is_apart
+        np.testing.assert_allclose(have, [want] * len(have), rtol=1e-4)
+    if is_apart:
+        assert any(None in sums for _, sums in found)
+
+
+def test_two_stages_in_two_processes() -> None:
+    found = results(together("in_two_stages", worker="staged", devices=4))
+    check(staged.SGD, [one[0] for one in found])
+    check(staged.ADAMW, [one[1] for one in found])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["in_two_stages", "in_four_stages"])
+def test_four_processes(scenario: str) -> None:
+    found = results(together(scenario, 4, worker="staged"))
+    check(staged.ADAMW, [one[-1] for one in found], is_apart=scenario[3] == "f")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_groups_over_all_processes(count: int) -> None:
+    found = results(together("groups_over_processes", count, worker="staged"))
+    check(staged.ADAMW, [one[0] for one in found], is_apart=False)
+
+
+def test_a_task_that_raises_ends_the_step_everywhere_and_state_is_as_before() -> None:
+    found = results(together("raises", worker="staged"))
+    losses, _ = on_one_device(staged.SGD)
+    for text, *got, _ in found:
+        assert "`backward_1_of_group_1` of `train_step` failed in process 1" in text
+        assert "FloatingPointError: only here" in text and "as it was" in text
+        np.testing.assert_allclose(got, losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_process_that_is_lost_is_named(how: str) -> None:
+    (first,) = together(how, worker="staged", of=[0], RHINO_LOST_AFTER_S="3")
+    (text,) = errors([first])
+    assert "process 1 is lost" in text and "backward_0_of_group_0" in text
+    assert first["seconds"] < 40
