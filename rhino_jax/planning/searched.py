@@ -17,7 +17,6 @@ from rhino_jax.planning.meshes import AUTO, MeshAxes, check_in_stages
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.auto import with_stages
 from rhino_jax.planning.staging.plan import plan_stages
-from rhino_jax.processes.agree import is_alone
 from rhino_jax.report.progress import shown
 from rhino_jax.search.dump import Dump
 from rhino_jax.search.records import Request
@@ -137,7 +136,6 @@ def _may_have_stages(wishes: Wished, asked: Asked) -> bool:
         and asked.storage == "as written"
         and wishes.microbatches != 1
         and not wishes.refine
-        and is_alone()
     )
 
 
