@@ -137,7 +137,8 @@ class Exchange:
         if x is None:
             return
         try:
-            if x.is_ready():
+            # Arrays of PRNG keys cannot say.
+            if getattr(x, "is_ready", bool)():
                 jax.block_until_ready(x)
             else:
                 self.running.wait(partial(jax.block_until_ready, x), on, doing)
