@@ -75,12 +75,16 @@ def least_step_s(plan: Plan, flops: float, slow_s: float, stages: int) -> float:
       stages: how many.
     """
     fill = 1 + (stages - 1) / (3 * MOST_BATCHES * stages)
-    predicted = plan.predicted
-    done = predicted.flops_per_device * math.prod(n for _, n in plan.mesh_axes)
-    once = min(1.0, flops / done) if done else 1.0
-    compute_s = predicted.compute_s
-    sent_s = predicted.step_time_s - slow_s - compute_s
-    return (once * compute_s + max(0.0, sent_s)) * fill
+    compute_s, step_s = plan.predicted.compute_s, plan.predicted.step_time_s
+    sent_s = max(0.0, step_s - slow_s - compute_s)
+    return (compute_s / times_done(plan, flops) + sent_s) * fill
+
+
+def times_done(plan: Plan, flops: float) -> float:
+    """How often the devices together do the work of a step; more than once where all
+    compute what they would else have to send."""
+    done = plan.predicted.flops_per_device * math.prod(n for _, n in plan.mesh_axes)
+    return max(1.0, done / flops) if flops else 1.0
 
 
 def flops_of(program: Program) -> float:
@@ -198,13 +202,14 @@ def with_stages(
     tried = _Counts(plan_in)
     tried.climb(counts)
     total = format_seconds(on_one.predicted.step_time_s)
-    cause = (
-        f"collectives over `{tier}` take up to {format_seconds(slow_s)} of a step of"
-        f" {total}"
-        if slow_s
-        else f"devices compute the same, to send less, in a step of {total}"
+    causes = []
+    if slow_s:
+        causes.append(f"collectives over `{tier}` take up to {format_seconds(slow_s)}")
+    if (times := times_done(on_one, flops)) > 1 + LEAST_GAIN:
+        causes.append(f"devices do the work {times:.1f} times, to send less")
+    why = (
+        f"stages were compared: in {total} a step on one mesh, {', and '.join(causes)}"
     )
-    why = f"stages were compared: on one mesh, {cause}"
     one_mesh = on_one.variants or (_variant("one mesh", on_one),)
     if tried.best is None or tried.best.predicted.step_time_s >= enough:
         return _told(tried, why, one_mesh, on_one)
