@@ -25,7 +25,7 @@ def estimated(
 
     Args:
       problem, chosen: where the step is cut, one chunk for every stage of the problem.
-      sides: of a micro-batch.
+      sides: of a micro-batch, loops of its backward pass in two where that splits them.
       seconds: of every op of it, on a group.
       devices: of a group.
       group_of: of every chunk.

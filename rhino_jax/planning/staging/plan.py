@@ -30,7 +30,7 @@ from rhino_jax.transform.microbatch.cutting import find_cut
 from rhino_jax.transform.staged.apart import Apart, take_apart
 from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.stacks import Unstacked
-from rhino_jax.transform.staged.staging import staged
+from rhino_jax.transform.staged.staging import staged, with_split_loops
 
 
 MOST_OPS_OF_BEST = 1500
@@ -212,7 +212,13 @@ def _cuts(
                 raise
             continue
         problem, chosen = known[chunks]
-        work = estimated(problem, chosen, sides, seconds, devices, group_of)
+        apart_too = sides, seconds
+        if when.may_split(schedule) and sides.backward:
+            loops = with_split_loops(apart, chosen.stages, group_of)
+            if loops is not apart:
+                of_loops = sides_of(loops)
+                apart_too = of_loops, _on_a_group(search, of_loops)[1]
+        work = estimated(problem, chosen, *apart_too, devices, group_of)
         own = group_of if chunks > stages else ()
         back = bool(sides.backward)
         found.append(_Cut(apart, mesh_axes, hop, back, chosen, own, work))

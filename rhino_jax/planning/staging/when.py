@@ -98,6 +98,11 @@ def check_runs(schedule: str) -> None:
     )
 
 
+def may_split(schedule: str) -> bool:
+    """Whether backward passes may be split by it."""
+    return schedule not in (*WHOLE, "interleaved")
+
+
 def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
     """Of every chunk its group, in the ways that suit a schedule."""
     there = tuple(range(groups))

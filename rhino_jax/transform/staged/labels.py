@@ -99,6 +99,11 @@ class Labels:
         return made_at(self.lines, self.of)
 
     @cached_property
+    def waited_for(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Of whole backward passes the equations, and the values, that others need."""
+        return _waited_for(self.lines, self.of, self.chunks)
+
+    @cached_property
     def left_at(self) -> tuple[int, ...]:
         """Of everything that a piece leaves, the label at which it does."""
         last = self.chunks - 1
@@ -144,20 +149,31 @@ class Labels:
         return [v for v in outputs if v is not None]
 
 
-def _split(lines: Lines, of: Sequence[int | None], chunks: int) -> list[int | None]:
-    """Labels with what of backward passes no other label waits for at one of its own:
-    gradients of weights, mostly, and what only these read."""
+def _waited_for(
+    lines: Lines, of: Sequence[int | None], chunks: int
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Of backward passes the equations, and the values, that another label needs."""
     made = made_at(lines, of)
-    wanted: dict[int, list[int]] = {}
+    wanted: dict[int, set[int]] = {}
     for reads, label in zip(lines.reads, of, strict=True):
         for v in reads:
             if label is not None and made.get(v, label) != label:
-                wanted.setdefault(made[v], []).append(v)
-    found = list(of)
+                wanted.setdefault(made[v], set()).add(v)
+    equations: set[int] = set()
+    values: set[int] = set()
     for label in range(chunks, 2 * chunks):
         known = {v for v, at in made.items() if at != label}
-        waited_for, _ = lines.needed(wanted.get(label, ()), known)
-        for i, at in enumerate(of):
-            if at == label and i not in waited_for:
-                found[i] = label + chunks
-    return found
+        mine, _ = lines.needed(wanted.get(label, ()), known)
+        equations |= {i for i in mine if of[i] == label}
+        values |= wanted.get(label, set()).union(*(lines.reads[i] for i in mine))
+    return frozenset(equations), frozenset(values)
+
+
+def _split(lines: Lines, of: Sequence[int | None], chunks: int) -> list[int | None]:
+    """Labels with what of backward passes no other label waits for at one of its own:
+    gradients of weights, mostly, and what only these read."""
+    waited_for, _ = _waited_for(lines, of, chunks)
+    return [
+        at if at is None or at < chunks or i in waited_for else at + chunks
+        for i, at in enumerate(of)
+    ]

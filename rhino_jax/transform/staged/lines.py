@@ -89,20 +89,21 @@ class Lines:
         for i in sorted(equations):
             eqn = self.eqns[i]
             with eqn_context(eqn):
-                results = bind_eqn(eqn, self._operands(i, env), eqn.params)
+                results = bind_eqn(eqn, self.operands(i, env), eqn.params)
             env.update(zip(self.makes[i], results, strict=True))
 
     def bound(self, equation: int, env: dict[int, Any], given: dict[int, Any]) -> Any:
         """The only result of an equation with some operands in place of others."""
         eqn = self.eqns[equation]
-        args = self._operands(equation, env)
+        args = self.operands(equation, env)
         for place, x in given.items():
             args[place] = x
         with eqn_context(eqn):
             (result,) = bind_eqn(eqn, args, eqn.params)
         return result
 
-    def _operands(self, equation: int, env: dict[int, Any]) -> list[Any]:
+    def operands(self, equation: int, env: dict[int, Any]) -> list[Any]:
+        """What an equation reads, literals too."""
         return [
             v.val if is_literal(v) else self.read(self._number[v], env)
             for v in self.eqns[equation].invars

@@ -11,6 +11,7 @@ from rhino_jax._compat import hide_frames
 from rhino_jax.transform.staged.after import After
 from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.staged.labels import Labels
+from rhino_jax.transform.staged.loops import apart_loops
 from rhino_jax.transform.staged.names import Names
 from rhino_jax.transform.staged.shared_sums import apart_sums
 from rhino_jax.transform.staged.sides import sides_of
@@ -39,6 +40,8 @@ def staged(
       group_of: of every chunk its group; its own unless said.
       is_split: whether what nothing waits for of backward passes is in tasks apart.
     """
+    if is_split:
+        apart = with_split_loops(apart, stages, group_of)
     while True:
         labels = Labels.at(sides_of(apart), stages, group_of, is_split=is_split)
         again = apart_sums(apart, labels)
@@ -46,6 +49,15 @@ def staged(
             break
         apart = again
     return _Staging(apart, labels, Names(apart, labels.lines)).step()
+
+
+def with_split_loops(
+    apart: Apart, stages: Sequence[int], group_of: Sequence[int] = ()
+) -> Apart:
+    """The step with loops of its backward passes in two, where that splits them; see
+    `staged`."""
+    labels = Labels.at(sides_of(apart), stages, group_of)
+    return apart_loops(apart, labels) or apart
 
 
 @dataclass(frozen=True, eq=False)
