@@ -22,10 +22,14 @@ ADAMW = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))
 
 
 def loss_of(params: Any, batch: Any) -> Any:
-    x = batch["x"]
-    for p in params["layers"]:
-        x = x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+    x = through(params["layers"], batch["x"])
     return jnp.mean((x @ params["head"] - batch["y"]) ** 2)
+
+
+def through(layers: Any, x: Any) -> Any:
+    for p in layers:
+        x = x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+    return x
 
 
 def step_of(optimizer: Any) -> Any:
@@ -100,8 +104,41 @@ def in_four_stages(i: int) -> Any:
     return [trained(ADAMW, mesh=mesh(4), microbatches=8)[:2]]
 
 
+def with_dropout(i: int) -> Any:
+    """A PRNG key goes from group to group; each process feeds the rows that it has."""
+    import rhino_jax as rhino
+
+    def step(params: Any, batch: Any, key: Any) -> Any:
+        def loss(p: Any) -> Any:
+            kept = jax.random.bernoulli(key, 0.9, batch["x"].shape)
+            first, second = p["layers"][:2], p["layers"][2:]
+            x = through(first, batch["x"] * kept)
+            x = through(second, x * kept)
+            return jnp.mean((x @ p["head"] - batch["y"]) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+    params, batch = arrays()
+    want = jax.jit(step)(params, batch, jax.random.key(1))
+    sharded = rhino.auto_shard(step, donate_argnums=0, mesh=mesh(2))
+    plan = sharded.plan(params, batch, jax.random.key(1))
+    # The rows are whole on their stage; a process that has nothing gives no rows.
+    has = {
+        name: bool(s.addressable_devices) for name, s in plan.in_shardings[1].items()
+    }
+    fed = plan.put({k: x if has[k] else x[:0] for k, x in batch.items()}, local=True)
+    params, loss = sharded(plan.put(params), fed, jax.random.key(1))
+    return [has, float(want[1]), float(loss), sums(want[0]), sums(params)]
+
+
 def groups_over_processes(i: int) -> Any:
     return [trained(ADAMW, mesh=mesh(2, is_first=False), microbatches=4)[:2]]
+
+
+def killed_in_a_shared_group(i: int) -> Any:
+    """Each group has devices of all processes."""
+    return failing(i, lambda: os.kill(os.getpid(), signal.SIGKILL), is_first=False)
 
 
 def killed(i: int) -> Any:
@@ -122,14 +159,16 @@ def raises(i: int) -> Any:
     return failing(i, fail, again=True)
 
 
-def failing(i: int, fail: Any, *, again: bool = False) -> Any:
+def failing(i: int, fail: Any, *, again: bool = False, is_first: bool = True) -> Any:
     import rhino_jax as rhino
     from rhino_jax.apply.tasks.processes import ProcessController
     from rhino_jax.errors import ProcessError
     from rhino_jax.transform.staged.step import TaskKind
 
     params, batch = arrays()
-    step = rhino.auto_shard(step_of(SGD), donate_argnums=(0, 1), mesh=mesh(2))
+    step = rhino.auto_shard(
+        step_of(SGD), donate_argnums=(0, 1), mesh=mesh(2, is_first=is_first)
+    )
     params, state, batch = step.plan(params, SGD.init({}), batch).put(
         (params, SGD.init({}), batch)
     )

@@ -64,6 +64,28 @@ def test_a_task_that_raises_ends_the_step_everywhere_and_state_is_as_before() ->
         np.testing.assert_allclose(got, losses, rtol=1e-4)
 
 
+def test_keys_travel_and_each_process_feeds_its_own_rows() -> None:
+    found = results(together("with_dropout", worker="staged"))
+    assert [one[0] for one in found] == [
+        {"x": True, "y": False},
+        {"x": False, "y": True},
+    ]
+    for _, want, loss, of_one, sums in found:
+        assert loss == pytest.approx(want, rel=1e-4)
+        have = [(a, b) for a, b in zip(of_one, sums, strict=True) if b is not None]
+        assert 0 < len(have) < len(sums)
+        np.testing.assert_allclose([b for _, b in have], [a for a, _ in have], 1e-4)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_lost_in_a_group_of_several_is_named() -> None:
+    how = "killed_in_a_shared_group"
+    (first,) = together(how, worker="staged", of=[0], RHINO_LOST_AFTER_S="3")
+    (text,) = errors([first])
+    assert "process 1 is lost" in text and "step 2" in text
+    assert first["seconds"] < 40
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_process_that_is_lost_is_named(how: str) -> None:
     (first,) = together(how, worker="staged", of=[0], RHINO_LOST_AFTER_S="3")
