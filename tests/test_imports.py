@@ -22,8 +22,8 @@ ORDER = (
     *PLAIN.split(),
     "ir", "optimize", "contest", "hardware", "cost", "frontend", "transform",
     "analysis", "model", "recipes", "plan", "pipeline", "search", "processes", "apply",
-    "verify", "report", "face", "planning", "api", "rhino_jax", "models", "bench",
-    "commands", "cli", "__main__",
+    "verify", "report", "explore", "face", "planning", "api", "rhino_jax", "models",
+    "bench", "commands", "cli", "__main__",
 )  # fmt: skip
 """Packages, and modules of the top level, each after all that it imports."""
 
@@ -51,6 +51,10 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.wishes", "planning.cuts"): AT_START,
     ("planning.wishes", "planning.search"): AT_START,
     ("planning.wishes", "planning.staging.plan"): AT_START,
+    ("planning.origin", "planning.search"): AT_START,
+    ("planning.origin", "planning.storage"): AT_START,
+    ("planning.origin", "explore.recipe"): AT_START,
+    ("planning.origin", "explore.explaining"): AT_START,
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
     ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,
