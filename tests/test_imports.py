@@ -22,8 +22,8 @@ ORDER = (
     *PLAIN.split(),
     "ir", "optimize", "contest", "hardware", "cost", "frontend", "transform",
     "analysis", "model", "recipes", "plan", "pipeline", "search", "processes", "apply",
-    "verify", "report", "explore", "face", "planning", "api", "rhino_jax", "models",
-    "bench", "commands", "cli", "__main__",
+    "verify", "report", "explore", "face", "planning", "sweeping", "api", "rhino_jax",
+    "models", "bench", "commands", "cli", "__main__",
 )  # fmt: skip
 """Packages, and modules of the top level, each after all that it imports."""
 
@@ -57,6 +57,8 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.origin", "explore.explaining"): AT_START,
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
+    ("sweeping.sweep", "sweeping.evaluate"): AT_START,
+    ("sweeping.sweep", "sweeping.batch"): ALONG,
     ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,
     ("pipeline.schedules.searched", "pipeline.schedules.cpsat"): AT_START,
     ("planning.layout", "analysis"): ALONG,
