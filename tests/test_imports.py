@@ -53,6 +53,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.wishes", "planning.staging.plan"): AT_START,
     ("planning.origin", "planning.search"): AT_START,
     ("planning.origin", "planning.storage"): AT_START,
+    ("planning.origin", "explore.holding"): AT_START,
     ("planning.origin", "explore.recipe"): AT_START,
     ("planning.origin", "explore.explaining"): AT_START,
     ("planning.programs", "search"): AT_START,
@@ -68,6 +69,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("commands.benching", "bench"): OPTAX,
     ("commands.benching", "commands.demo"): OPTAX,
     ("commands.checking", "commands.loading"): OPTAX,
+    ("commands.exploring", "commands.loading"): OPTAX,
     ("commands.planning", "commands.loading"): OPTAX,
 }
 """(importer, what it imports inside of functions) → why not at its top."""

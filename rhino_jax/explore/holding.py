@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import PinError
-from rhino_jax.explore.place import Place
+from rhino_jax.explore.place import Place, find_place
 from rhino_jax.ir.spec import Spec, axes_of
 from rhino_jax.model.build import Model
 from rhino_jax.optimize.problem import Labels
@@ -94,6 +94,28 @@ def held_in(
         value_pins={**request.value_pins, **dict.fromkeys(place.values, pin)},
     )
     return search_held(found, request, progress=report)
+
+
+def steps_held(
+    found: Found,
+    request: Request,
+    held: Mapping[str, Spec],
+    report: Progress | None,
+) -> dict[str, float]:
+    """Path → how much longer the step is with that argument held in a layout, in
+    seconds; what no op can make, or does not fit, is left out."""
+    program = found.solved[0].mesh_problem.model.graph.program
+    brief = replace(request, level="fast", has_recipes=False, watch=None)
+    steps = {}
+    for path, spec in held.items():
+        place = find_place(path, program, "`diff`")
+        try:
+            step_s = held_in(found, brief, place, spec, report).step_s
+        except PinError:
+            continue
+        if math.isfinite(step_s):
+            steps[path] = step_s - found.step_s
+    return steps
 
 
 def specs_that_are(model: Model, place: Place) -> list[Spec]:

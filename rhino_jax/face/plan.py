@@ -274,9 +274,13 @@ class Plan(Explored):
         """Write the plan as JSON; `rhino.load_plan(path)` reads it back."""
         save_plan(self, path)
 
-    def diff(self, other: data.Plan) -> PlanDiff:
-        """What changes from this plan to `other`; `print` it to read it."""
-        return diff(self, other)
+    def diff(self, other: data.Plan, *, worth: bool = True) -> PlanDiff:
+        """What changes from this plan to `other`; `print` it to read it.
+
+        Args:
+          worth: as of `rhino.diff`.
+        """
+        return diff(self, other, worth=worth)
 
 
 def _from_dict(data: Mapping[str, Any]) -> Plan:

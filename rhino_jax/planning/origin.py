@@ -21,6 +21,7 @@ from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.spec import Spec
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_pins, expand_pins
@@ -99,6 +100,15 @@ class Origin:
         with shown(self.wishes.progress) as report:
             request = _now(solved.search).request
             return explain(solved.found, request, plan, key, spec, report)
+
+    def worth(self, plan: data.Plan, held: Mapping[str, Spec]) -> dict[str, float]:
+        """How much longer the step is with one argument held in another layout,
+        everything else solved again, in seconds; for each path by itself."""
+        from rhino_jax.explore.holding import steps_held
+
+        solved = self.solved_for(plan)
+        with shown(self.wishes.progress) as report:
+            return steps_held(solved.found, _now(solved.search).request, held, report)
 
     def solved_for(self, plan: data.Plan) -> Solved:
         """The problem that gave a plan, solved once more where it is not kept."""

@@ -185,3 +185,15 @@ def test_a_plan_of_the_cache_knows_why(
     assert again.why_not("x", P("model")).planned_s == pytest.approx(
         first.predicted.step_time_s
     )
+
+
+def test_a_difference_says_what_it_is_worth(plan: rhino.Plan) -> None:
+    pinned = plan.with_(pins={"params['up']": P(("data", "model"))})
+    found = rhino.diff(pinned, plan)
+    worth = {c.path: c.worth_s for c in found.specs}
+    assert worth["params['up']"] == pytest.approx(
+        pinned.predicted.step_time_s - plan.predicted.step_time_s, abs=1e-6
+    )
+    assert "worth" in str(found)
+    quick = rhino.diff(pinned, plan, worth=False)
+    assert all(c.worth_s is None for c in quick.specs)
