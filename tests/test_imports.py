@@ -22,8 +22,8 @@ ORDER = (
     *PLAIN.split(),
     "ir", "optimize", "contest", "hardware", "cost", "frontend", "transform",
     "analysis", "model", "recipes", "plan", "pipeline", "search", "processes", "apply",
-    "verify", "report", "face", "planning", "api", "rhino_jax", "models", "bench",
-    "commands", "cli", "__main__",
+    "verify", "report", "explore", "face", "planning", "sweeping", "api", "rhino_jax",
+    "models", "bench", "commands", "cli", "__main__",
 )  # fmt: skip
 """Packages, and modules of the top level, each after all that it imports."""
 
@@ -49,8 +49,15 @@ OPTAX = "needs Optax, 0.1 s: no use to `--help` and to commands on saved plans"
 INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.wishes", "search"): AT_START,
     ("planning.wishes", "planning.searched"): AT_START,
+    ("planning.origin", "planning.search"): AT_START,
+    ("planning.origin", "planning.storage"): AT_START,
+    ("planning.origin", "explore.holding"): AT_START,
+    ("planning.origin", "explore.recipe"): AT_START,
+    ("planning.origin", "explore.explaining"): AT_START,
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
+    ("sweeping.sweep", "sweeping.evaluate"): AT_START,
+    ("sweeping.sweep", "sweeping.batch"): ALONG,
     ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,
     ("pipeline.schedules.searched", "pipeline.schedules.cpsat"): AT_START,
     ("planning.layout", "analysis"): ALONG,
@@ -61,6 +68,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("commands.benching", "bench"): OPTAX,
     ("commands.benching", "commands.demo"): OPTAX,
     ("commands.checking", "commands.loading"): OPTAX,
+    ("commands.exploring", "commands.loading"): OPTAX,
     ("commands.planning", "commands.loading"): OPTAX,
 }
 """(importer, what it imports inside of functions) → why not at its top."""

@@ -2,5 +2,6 @@
 
 In: the data of `rhino_jax.plan` and `rhino_jax.verify`.
 Out: the same fields, in classes with methods; each calls a function of another package.
-Order: `dress` (data → face), `verification`, `check` and `diff`, `plan`, `audit`.
+Order: `dress` (data → face), `verification`, `check` and `diff`, `explored` (what
+asks a plan's origin), `plan`, `audit`.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rhino_jax.face.dress import dressed
 from rhino_jax.plan import diff as data
 from rhino_jax.plan.plan import Plan
@@ -23,7 +25,12 @@ class PlanDiff(data.PlanDiff):
         return diff_to_html(self)
 
 
-def diff(a: Plan, b: Plan) -> PlanDiff:
+MOST_WORTH = 6
+"""Changed arrays of which it is found out what they are worth, the largest: each costs
+a brief search."""
+
+
+def diff(a: Plan, b: Plan, *, worth: bool = True) -> PlanDiff:
     """What changes from plan `a` to plan `b`: predictions, specs, collectives.
 
     Plans of other programs, meshes and hardware may be compared too; arguments and
@@ -31,6 +38,10 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
 
     Args:
       a, b: plans, as `rhino.plan` or `rhino.load_plan` gives them.
+      worth: also say what the changes of the largest arrays are worth, each by itself,
+        where both plans are of one program, mesh and hardware, and `b` was made in this
+        process: its step with that array laid out as in `a`, less its step. Takes about
+        a second for each.
     Returns:
       The differences; `print` it to read it. Bytes are per device, times in seconds
       per step, both as predicted.
@@ -39,4 +50,19 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
     Example:
       >>> print(rhino.diff(rhino.load_plan("monday.json"), plan))  # doctest: +SKIP
     """
-    return dressed(PlanDiff, data.diff(a, b))
+    found = data.diff(a, b)
+    is_same = found.has_same_fingerprint and a.hardware == b.hardware
+    if worth and is_same and b.origin is not None and len(b.stages) == 1:
+        found = _with_worth(found, a, b)
+    return dressed(PlanDiff, found)
+
+
+def _with_worth(found: data.PlanDiff, a: Plan, b: Plan) -> data.PlanDiff:
+    inputs = {leaf.path: leaf.spec for leaf in a.inputs}
+    asked = [c.path for c in found.specs if c.side == "input" and c.path in inputs]
+    worth = b.origin.worth(b, {path: inputs[path] for path in asked[:MOST_WORTH]})
+    specs = tuple(
+        replace(c, worth_s=worth.get(c.path)) if c.side == "input" else c
+        for c in found.specs
+    )
+    return replace(found, specs=specs)

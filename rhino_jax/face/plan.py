@@ -15,6 +15,7 @@ from rhino_jax.apply.with_plan import jit_with_plan
 from rhino_jax.face.check import Check
 from rhino_jax.face.diff import PlanDiff, diff
 from rhino_jax.face.dress import dressed
+from rhino_jax.face.explored import Explored
 from rhino_jax.face.verification import Verification
 from rhino_jax.pipeline.jitter import Jittered, Noise
 from rhino_jax.pipeline.of_plan import simulated
@@ -29,7 +30,7 @@ from rhino_jax.verify.check import check
 from rhino_jax.verify.verification import verify
 
 
-class Plan(data.Plan):
+class Plan(Explored):
     """How a program is laid out over a mesh, and what that costs.
 
     `str(plan)` is one line, `plan.table()` the whole story. Its attributes are those of
@@ -273,9 +274,13 @@ class Plan(data.Plan):
         """Write the plan as JSON; `rhino.load_plan(path)` reads it back."""
         save_plan(self, path)
 
-    def diff(self, other: data.Plan) -> PlanDiff:
-        """What changes from this plan to `other`; `print` it to read it."""
-        return diff(self, other)
+    def diff(self, other: data.Plan, *, worth: bool = True) -> PlanDiff:
+        """What changes from this plan to `other`; `print` it to read it.
+
+        Args:
+          worth: as of `rhino.diff`.
+        """
+        return diff(self, other, worth=worth)
 
 
 def _from_dict(data: Mapping[str, Any]) -> Plan:

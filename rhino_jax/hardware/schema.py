@@ -17,6 +17,7 @@ combines = false                    # optional, false; see `Device`
 calls_cudnn = false                 # optional, false; see `Device`
 parts_columns = false               # optional, false; see `Device`
 defers_gradients = false            # optional, false; see `Device`
+price_per_hour = 1.2                # optional, none: of one device; see `Device`
 recomputes = ["tanh"]               # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`
 
@@ -67,7 +68,7 @@ _TOP = (
     "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
     "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "combines",
     "calls_cudnn", "parts_columns", "defers_gradients", "recomputes", "clock_hz",
-    "systolic_array", "peak_flops_per_s", "memory", "tiers", "links",
+    "systolic_array", "price_per_hour", "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
@@ -154,6 +155,11 @@ def _parse_device(top: TomlTable) -> Device:
         tile=_parse_tile(memory),
         systolic_array=top.whole("systolic_array", least=0, default=0) or 0,
         kinds=top.texts("device_kinds"),
+        price_per_hour=(
+            top.number("price_per_hour", "a price, at least 0", may_be_zero=True)
+            if "price_per_hour" in top.entries
+            else None
+        ),
     )
 
 

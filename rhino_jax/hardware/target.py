@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rhino_jax.hardware.lowering import LoweringPolicy
@@ -63,6 +63,8 @@ class Device:
       clock_hz: cycles per second, for compilers that estimate cycles; None for those
         that do not.
       kinds: `jax.Device.device_kind` of such devices.
+      price_per_hour: what one costs, in US dollars or what the file's user counts in;
+        None where it is not known. Plans do not depend on it.
     """
 
     peak_flops_per_s: tuple[tuple[str, float], ...]
@@ -88,6 +90,7 @@ class Device:
     systolic_array: int = 0
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()
+    price_per_hour: float | None = field(default=None, repr=False)
 
     @property
     def lowering(self) -> LoweringPolicy:

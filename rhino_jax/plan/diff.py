@@ -21,6 +21,8 @@ class SpecChange:
       path: tree path.
       before, after: specs as text; empty where the plan has no such value.
       bytes_before, bytes_after: on one device.
+      worth_s: what plan B's step gains by it: how much longer it is with this value
+        held as in plan A, everything else solved again; None where that was not asked.
     """
 
     side: str
@@ -29,6 +31,7 @@ class SpecChange:
     after: str
     bytes_before: int
     bytes_after: int
+    worth_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,8 @@ class Plan:
         when a plan is loaded from a file.
       cached: the file of the cache that it was read from, where it was not searched;
         `search.seconds` then says how long that took once.
+      origin: what can plan its program again, see `rhino_jax.planning.origin`; None
+        where the program is not at hand, as of a plan that was loaded.
     """
 
     program_name: str
@@ -124,6 +126,7 @@ class Plan:
     lines: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
     cached: str = field(default="", compare=False)
+    origin: Any = field(default=None, compare=False)
 
     @property
     def decisions(self) -> Decisions:

@@ -16,7 +16,7 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Variant
 from rhino_jax.planning.partial_sums import with_open_sums
 from rhino_jax.planning.per_microbatch import notes_of_places
-from rhino_jax.planning.search import Search
+from rhino_jax.planning.search import Search, Solved
 from rhino_jax.planning.storage import best_stored, stored_as, told_of_storage
 from rhino_jax.planning.variants import KEPT_INSTEAD, Explorer, cut_in
 from rhino_jax.transform.recompute.as_kept import has_remat
@@ -75,6 +75,10 @@ def best_cut(
     notes = (*plan.notes, *notes_of_places(plan.transforms))
     meshes = plan.meshes or first.compared
     plan = replace(plan, variants=variants, meshes=meshes, notes=notes)
+    if not written.refine:
+        of_typed = replace(written, refine=0) if typed is first else search
+        solved = Solved(search, found, of_typed, typed)
+        plan = replace(plan, origin=solved.alone())
     return told_of_storage(plan)
 
 

@@ -19,6 +19,7 @@ from rhino_jax.processes.agree import processes_of_mesh
 from rhino_jax.search.candidates import Candidate
 from rhino_jax.search.driver import find, make_candidates, search_again
 from rhino_jax.search.found import Found
+from rhino_jax.search.held import search_held
 from rhino_jax.search.records import Request
 from rhino_jax.transform.remade import remade
 from rhino_jax.verify.refine import judge_of, refine
@@ -97,7 +98,10 @@ class Search:
             plan = self._refined()
         else:
             plan = (found or self.find()).plan()
-        # A plan is for whoever has the function as its user wrote it.
+        return self.told(plan)
+
+    def told(self, plan: Plan) -> Plan:
+        """A plan of this program, for whoever has the function as its user wrote it."""
         mine = fingerprint(self.traced.program, plan.mesh_axes)
         return with_lines(replace(plan, fingerprint=mine), self.running.program)
 
@@ -125,6 +129,11 @@ class Search:
             return candidate
         return replace(candidate, plan=on_mesh(candidate.plan, self.mesh))
 
+    def held(self, found: Found) -> Found:
+        """What was found of this program on its best mesh, searched with this one's
+        pins and budget; see `search_held`."""
+        return search_held(found, self.request, progress=self.report)
+
     def _within(self, budget_bytes: int) -> Candidate | None:
         less = replace(self.request, memory_budget_bytes=budget_bytes)
         try:
@@ -132,3 +141,39 @@ class Search:
         except InfeasiblePlanError:
             return None
         return self._placed(Candidate("less memory", plan))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solved:
+    """The search that gave a plan, and that of the recipes beside it.
+
+    Attributes:
+      search, found: of the plan.
+      typed_search, typed: of the program whose recipes stand beside it: as it is
+        written where that fits.
+    """
+
+    search: Search
+    found: Found
+    typed_search: Search
+    typed: Found
+
+    def alone(self) -> Solved:
+        """The same with what holds of the best mesh only, and nobody to tell."""
+        found = replace(self.found, solved=self.found.solved[:1])
+        typed = found
+        if self.typed is not self.found:
+            typed = replace(self.typed, solved=self.typed.solved[:1])
+        return Solved(
+            _quiet(self.search, found), found, _quiet(self.typed_search, typed), typed
+        )
+
+
+def _quiet(search: Search, found: Found) -> Search:
+    return replace(
+        search.asking(watch=None), meshes=[found.mesh_axes], report=tell_nobody
+    )
+
+
+def tell_nobody(best: float | None, bound: float | None) -> None:
+    """Progress that nobody looks at."""

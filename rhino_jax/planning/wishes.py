@@ -49,6 +49,7 @@ from rhino_jax.planning.meshes import (
     read_stages,
     where_pins_hold,
 )
+from rhino_jax.planning.origin import with_origin
 from rhino_jax.planning.per_microbatch import (
     check_places,
     read_microbatches,
@@ -168,7 +169,7 @@ class Wishes:
             ) from None
 
     def plan_with(self, traced: Traced, mesh: Any | None, basis: Kept | None) -> Plan:
-        target = self.target_of(mesh)
+        given, target = mesh, self.target_of(mesh)
         arguments = traced.arguments
         pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
         axes = None if mesh is None else axes_of_mesh(mesh)
@@ -216,7 +217,8 @@ class Wishes:
             mesh = make_mesh(found.mesh_axes, self.what)
         if basis is not None:
             found = basis.told_in(found, traced.program)
-        return with_trees(Plan.of(found), traced, mesh)
+        made = with_trees(Plan.of(found), traced, mesh)
+        return with_origin(made, self, traced, given, basis)
 
     def processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
         """Those that must have the same plan; empty: this one plans for itself."""

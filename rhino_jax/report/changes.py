@@ -20,7 +20,9 @@ from rhino_jax.units import (
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.diff import PlanDiff
+    from collections.abc import Sequence
+
+    from rhino_jax.plan.diff import PlanDiff, SpecChange
 
 
 def diff_to_text(diff: PlanDiff) -> str:
@@ -113,17 +115,34 @@ def _specs(diff: PlanDiff) -> Section:
                 first.before or "absent",
                 first.after or "absent",
                 f"{before} → {after}",
+                _worth(members),
             )
         )
-    header = ("path", "", "A", "B", "bytes per device")
+    has_worth = any(row[-1] for row in rows)
+    header = ("path", "", "A", "B", "bytes per device", "worth")
+    width = len(header) if has_worth else len(header) - 1
+    cells = tuple(row[:width] for row in rows)
     state = len(diff.specs) - len(shown)
     lines = (f"{format_count(state)} of state, as the inputs they replace",)
     return Section(
         f"specs: {format_count(len(diff.specs))} changed,"
         f" {format_count(diff.unchanged)} as before",
-        table=Table(header, tuple(rows), "<<<<>", (0, 2, 3)),
-        lines=lines if state else (),
+        table=Table(header[:width], cells, "<<<<>>"[:width], (0, 2, 3)),
+        lines=(*(lines if state else ()), *(WORTH if has_worth else ())),
     )
+
+
+WORTH = ("worth: how much longer B's step is with that array as in A, all else free",)
+
+
+def _worth(members: Sequence[SpecChange]) -> str:
+    """Of the first of repeated layers that was asked of."""
+    found = [c.worth_s for c in members if c.worth_s is not None]
+    if not found:
+        return ""
+    sign = "−" if found[0] < 0 else ""
+    each = " each" if len(members) > 1 else ""
+    return f"{sign}{format_seconds(abs(found[0]))}{each}"
 
 
 def _traffic(diff: PlanDiff) -> Section:

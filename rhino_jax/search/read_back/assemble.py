@@ -55,7 +55,7 @@ def assemble(
         raise explain(model, solution, request, program)
     labels = solution.labels
     decisions = said_by(mesh_problem, labels, request)
-    predicted, collectives, peak_time = _costs(mesh_problem, labels)
+    predicted, collectives, peak_time = costs_of(mesh_problem, labels)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     ops, flops, size, unknown = coverage_shares(program)
     return Plan(
@@ -118,7 +118,7 @@ def recipes_of(mesh_problem: MeshProblem) -> dict[str, Predicted | None]:
     }
 
 
-def _costs(
+def costs_of(
     mesh_problem: MeshProblem, labels: Labels
 ) -> tuple[Predicted, tuple[Collective, ...], int]:
     """What a choice costs, what it sends, and when it holds most memory."""

@@ -1,0 +1,123 @@
+"""`why` and `sweep`: why a plan is so, and what it would be elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import rhino_jax as rhino
+from rhino_jax.commands.planning import (
+    SHAPES_HELP,
+    add_planning,
+    add_stages,
+    add_target,
+    count_or_auto,
+    plan_call,
+)
+from rhino_jax.commands.words import (
+    EXIT_CODES,
+    PINS_HELP,
+    mesh_axes,
+    positive_int,
+    read_pins,
+    size_bytes,
+    writing,
+)
+
+
+def add_exploring(commands: Any) -> None:
+    why = commands.add_parser(
+        "why",
+        help="why a value is laid out as it is",
+        description="Plan, then hold a value in each other layout and solve all else"
+        " again: what each costs, and who has a hand in it.",
+        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_target(why)
+    why.add_argument(
+        "key", help="a tree path, glob, source line, scope, op (#12) or value (%%34)"
+    )
+    add_planning(why)
+    add_stages(why)
+    why.add_argument("--full", action="store_true", help="show every layout")
+    why.set_defaults(run=_run_why)
+
+    sweep = commands.add_parser(
+        "sweep",
+        help="what a model costs on many machines",
+        description="Price every combination of what is listed; lists have commas.",
+        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_target(sweep)
+    sweep.add_argument("--hardware", type=_list(str), metavar="v5e,h100")
+    sweep.add_argument("--devices", type=_list(positive_int), metavar="16,64")
+    sweep.add_argument(
+        "--mesh", type=mesh_axes, action="append", metavar="data=4,model=2",
+        help="may be given several times",
+    )  # fmt: skip
+    sweep.add_argument("--memory-budget", type=_list(size_bytes), metavar="16GiB,…")
+    sweep.add_argument("--batch", type=_list(positive_int), metavar="64,128")
+    sweep.add_argument("--stages", type=_list(count_or_auto), metavar="1,2")
+    sweep.add_argument("--microbatches", type=_list(count_or_auto), metavar="1,4")
+    sweep.add_argument(
+        "--pins", action="append", default=[], metavar="PATH=SPEC", help=PINS_HELP
+    )
+    sweep.add_argument("--level", choices=("fast", "best"), default="fast")
+    sweep.add_argument("--csv", metavar="FILE", help="write every point")
+    sweep.add_argument("--full", action="store_true", help="leave nothing out")
+    sweep.add_argument("--no-progress", action="store_true")
+    sweep.set_defaults(run=_run_sweep)
+
+
+def _list(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Reads values with commas between."""
+
+    def read_all(text: str) -> list[Any]:
+        return [read(part.strip()) for part in text.split(",")]
+
+    return read_all
+
+
+def _run_why(args: argparse.Namespace) -> None:
+    from rhino_jax.commands.loading import load_call
+
+    plan = plan_call(args, load_call(args.target, args.shapes, "why"), "why")
+    print(plan.why(args.key).table(full=args.full))
+
+
+def _run_sweep(args: argparse.Namespace) -> None:
+    from rhino_jax.commands.loading import load_call
+
+    call = load_call(args.target, args.shapes, "sweep")
+    found = rhino.sweep(
+        call.fn,
+        *call.args,
+        hardware=args.hardware,
+        devices=args.devices,
+        mesh=args.mesh,
+        memory_budget_bytes=args.memory_budget,
+        batch=args.batch,
+        stages=args.stages,
+        microbatches=args.microbatches,
+        pins=read_pins(args.pins),
+        level=args.level,
+        progress=not args.no_progress,
+        **call.options,
+        **call.kwargs,
+    )
+    if args.csv:
+        writing(args.csv, lambda: _write(args.csv, found.to_dicts()))
+        print(f"written to {args.csv}", file=sys.stderr)
+    print(found.table(full=args.full))
+
+
+def _write(path: str, rows: list[dict[str, Any]]) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,160 @@
+"""What a key means: arguments, results or values inside of a program."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import dataclass
+
+from rhino_jax.errors import PinError, nearest
+from rhino_jax.ir.places import at_place, known_places
+from rhino_jax.ir.program import Program, Value
+from rhino_jax.plan.pins.interior import Places, values_of_key
+
+
+_VALUE = re.compile(r"(?:.* )?%(\d+)")
+"""A value as tables name it: `exp %438`, or `%438`."""
+
+_OP = re.compile(r"(?:\w+ )?#(\d+)")
+"""An op as tables name it: `dot_general #123`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Values of one shape that are held alike.
+
+    Attributes:
+      key: as it was asked for.
+      name: what people call it.
+      inputs, outputs: positions of arguments and of results.
+      values: ids of values inside of the program.
+      every: ids of all of these.
+      shape, dtype: of each.
+      source: the user's line, of values inside.
+      others: what else the key means, of other shapes.
+    """
+
+    key: str
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    values: tuple[int, ...]
+    every: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    source: str = ""
+    others: tuple[str, ...] = ()
+
+
+def find_place(key: str, program: Program, what: str) -> Place:
+    """What a key means: of several shapes those that hold most.
+
+    Args:
+      key: a tree path, glob, source line, scope, op or value.
+      program: that was planned.
+      what: the call that asks, for messages.
+    Raises:
+      PinError: it means nothing.
+    """
+    found = _ends(key, program) or _inside(key, program)
+    if not found:
+        raise _nothing(key, program, what)
+    shapes: dict[tuple[tuple[int, ...], str], list[tuple[str, int, int]]] = {}
+    for side, slot, v in found:
+        value = program.values[v]
+        shapes.setdefault((value.shape, value.dtype), []).append((side, slot, v))
+    largest = max(shapes, key=lambda k: sum(_bytes(program, v) for *_, v in shapes[k]))
+    mine = shapes.pop(largest)
+    makers = {v: op for op in program.ops for v in op.results}
+    first = program.values[mine[0][2]]
+    op = makers.get(first.id) if mine[0][0] == "value" else None
+    return Place(
+        key,
+        _name(key, program, mine, op.name if op else ""),
+        tuple(slot for side, slot, _ in mine if side == "input"),
+        tuple(slot for side, slot, _ in mine if side == "output"),
+        tuple(v for side, _, v in mine if side == "value"),
+        tuple(v for *_, v in mine),
+        first.shape,
+        first.dtype,
+        str(op.source) if op else "",
+        tuple(
+            f"{_name('', program, others, '')} ({_type(program.values[others[0][2]])})"
+            for others in shapes.values()
+        ),
+    )
+
+
+def _ends(key: str, program: Program) -> list[tuple[str, int, int]]:
+    """(side, position, value) of arguments and results; a result that replaces an
+    argument is laid out as that is."""
+    pattern = re.compile(fnmatch.translate(key.replace("[", "[[]")))
+    paths = {e.path for e in program.inputs} | {e.path for e in program.outputs}
+
+    def is_meant(path: str) -> bool:
+        return path == key if key in paths else bool(pattern.fullmatch(path))
+
+    inputs = {i for i, e in enumerate(program.inputs) if is_meant(e.path)}
+    outputs = {}
+    for i, e in enumerate(program.outputs):
+        if is_meant(e.path):
+            if e.state_of is not None:
+                inputs.add(e.state_of)
+            else:
+                outputs[i] = e.value
+    found = [("input", i, program.inputs[i].value) for i in sorted(inputs)]
+    return [*found, *(("output", i, v) for i, v in outputs.items())]
+
+
+def _inside(key: str, program: Program) -> list[tuple[str, int, int]]:
+    if (value := _VALUE.fullmatch(key)) is not None:
+        v = int(value[1])
+        at = {e.value: i for i, e in enumerate(program.inputs)}
+        if v in at:
+            return [("input", at[v], v)]
+        return [("value", -1, v)] if 0 <= v < len(program.values) else []
+    if (found := _OP.fullmatch(key)) is not None:
+        ops = [op for op in program.ops if op.id == int(found[1])]
+        return [("value", -1, v) for op in ops for v in op.results[:1]]
+    values = values_of_key(key, Places.of(program))
+    if not values:  # of the backward pass, or read there alone
+        is_there = at_place(key)
+        every = [op for op in program.ops if is_there(op.source)]
+        values = [v for op in every for v in op.results if program.values[v].shape]
+    return [("value", -1, v) for v in values]
+
+
+def _name(
+    key: str, program: Program, found: list[tuple[str, int, int]], op: str
+) -> str:
+    side, slot, v = found[0]
+    if side == "value":
+        first = f"{op} %{v}".strip()
+    else:
+        ends = program.inputs if side == "input" else program.outputs
+        first = ends[slot].path
+    if len(found) == 1:
+        return first
+    return f"{key} ({len(found)} arrays)" if key else f"{first} and {len(found) - 1}"
+
+
+def _bytes(program: Program, value: int) -> int:
+    return program.values[value].bytes
+
+
+def _type(value: Value) -> str:
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def _nothing(key: str, program: Program, what: str) -> PinError:
+    paths = [e.path for e in program.inputs] + [e.path for e in program.outputs]
+    places = known_places(program)
+    shown = ", ".join(paths[:6]) + (", …" if len(paths) > 6 else "")
+    return PinError(
+        f"{what}: {key!r} is no argument, no result, no source line, scope, op or"
+        " value." + nearest(key, [*paths, *places]),
+        where=repr(key),
+        numbers=f"{len(paths)} paths: {shown}; {len(places)} lines and scopes",
+        fix="name a path, a glob as \"params['blocks']*\", a line as 'model.py:61', a"
+        " scope, or an op or value as the plan's tables do ('dot_general #12', '%34').",
+    )

@@ -1,0 +1,237 @@
+"""What a plan was made of, to plan again from there: `plan.with_`, `plan.recipe`,
+`plan.why`.
+
+A plan that was made in this process has its traced function and what was asked for at
+hand. The problems that were solved last are kept too (`MOST_KEPT`, since those of large
+programs are large); of other plans, as of those that the cache had, the problem of
+their mesh is solved once more when it is first asked for. A plan from a file has none
+of this.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rhino_jax.apply.meshes import read_mesh
+from rhino_jax.apply.with_plan import with_trees
+from rhino_jax.face.plan import Plan
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan import plan as data
+from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
+from rhino_jax.plan.pins.trees import check_pins, expand_pins
+from rhino_jax.planning.like import Kept
+from rhino_jax.planning.per_microbatch import notes_of_places
+from rhino_jax.planning.uncovered import notes_of_rules
+from rhino_jax.report.progress import shown
+
+
+if TYPE_CHECKING:
+    from rhino_jax.explore.why import Why
+    from rhino_jax.planning.search import Search, Solved
+
+
+MOST_KEPT = 2
+"""Solved problems that are kept: a plan's, and that of the one made of it."""
+
+_SOLVED: deque[Origin] = deque()
+
+
+@dataclass(slots=True, eq=False)
+class Origin:
+    """What a plan was made of.
+
+    Attributes:
+      wishes: what was asked for (`rhino_jax.planning.wishes.Wishes`).
+      traced: the function.
+      mesh: as it was given; None: rhino chose.
+      basis: what the plan keeps of another, if anything.
+      solved: the problem and its solution, while it is kept.
+    """
+
+    wishes: Any
+    traced: Traced
+    mesh: Any
+    basis: Kept | None
+    solved: Solved | None = None
+
+    def with_(self, plan: data.Plan, changes: Mapping[str, Any]) -> Plan:
+        """See `Plan.with_`."""
+        changes = {k: v for k, v in changes.items() if v is not None}
+        wishes, mesh = self.wishes, changes.pop("mesh", None)
+        if "pins" in changes:
+            changes["pins"] = self._and_pins(changes["pins"])
+        wishes = replace(wishes, what="`plan.with_`", **changes)
+        is_here = mesh is None and changes.keys() <= {"pins", "memory_budget_bytes"}
+        if is_here and len(plan.stages) == 1 and not wishes.refine:
+            found = self._again(plan, wishes)
+            if found is not None:
+                return found
+        if mesh is not None:
+            mesh = read_mesh(mesh, "`plan.with_`")
+            other = replace(wishes, like=None)
+            found = other.plan_with(self.traced, mesh, None)
+        else:
+            given = self.mesh if "stages" in changes else plan.mesh
+            basis = None if "stages" in changes else self.basis
+            found = wishes.plan_with(self.traced, given, basis)
+        assert isinstance(found, Plan)
+        return found
+
+    def recipe(self, plan: data.Plan, name: str) -> Plan:
+        """See `Plan.recipe`."""
+        from rhino_jax.explore.recipe import plan_of_recipe
+
+        solved = self.solved_for(plan)
+        search = _now(solved.typed_search)
+        found = plan_of_recipe(solved.typed, search.request, name)
+        return self._finished(search.told(found), plan, self.wishes, None)
+
+    def why(self, plan: data.Plan, key: str, spec: Any = None) -> Why:
+        """See `Plan.why` and `Plan.why_not`."""
+        from rhino_jax.explore.explaining import explain
+
+        solved = self.solved_for(plan)
+        with shown(self.wishes.progress) as report:
+            request = _now(solved.search).request
+            return explain(solved.found, request, plan, key, spec, report)
+
+    def worth(self, plan: data.Plan, held: Mapping[str, Spec]) -> dict[str, float]:
+        """How much longer the step is with one argument held in another layout,
+        everything else solved again, in seconds; for each path by itself."""
+        from rhino_jax.explore.holding import steps_held
+
+        solved = self.solved_for(plan)
+        with shown(self.wishes.progress) as report:
+            return steps_held(solved.found, _now(solved.search).request, held, report)
+
+    def solved_for(self, plan: data.Plan) -> Solved:
+        """The problem that gave a plan, solved once more where it is not kept."""
+        found = self.solved
+        if found is None:
+            found = self.solved = self._solve(plan)
+        _keep(self)
+        return found
+
+    def _solve(self, plan: data.Plan) -> Solved:
+        from rhino_jax.planning.search import Search, Solved, tell_nobody
+
+        wishes, axes = self.wishes, plan.mesh_axes
+        target = wishes.target_of(self.mesh)
+        pins, pinned = self._pins(wishes, self.traced.program, axes)
+        written = Search(
+            self.traced,
+            self.mesh,
+            [axes],
+            target,
+            wishes.request_of(target, pins),
+            pinned,
+            0,
+            wishes.what,
+            tell_nobody,
+        )
+        done = [t for t in plan.transforms if t.choice]
+        if not done:
+            found = written.find()
+            return Solved(written, found, written, found).alone()
+        search = written.after(done)
+        found, typed = search.find(), written.find()
+        if not typed.fits:
+            written, typed = search, found
+        return Solved(search, found, written, typed).alone()
+
+    def _and_pins(self, more: Any) -> dict[str, Any]:
+        """The pins of the plan, and others in any form; what is said later holds."""
+        arguments = self.traced.arguments
+        every: dict[str, Any] = {}
+        for pins in (self.wishes.pins, check_pins("`plan.with_`", more)):
+            every.update(expand_pins(pins, arguments.tree, arguments.paths))
+        return every
+
+    def _pins(
+        self, wishes: Any, program: Any, axes: tuple[tuple[str, int], ...]
+    ) -> tuple[ResolvedPins, Mapping[str, Any]]:
+        arguments = self.traced.arguments
+        pinned = expand_pins(wishes.pins, arguments.tree, arguments.paths)
+        pins = resolve_pins(pinned, program, axes)
+        if self.basis is not None:
+            pins = replace(pins, inputs={**self.basis.specs, **pins.inputs})
+        return pins, pinned
+
+    def _again(self, plan: data.Plan, wishes: Any) -> Plan | None:
+        """The plan with other pins or another budget, of the program with the passes
+        of the plan at hand; None where nothing fits so."""
+        if wishes.processes(plan.mesh, []):
+            return None  # they must agree
+        solved = self.solved_for(plan)
+        program = solved.search.running.program
+        pins, pinned = self._pins(wishes, program, plan.mesh_axes)
+        target = solved.search.target
+        with shown(wishes.progress) as report:
+            search = replace(
+                solved.search,
+                request=wishes.request_of(target, pins),
+                pinned=pinned,
+                report=report,
+            )
+            found = search.held(solved.found)
+            if not found.fits:
+                return None
+            made = search.plan(found)
+        from rhino_jax.planning.search import Solved
+
+        again = Solved(search, found, solved.typed_search, solved.typed).alone()
+        return self._finished(made, plan, wishes, again)
+
+    def _finished(
+        self, made: data.Plan, plan: data.Plan, wishes: Any, solved: Solved | None
+    ) -> Plan:
+        """A plan that was made of the problem at hand, as those of the planner are."""
+        from rhino_jax.planning.storage import told_of_storage
+
+        notes = (*made.notes, *notes_of_places(made.transforms))
+        notes = (*notes, *notes_of_rules(self.traced.program))
+        made = told_of_storage(replace(made, notes=notes, recipes=plan.recipes))
+        found = with_trees(Plan.of(made), self.traced, plan.mesh)
+        origin = Origin(wishes, self.traced, self.mesh, self.basis, solved)
+        _keep(origin)
+        return replace(found, origin=origin)
+
+
+def with_origin(
+    plan: Plan, wishes: Any, traced: Traced, mesh: Any, basis: Kept | None
+) -> Plan:
+    """The plan, able to be planned again; of a function that lives in an outer trace,
+    which must not be held, as it is.
+
+    Args:
+      plan: its origin is what solved it, or None.
+      wishes, traced, mesh, basis: as of `Origin`.
+    """
+    if traced.has_captured_tracers:
+        return replace(plan, origin=None)
+    origin = Origin(wishes, traced, mesh, basis, plan.origin)
+    _keep(origin)
+    return replace(plan, origin=origin)
+
+
+def _keep(origin: Origin) -> None:
+    """Keep what was solved, and let go of what was solved longest ago."""
+    if origin.solved is None:
+        return
+    if origin in _SOLVED:
+        _SOLVED.remove(origin)
+    _SOLVED.append(origin)
+    while len(_SOLVED) > MOST_KEPT:
+        _SOLVED.popleft().solved = None
+
+
+def _now(search: Search) -> Search:
+    """The search with the time that it has from now on."""
+    limit = search.request.time_limit_s or math.inf
+    return search.asking(deadline=time.monotonic() + limit)

@@ -1,0 +1,138 @@
+"""`rhino.sweep`: every point is what a plan of that configuration gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.errors import RhinoError
+from rhino_jax.hardware.files import hardware_names, load_target
+
+
+def step(params: dict[str, Any], x: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+    def loss(p: dict[str, Any]) -> jax.Array:
+        return jnp.mean((jnp.tanh(x @ p["up"]) @ p["down"]) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+
+def arguments() -> tuple[Any, Any]:
+    def shape(*dims: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, jnp.bfloat16)
+
+    return {"up": shape(256, 1024), "down": shape(1024, 256)}, shape(512, 256)
+
+
+def swept(**lists: Any) -> Any:
+    options = {"donate_argnums": 0, "progress": False}
+    return rhino.sweep(step, *arguments(), **{**options, **lists})
+
+
+def test_points_are_what_plans_give() -> None:
+    found = swept(
+        hardware=["v5e", "h100"], devices=[4, 8], memory_budget_bytes=[None, "1MiB"]
+    )
+    assert len(found) == 8
+    assert [p.hardware for p in found] == ["v5e:4"] * 2 + ["v5e:8"] * 2 + [
+        "h100:4"
+    ] * 2 + ["h100:8"] * 2
+    for point in found:
+        if not point.fits:
+            assert "needs" in point.why and point.peak_bytes > 2**20
+            continue
+        plan = point.plan()
+        assert plan.predicted.step_time_s == pytest.approx(point.step_s)
+        assert plan.predicted.peak_bytes == point.peak_bytes
+        assert plan.mesh_axes == point.mesh
+        fresh = rhino.plan(
+            step,
+            *arguments(),
+            mesh=dict(point.mesh),
+            hardware=point.hardware,
+            memory_budget_bytes=point.memory_budget_bytes,
+            donate_argnums=0,
+            microbatches=1,
+            recompute="as written",
+            progress=False,
+        )
+        # Points are found by a brief search; nothing is left open by rhino.plan's.
+        assert fresh.predicted.step_time_s <= 1.001 * point.step_s
+        assert point.step_s <= 1.1 * fresh.predicted.step_time_s
+
+
+def test_a_plan_of_a_point_can_be_asked_why() -> None:
+    (point,) = swept(mesh=[{"data": 4, "model": 2}], hardware="v5e:2x4")
+    assert point.plan().why("x").layouts
+
+
+def test_the_batch_is_the_leading_dim_of_data() -> None:
+    found = swept(hardware="v5e", devices=4, batch=[512, 1024], microbatches=[1, 2])
+    assert [(p.batch, p.microbatches) for p in found] == [
+        (512, 1), (512, 2), (1024, 1), (1024, 2),
+    ]  # fmt: skip
+    small, cut, large, _ = [p.plan() for p in found]
+    assert small.inputs[2].shape == (512, 256)
+    assert large.inputs[2].shape == (1024, 256)
+    assert cut.microbatches == 2
+    assert large.inputs[0].shape == small.inputs[0].shape
+
+
+def test_what_cannot_be_is_a_point_that_says_why() -> None:
+    found = swept(hardware="v5e", devices=4, microbatches=[1, 600])
+    assert found[0].fits and not found[1].fits
+    assert found[1].why
+    with pytest.raises(RhinoError, match="no plan"):
+        found[1].plan()
+
+
+def test_the_front_has_what_nothing_beats() -> None:
+    found = swept(hardware=["v5e", "v5p"], devices=[1, 4, 8])
+    front = found.pareto()
+    assert found.best in front
+    for point in found:
+        beaten = any(
+            all(x <= y for x, y in zip(kept.worth, point.worth, strict=True))
+            for kept in front
+        )
+        assert beaten or not point.fits
+    text = found.table(full=True)
+    assert "6 configurations, 6 fit" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert {"hardware", "mesh", "price_per_step"} <= found.to_dicts()[0].keys()
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    swept(
+        hardware="v5e",
+        devices=[2, 4],
+        progress=lambda done, of, best: told.append((done, of)),
+    )
+    assert told == [(1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("lists", "said"),
+    [
+        ({"devices": 4, "mesh": {"x": 4}}, "both given"),
+        ({"devices": []}, "devices is empty"),
+        ({"mesh": [4]}, "a mesh is a mapping"),
+        ({"batch": "many"}, "batch must be a whole number"),
+    ],
+)
+def test_lists_are_checked(lists: dict[str, Any], said: str) -> None:
+    with pytest.raises(RhinoError, match=said):
+        swept(hardware="v5e", **lists)
+
+
+def test_prices_are_the_users_to_change() -> None:
+    priced = {n for n in hardware_names() if load_target(n).device.price_per_hour}
+    assert priced == set(hardware_names()) - {"cpu"}
+    target = load_target("v5e:2x2").replace(price_per_hour=3600.0)
+    (point,) = swept(hardware=target)
+    assert point.price_per_step == pytest.approx(4 * point.step_s)
