@@ -12,6 +12,7 @@ from typing import Any
 
 from rhino_jax.apply import placing
 from rhino_jax.apply.with_plan import jit_with_plan
+from rhino_jax.export.code import code_of
 from rhino_jax.face.check import Check
 from rhino_jax.face.diff import PlanDiff, diff
 from rhino_jax.face.dress import dressed
@@ -272,6 +273,24 @@ class Plan(data.Plan):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; `rhino.load_plan(path)` reads it back."""
         save_plan(self, path)
+
+    def code(self, style: str = "constraints") -> str:
+        """The plan as Python source that does without rhino: `print` it, or write it to
+        a file.
+
+        Args:
+          style: "specs": PartitionSpecs of arguments and results, for `jax.jit`.
+            "constraints": also `with_sharding_constraint` at your lines, as a list and
+            as a diff. "nnx", "linen", "maxtext": the same as names of dims and logical
+            axis rules. "explicit": as sharding in types.
+        Returns:
+          The text of a module with `mesh`, `in_specs`, `out_specs`, `jit(fn, *args)`;
+          what a style cannot carry stands in its docstring.
+        Raises:
+          RhinoError: no such style, or the plan has stages.
+          PlanFileError: the plan was read from a file, and the style needs your lines.
+        """
+        return code_of(self, style)
 
     def diff(self, other: data.Plan) -> PlanDiff:
         """What changes from this plan to `other`; `print` it to read it."""

@@ -93,6 +93,8 @@ class Plan:
         when a plan is loaded from a file.
       cached: the file of the cache that it was read from, where it was not searched;
         `search.seconds` then says how long that took once.
+      traced: the function as it was traced, where the plan is of this process; what
+        is written of the user's own lines needs it (`rhino_jax.export`).
     """
 
     program_name: str
@@ -124,6 +126,7 @@ class Plan:
     lines: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
     cached: str = field(default="", compare=False)
+    traced: Any = field(default=None, compare=False, repr=False)
 
     @property
     def decisions(self) -> Decisions:
