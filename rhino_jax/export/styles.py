@@ -183,9 +183,9 @@ def annotate(model, names):
 def maxtext(subject: Subject) -> str:
     """MaxText's `logical_axis_rules`."""
     says = (
-        "`logical_axis_rules` is both Python and YAML: paste it into a"
-        " config of MaxText. Its names are rhino's for the dims of this program; where your model has"
-        " others (as `activation_batch`), rename them.",
+        "`logical_axis_rules` is Python and YAML: paste it into a MaxText config. Its"
+        " names are rhino's for the dims of this program; where your model has others"
+        " (as `activation_batch`), rename them.",
         "NOT here: mesh axes have the plan's names; MaxText's meshes have `data`,"
         " `fsdp`, `tensor` and others, so rename these too.",
         "weights and optimizer state that one name lays out in two ways have two names"

@@ -25,6 +25,7 @@ from rhino_jax.plan.files.schema import plan_from_dict, plan_to_dict
 from rhino_jax.plan.files.store import save_plan
 from rhino_jax.report.html import to_html
 from rhino_jax.report.line import one_line
+from rhino_jax.report.step_trace import save_trace
 from rhino_jax.report.text import to_text
 from rhino_jax.verify.check import check
 from rhino_jax.verify.verification import verify
@@ -291,6 +292,15 @@ class Plan(data.Plan):
           PlanFileError: the plan was read from a file, and the style needs your lines.
         """
         return code_of(self, style)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the predicted step for Perfetto or chrome://tracing: compute, the
+        collectives over each set of mesh axes, and memory.
+
+        Args:
+          path: ends in `.json`, or in `.json.gz` for a compressed file.
+        """
+        save_trace(self, path)
 
     def diff(self, other: data.Plan) -> PlanDiff:
         """What changes from this plan to `other`; `print` it to read it."""
