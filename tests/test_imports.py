@@ -66,6 +66,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("commands.benching", "commands.demo"): OPTAX,
     ("commands.checking", "commands.loading"): OPTAX,
     ("commands.planning", "commands.loading"): OPTAX,
+    ("commands.exploring", "commands.loading"): OPTAX,
 }
 """(importer, what it imports inside of functions) → why not at its top."""
 

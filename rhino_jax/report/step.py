@@ -119,7 +119,7 @@ class _Line:
 def _lines(program: Program, asked: dict[int, list[Collective]]) -> Iterator[_Line]:
     """Ops in order, those of one line that follow each other as one."""
     line: _Line | None = None
-    for op, count in program.walk():
+    for rank, (op, count) in enumerate(program.walk()):
         name, back = str(op.source), op.source.is_backward
         has_asked = op.id in asked
         if line is None or (line.name, line.is_backward) != (name, back) or line.asked:
@@ -127,14 +127,15 @@ def _lines(program: Program, asked: dict[int, list[Collective]]) -> Iterator[_Li
                 yield line
             line = _Line(name, 0, 0.0, back, [])
         line.ops += 1
-        line.last = op.id
+        line.last = rank
         line.flops += _flops(op) * count
         if has_asked:
             line.asked.append(op.id)
     if line is not None:
         yield line
     if len(program.ops) in asked:
-        yield _Line("end of the step", 0, 0.0, False, [len(program.ops)])
+        count = len(program.ops)
+        yield _Line("end of the step", 0, 0.0, False, [count], count)
 
 
 def _flops(op: Op) -> float:
@@ -152,7 +153,7 @@ def _run(
     sent_s = sum(c.seconds for c in plan.collectives)
     shown_share = min(1.0, predicted.communication_s / sent_s) if sent_s else 0.0
     clock, work, sent = 0.0, [], []
-    at_op: dict[int, float] = {}
+    at_op: dict[int, float] = {}  # by position in the walk
     free: dict[tuple[str, ...], float] = {}
     for line in lines:
         share = line.flops / whole if whole else 1.0 / len(lines)
@@ -166,15 +167,30 @@ def _run(
             end = clock + shown_s
             sent.append(Sent(c, min(start, end), end, max(0.0, clock - start)))
             clock = free[c.axes] = end
-    memory = []
-    for op_id, held_bytes in held:
-        if op_id in at_op:
-            memory.append((at_op[op_id], held_bytes))
-    return Step(clock, tuple(work), tuple(sent), tuple(memory))
+    memory = _by_clock(held, at_op)
+    return Step(clock, tuple(work), tuple(sent), memory)
+
+
+def _by_clock(
+    held: tuple[tuple[int, int], ...], at_op: dict[int, float]
+) -> tuple[tuple[float, int], ...]:
+    """What is held, by the clock instead of by op: each op of the program's top ends
+    with the last line before the next, its own regions' lines among them."""
+    ends = sorted(at_op.items())
+    found: list[tuple[float, int]] = []
+    time, at = 0.0, 0
+    for i, (_, held_bytes) in enumerate(held):
+        following = held[i + 1][0] if i + 1 < len(held) else ends[-1][0] + 1
+        while at < len(ends) and ends[at][0] < following:
+            time = ends[at][1]
+            at += 1
+        found.append((time, held_bytes))
+    return tuple(found)
 
 
 def _held(plan: Plan, program: Program) -> tuple[tuple[int, int], ...]:
-    """(op, bytes that are held once it has run), scaled to the predicted peak."""
+    """(position of an op in the walk, bytes that are held once it has run), scaled to
+    the predicted peak."""
     sizes = tuple(size for _, size in plan.mesh_axes)
     specs = plan.decisions.values
 
@@ -194,6 +210,7 @@ def _held(plan: Plan, program: Program) -> tuple[tuple[int, int], ...]:
         last[out.value] = len(order)
     held = {i.value: local_bytes(i.value) for i in program.inputs}
     donated = {i.value for i in program.inputs if i.is_donated}
+    ranks = {op.id: rank for rank, (op, _) in enumerate(program.walk())}
     now, points = sum(held.values()), []
     for at, op in enumerate(order):
         made = {
@@ -203,7 +220,7 @@ def _held(plan: Plan, program: Program) -> tuple[tuple[int, int], ...]:
         }
         held.update(made)
         now += sum(made.values())
-        points.append((op.id, now))
+        points.append((ranks[op.id], now))
         for value in set(op.operands):
             is_over = last.get(value) == at
             kept = value in {i.value for i in program.inputs} - donated

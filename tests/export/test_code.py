@@ -35,10 +35,11 @@ WORST: dict[str, float] = {
     # pass has; the compiler sums the whole table instead.
     "gpt-tiny-unrolled": 1.02,
     # Likewise two tables.
-    "two-tower-tiny": 1.0,
-    # The plan reads 37 operands otherwise than they are held; one-hot products of
-    # dispatch and combine are among them, in library code.
-    "moe-tiny": 1.6,
+    "two-tower-tiny": 1.01,
+    # The plan reads 37 operands otherwise than they are held, most of them in the
+    # backward pass of dispatch and combine, which no line says: propagation alone
+    # (style "specs") moves 1.29 times the plan's bytes.
+    "moe-tiny": 1.98,
 }
 """Model → bytes on the wire of patched code, at most, to those of `plan.jit`."""
 
@@ -110,7 +111,7 @@ def test_the_code_compiles_to_the_plans_collectives(
     for style, bytes_by_kind in found.items():
         if style != "specs":
             assert sum(bytes_by_kind.values()) <= most, (style, bytes_by_kind, whole)
-        if WORST[model] == 1.0 and not model.startswith("two-tower"):
+        if WORST[model] == 1.0:
             assert bytes_by_kind == whole, style
 
 
