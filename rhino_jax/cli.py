@@ -14,6 +14,7 @@ from typing import Any
 
 from rhino_jax.bench.versions import versions, versions_line
 from rhino_jax.commands.benching import add_bench, add_measure
+from rhino_jax.commands.browsing import add_explore
 from rhino_jax.commands.checking import add_audit, add_verify
 from rhino_jax.commands.exploring import add_exploring
 from rhino_jax.commands.flags import with_flags
@@ -70,10 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show versions")
     commands = parser.add_subparsers(
         required=True,
-        metavar="{demo,plan,verify,audit,why,sweep,show,diff,bench,fit,measure,solve}",
+        metavar="{demo,plan,explore,verify,audit,why,sweep,show,diff,bench,fit,measure,"
+        "solve}",
     )
     _add_demo(commands)
     add_plan(commands)
+    add_explore(commands)
     add_verify(commands)
     add_audit(commands)
     add_exploring(commands)

@@ -22,8 +22,8 @@ ORDER = (
     *PLAIN.split(),
     "ir", "optimize", "contest", "hardware", "cost", "frontend", "transform",
     "analysis", "model", "recipes", "plan", "pipeline", "search", "processes", "apply",
-    "verify", "report", "explore", "face", "planning", "sweeping", "api", "rhino_jax",
-    "models", "bench", "commands", "cli", "__main__",
+    "export", "verify", "report", "explore", "face", "planning", "sweeping", "api",
+    "rhino_jax", "models", "bench", "commands", "cli", "__main__",
 )  # fmt: skip
 """Packages, and modules of the top level, each after all that it imports."""
 
@@ -37,6 +37,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "transform": "errors keywords _compat ir frontend",
     "plan": "errors units version keywords ir cost hardware",
     "pipeline": "errors units ir cost plan",
+    "export": "errors _compat ir frontend transform analysis plan apply",
     "report": "errors units ir plan pipeline verify",
     "models": "errors hardware",
 }
@@ -62,6 +63,8 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("pipeline.schedules.searched", "pipeline.schedules.cpsat"): AT_START,
     ("planning.layout", "analysis"): ALONG,
     ("planning.layout", "optimize"): AT_START,
+    ("export.logical", "analysis.dim_classes"): ALONG,
+    ("export.logical", "analysis.inline_regions"): ALONG,
     ("cli", "contest"): AT_START,
     ("cli", "commands.demo"): OPTAX,
     ("cli", "commands.demo_stages"): OPTAX,
@@ -70,6 +73,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("commands.checking", "commands.loading"): OPTAX,
     ("commands.exploring", "commands.loading"): OPTAX,
     ("commands.planning", "commands.loading"): OPTAX,
+    ("commands.browsing", "commands.loading"): OPTAX,
 }
 """(importer, what it imports inside of functions) → why not at its top."""
 

@@ -54,6 +54,7 @@ from rhino_jax._compat.tracing import (
     new_primitive as new_primitive,
     retrace as retrace,
     user_frames as user_frames,
+    user_spans as user_spans,
     without_mesh as without_mesh,
 )
 from rhino_jax._compat.words import (

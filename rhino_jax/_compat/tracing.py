@@ -39,6 +39,16 @@ def user_frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
         yield frame.file_name, frame.start_line, frame.function_name
 
 
+def user_spans(source_info: Any) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
+    """(file, span) of the frames outside JAX, innermost first: the expression's first
+    line and column, and its last line and the column after; columns count bytes of
+    UTF-8 from 0, as in `ast`. Same on both versions.
+    """
+    for frame in source_info_util.user_frames(source_info.traceback):
+        span = frame.start_line, frame.start_column, frame.end_line, frame.end_column
+        yield frame.file_name, span
+
+
 def retrace(
     fn: Callable[..., Any],
     jaxpr: Any,

@@ -58,7 +58,7 @@ def sharded_by(
 
 
 def with_trees(plan: AnyPlan, traced: Traced, mesh: Any) -> AnyPlan:
-    """The plan with its mesh, and the trees and source lines of its function."""
+    """The plan with its mesh, and the function with its trees and source lines."""
     in_tree, in_leaf_positions = traced.in_tree
     out_tree, out_leaf_positions = traced.out_tree
     return replace(
@@ -67,4 +67,5 @@ def with_trees(plan: AnyPlan, traced: Traced, mesh: Any) -> AnyPlan:
         out_tree=out_tree,
         in_leaf_positions=in_leaf_positions,
         out_leaf_positions=out_leaf_positions,
+        traced=None if traced.has_captured_tracers else traced,
     )

@@ -3,6 +3,6 @@
 In: the words of a command line.
 Out: printed text, files, and an exit code.
 Order: `words` and `flags` (words read, errors told by flag), `shapes` (arguments from a
-TOML file), `loading` (functions and models by name), `planning`, `checking`,
-`exploring`, `saved`, `benching` and `demo` (the commands).
+TOML file), `loading` (functions and models by name), `planning`, `browsing`,
+`checking`, `exploring`, `saved`, `benching` and `demo` (the commands).
 """

@@ -21,7 +21,8 @@ from rhino_jax.commands.words import (
     writing,
 )
 from rhino_jax.errors import MeshError, RhinoError
-from rhino_jax.report.html import page, to_html
+from rhino_jax.report.html import page
+from rhino_jax.report.views.page import plan_page
 
 
 if TYPE_CHECKING:
@@ -215,7 +216,9 @@ def _run_plan(args: argparse.Namespace) -> None:
 def tell_plan(plan: rhino.Plan, args: argparse.Namespace) -> None:
     """Write the page, if one is asked for, and print the table."""
     if args.html:
-        write_page(args.html, to_html(plan), f"plan of {plan.program_name}")
+        text = plan_page(plan)
+        writing(args.html, lambda: Path(args.html).write_text(text, encoding="utf-8"))
+        print(f"page written to {args.html}", file=sys.stderr)
     print(plan.table(full=args.full))
 
 

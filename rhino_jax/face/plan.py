@@ -12,6 +12,7 @@ from typing import Any
 
 from rhino_jax.apply import placing
 from rhino_jax.apply.with_plan import jit_with_plan
+from rhino_jax.export.code import code_of
 from rhino_jax.face.check import Check
 from rhino_jax.face.diff import PlanDiff, diff
 from rhino_jax.face.dress import dressed
@@ -25,6 +26,7 @@ from rhino_jax.plan.files.schema import plan_from_dict, plan_to_dict
 from rhino_jax.plan.files.store import save_plan
 from rhino_jax.report.html import to_html
 from rhino_jax.report.line import one_line
+from rhino_jax.report.step_trace import save_trace
 from rhino_jax.report.text import to_text
 from rhino_jax.verify.check import check
 from rhino_jax.verify.verification import verify
@@ -273,6 +275,33 @@ class Plan(Explored):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; `rhino.load_plan(path)` reads it back."""
         save_plan(self, path)
+
+    def code(self, style: str = "constraints") -> str:
+        """The plan as Python source that does without rhino: `print` it, or write it to
+        a file.
+
+        Args:
+          style: "specs": PartitionSpecs of arguments and results, for `jax.jit`.
+            "constraints": also `with_sharding_constraint` at your lines, as a list and
+            as a diff. "nnx", "linen", "maxtext": the same as names of dims and logical
+            axis rules. "explicit": as sharding in types.
+        Returns:
+          The text of a module with `mesh`, `in_specs`, `out_specs`, `jit(fn, *args)`;
+          what a style cannot carry stands in its docstring.
+        Raises:
+          RhinoError: no such style, or the plan has stages.
+          PlanFileError: the plan was read from a file, and the style needs your lines.
+        """
+        return code_of(self, style)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the predicted step for Perfetto or chrome://tracing: compute, the
+        collectives over each set of mesh axes, and memory.
+
+        Args:
+          path: ends in `.json`, or in `.json.gz` for a compressed file.
+        """
+        save_trace(self, path)
 
     def diff(self, other: data.Plan, *, worth: bool = True) -> PlanDiff:
         """What changes from this plan to `other`; `print` it to read it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,12 @@ _US = 1e6
 
 def save(times: Times, path: str | PathLike[str]) -> None:
     """Write all events; compressed where the path ends in `.gz`."""
-    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": [*events(times)]})
+    write(events(times), path)
+
+
+def write(found: Iterable[Event], path: str | PathLike[str]) -> None:
+    """Write events as a file; compressed where the path ends in `.gz`."""
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": [*found]})
     path = Path(path)
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -40,11 +45,11 @@ def events(times: Times) -> Iterator[Event]:
     graph = times.schedule.graph
     links = graph.groups
     for group in range(graph.groups):
-        yield _named("process_name", group, 0, f"group {group}")
+        yield named("process_name", group, 0, f"group {group}")
     if graph.links:
-        yield _named("process_name", links, 0, "links")
+        yield named("process_name", links, 0, "links")
     for i, link in enumerate(graph.links):
-        yield _named("thread_name", links, i, link.name)
+        yield named("thread_name", links, i, link.name)
     yield from _tasks(times)
     yield from _transfers(times, links)
     for group, profile in enumerate(times.memory):
@@ -58,7 +63,8 @@ def events(times: Times) -> Iterator[Event]:
             }
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> Event:
+def named(what: str, pid: int, tid: int, name: str) -> Event:
+    """The name of a process or a thread."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 

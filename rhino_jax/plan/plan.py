@@ -95,6 +95,8 @@ class Plan:
         `search.seconds` then says how long that took once.
       origin: what can plan its program again, see `rhino_jax.planning.origin`; None
         where the program is not at hand, as of a plan that was loaded.
+      traced: the function as it was traced, where the plan is of this process; what
+        is written of the user's own lines needs it (`rhino_jax.export`).
     """
 
     program_name: str
@@ -127,6 +129,7 @@ class Plan:
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
     cached: str = field(default="", compare=False)
     origin: Any = field(default=None, compare=False)
+    traced: Any = field(default=None, compare=False, repr=False)
 
     @property
     def decisions(self) -> Decisions:

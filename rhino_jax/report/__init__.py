@@ -2,7 +2,8 @@
 
 In: the data of `rhino_jax.plan` and `rhino_jax.verify`; nothing here computes.
 Out: one line, text, HTML, and a line of progress.
-Order: `values`, `collectives` and `folding` (rows), `story`, `verification`, `audit`,
+Order: `values`, `collectives` and `folding` (rows), `step` (by the clock) and
+`step_trace` (for Perfetto), `story`, `verification`, `audit`,
 `check` and `changes` (sections of one thing each), `section` (what sections are),
 `text` and `html` (sections → output), `line` and `progress`.
 

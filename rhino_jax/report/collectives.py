@@ -59,7 +59,7 @@ def _sources(plan: Plan, *, full: bool) -> Section:
     entries.sort(key=lambda e: (-e[1].seconds, -e[1].bytes))
     shown = entries if full else entries[:TOP_COLLECTIVES]
     rows = []
-    for (kind, axes, source, *_), total, members in shown:
+    for (kind, axes, source, *_), total, members in entries:
         # The function's name is in the full table; here the reason needs the room.
         line = source if full else source.partition(" (")[0]
         rows.append((kind, axes, *_numbers(total), line, _why(members)))
@@ -68,16 +68,18 @@ def _sources(plan: Plan, *, full: bool) -> Section:
     if rest:
         rest_s = sum(total.seconds for _, total, _ in rest)
         lines = (f"and {format_count(len(rest))} more: {format_seconds(rest_s)}",)
+    table = Table(
+        ("kind", "axes", "count", "bytes", "time", "source", "why"),
+        tuple(rows),
+        "<<>>><<",
+        (6, 5, 1),
+        below=6,
+    )
     return Section(
         "where they come from",
-        table=Table(
-            ("kind", "axes", "count", "bytes", "time", "source", "why"),
-            tuple(rows),
-            "<<>>><<",
-            (6, 5, 1),
-            below=6,
-        ),
+        table=table.rows_of(0, len(shown)),
         lines=lines,
+        rest=table.rows_of(len(shown), len(rows)),
     )
 
 

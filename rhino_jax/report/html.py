@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from rhino_jax.report.line import one_line
 from rhino_jax.report.section import Section, Table
 from rhino_jax.report.story import tell
+from rhino_jax.report.views.views import views_of
 
 
 if TYPE_CHECKING:
@@ -53,6 +54,18 @@ _STYLE = """
  opacity:.35;border-radius:1px}
 & p{margin:.2em 0 .2em 1em;max-width:72em;font-size:inherit;line-height:1.45;
  opacity:.85;overflow-wrap:break-word}
+& details.rest summary{font-weight:400;margin-left:1em}
+& details.ops{margin:0 0 0 1em}
+& details.ops summary{font-weight:400}
+& .op{margin-left:2em;overflow-wrap:anywhere}
+& :is(.timeline,.memory,.treemap,.network,.program){margin:.2em 0 .6em 1em}
+& .box{font-size:12px;line-height:1.6em;text-indent:2px;white-space:nowrap;
+ box-shadow:inset -1px 0 rgba(128,128,128,.25);color:inherit}
+& .treemap .box{box-shadow:inset 0 0 0 1px rgba(128,128,128,.3)}
+& .key{display:inline-block;margin-right:1.2em;white-space:nowrap}
+& .filter{display:block;font:inherit;color:inherit;background:transparent;
+ border:1px solid rgba(128,128,128,.5);padding:.2em .5em;width:28em;max-width:100%}
+& code.copied{background:rgba(128,128,128,.35)}
 @media (max-width:900px){
 & table,& p{margin-left:0}
 & :is(th,td){padding-right:.7em}
@@ -64,7 +77,9 @@ _STYLE = """
 
 def to_html(plan: Plan) -> str:
     """The whole story of a plan."""
-    return sections_to_html(tell(plan), line=one_line(plan))
+    head, *rest = tell(plan)
+    sections = (head, *views_of(plan), *rest)
+    return sections_to_html(sections, line=one_line(plan))
 
 
 def page(body: str, *, title: str) -> str:
@@ -85,7 +100,8 @@ def sections_to_html(sections: tuple[Section, ...], *, line: str = "") -> str:
         parts.append(f"<p><code>{escape(line)}</code></p>")
     parts.append(_content(head))
     parts += [
-        f"<details open><summary>{escape(s.title)}</summary>{_content(s)}</details>"
+        f"<details{' open' if s.is_open else ''}><summary>{escape(s.title)}</summary>"
+        f"{_content(s)}</details>"
         for s in rest
     ]
     body = "\n".join(parts)
@@ -93,7 +109,7 @@ def sections_to_html(sections: tuple[Section, ...], *, line: str = "") -> str:
 
 
 def _content(section: Section) -> str:
-    parts = []
+    parts = [section.drawing]
     if section.facts:
         rows = "".join(
             f'<tr><th scope="row" style="{_LEFT}">{escape(name)}</th>'
@@ -103,8 +119,27 @@ def _content(section: Section) -> str:
         parts.append(f"<table><tbody>{rows}</tbody></table>")
     if section.table is not None and section.table.rows:
         parts.append(f'<div class="scroll">{_table(section.table)}</div>')
-    parts += [f"<p>{_rich(line)}</p>" for line in section.lines]
+    for line in section.lines:
+        if line.startswith("and ") and section.rest is not None and section.rest.rows:
+            parts.append(_opens(line, section.rest))
+        else:
+            parts.append(f"<p>{_rich(line)}</p>")
     return "".join(parts)
+
+
+MOST_ROWS = 500
+"""Rows that are written into a page; more would make notebooks slow to open."""
+
+
+def _opens(line: str, rest: Table) -> str:
+    """What is left out, to be opened."""
+    shown = _table(rest.rows_of(0, MOST_ROWS))
+    more = len(rest.rows) - MOST_ROWS
+    note = f"<p>and {more} more: plan.table(full=True)</p>" if more > 0 else ""
+    return (
+        f'<details class="rest"><summary>{_rich(line)}</summary>'
+        f'<div class="scroll">{shown}</div>{note}</details>'
+    )
 
 
 _LEFT, _RIGHT = "text-align:left", "text-align:right"

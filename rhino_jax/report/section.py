@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,16 @@ class Table:
     marked: frozenset[int] = frozenset()
     below: int | None = None
 
+    def rows_of(self, begin: int, end: int) -> Table:
+        """The same with some of its rows."""
+        marked = frozenset(i - begin for i in self.marked if begin <= i < end)
+        return replace(
+            self,
+            rows=self.rows[begin:end],
+            shares=self.shares[begin:end],
+            marked=marked,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -36,10 +46,16 @@ class Section:
       title: a few words; empty for the head of the report.
       facts: (name, value) pairs.
       table: rows, if any.
-      lines: sentences below.
+      lines: sentences below; one that begins with "and" counts what is left out.
+      rest: the rows that are left out, which HTML opens.
+      drawing: HTML of its own, which stands above all else; plain text has none.
+      is_open: whether HTML shows it before it is asked for.
     """
 
     title: str
     facts: tuple[tuple[str, str], ...] = ()
     table: Table | None = None
     lines: tuple[str, ...] = ()
+    rest: Table | None = None
+    drawing: str = ""
+    is_open: bool = True

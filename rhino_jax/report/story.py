@@ -142,24 +142,26 @@ def _memory(plan: Plan, *, full: bool) -> Section:
     total = max(1, plan.predicted.peak_bytes)
     rows = tuple(
         (h.what, format_bytes(h.bytes), format_share(h.bytes / total), h.source)
-        for h in shown
+        for h in plan.at_peak
     )
     lines: tuple[str, ...] = ()
     if rest:
         rest_bytes = sum(h.bytes for h in rest)
         lines = (f"and {format_count(len(rest))} more: {format_bytes(rest_bytes)}",)
     peak = format_bytes(plan.predicted.peak_bytes)
+    table = Table(
+        ("what", "bytes", "share", "source"),
+        rows,
+        "<>><",
+        (0, 3),
+        tuple(h.bytes / total for h in plan.at_peak),
+    )
     return Section(
         f"memory at the peak: {peak} of {format_bytes(plan.memory_budget_bytes)} per"
         " device",
-        table=Table(
-            ("what", "bytes", "share", "source"),
-            rows,
-            "<>><",
-            (0, 3),
-            tuple(h.bytes / total for h in shown),
-        ),
+        table=table.rows_of(0, len(shown)),
         lines=lines,
+        rest=table.rows_of(len(shown), len(rows)),
     )
 
 

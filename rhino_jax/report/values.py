@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rhino_jax.ir.spec import format_spec
@@ -35,7 +36,7 @@ def value_sections(plan: Plan, *, full: bool) -> tuple[Section, ...]:
         return inputs, outputs
     line = f"{format_count(same)} of state, laid out as the inputs they replace"
     lines = (*outputs.lines, line)
-    return inputs, Section(outputs.title, outputs.facts, outputs.table, lines)
+    return inputs, replace(outputs, lines=lines)
 
 
 STATE_PREFIX = "out: "
@@ -62,7 +63,7 @@ def _section(title: str, plan: Plan, leaves: Sequence[Leaf], *, full: bool) -> S
     rest = ordered[len(shown) :]
     total = sum(leaf.bytes_per_device for leaf in leaves)
     rows = []
-    for item in shown:
+    for item in ordered:
         leaf, count = leaves[item.members[0]], len(item.members)
         rows.append(
             (
@@ -73,7 +74,14 @@ def _section(title: str, plan: Plan, leaves: Sequence[Leaf], *, full: bool) -> S
                 format_bytes(bytes_of(item)),
             )
         )
-    shares = tuple(bytes_of(f) / total if total else 0.0 for f in shown)
+    shares = tuple(bytes_of(f) / total if total else 0.0 for f in ordered)
+    table = Table(
+        ("path", "", "array", "spec", "per device"),
+        tuple(rows),
+        "<><<>",
+        (0, 3, 2),
+        shares,
+    )
     lines = []
     if rest:
         count = sum(len(f.members) for f in rest)
@@ -86,14 +94,9 @@ def _section(title: str, plan: Plan, leaves: Sequence[Leaf], *, full: bool) -> S
     return Section(
         f"{title}: {format_count(len(leaves))} {noun}, {format_bytes(total)} per"
         f" device ({format_bytes(whole)} in all)",
-        table=Table(
-            ("path", "", "array", "spec", "per device"),
-            tuple(rows),
-            "<><<>",
-            (0, 3, 2),
-            shares,
-        ),
+        table=table.rows_of(0, len(shown)),
         lines=tuple(lines),
+        rest=table.rows_of(len(shown), len(ordered)),
     )
 
 

@@ -52,6 +52,15 @@
     color: getComputedStyle(element).color,
     titles: [...element.querySelectorAll("h3, summary")].map((t) => t.textContent),
     tables: [...element.querySelectorAll("table")].map(table),
+    boxes: [...element.querySelectorAll(".boxes")].map((inside) => ({
+      room: box(inside.getBoundingClientRect()),
+      isMap: !!inside.closest(".treemap"),
+      boxes: [...inside.querySelectorAll(".box")].map((b) => ({
+        box: box(b.getBoundingClientRect()), text: b.textContent,
+        isCut: b.textContent !== "" && b.scrollWidth > b.clientWidth + 1,
+        align: getComputedStyle(b).textAlign,
+      })),
+    })),
     paragraphs: [...element.querySelectorAll("p")].map((p) => ({
       box: box(p.getBoundingClientRect()), align: getComputedStyle(p).textAlign,
       isCut: p.scrollWidth > p.clientWidth + 1,

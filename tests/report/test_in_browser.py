@@ -175,6 +175,34 @@ def test_text_stands_out_from_what_is_behind_it(measured: Any) -> None:
                     assert cell["codeBackground"] in (None, "rgba(0, 0, 0, 0)")
 
 
+def test_drawings_stay_where_they_belong(measured: Any) -> None:
+    """Every box lies inside of its drawing, and its text inside of the box."""
+    _, found = measured
+    tracks = [track for report in found for track in report["boxes"]]
+    assert len(tracks) > 8
+    for track in tracks:
+        room = track["room"]
+        assert room["right"] - room["left"] > 100
+        for b in track["boxes"]:
+            at = b["box"]
+            assert at["left"] >= room["left"] - 1 and at["right"] <= room["right"] + 1.5
+            assert at["top"] >= room["top"] - 1 and at["bottom"] <= room["bottom"] + 1
+            assert not b["isCut"], b["text"]
+            assert b["align"] == "left"
+
+
+def test_areas_of_a_map_do_not_overlap(measured: Any) -> None:
+    _, found = measured
+    maps = [t for report in found for t in report["boxes"] if t["isMap"]]
+    assert maps
+    for areas in maps:
+        boxes = [b["box"] for b in areas["boxes"]]
+        for a, b in itertools.combinations(boxes, 2):
+            across = min(a["right"], b["right"]) - max(a["left"], b["left"])
+            down = min(a["bottom"], b["bottom"]) - max(a["top"], b["top"])
+            assert across < 1 or down < 1
+
+
 def luminance(color: str) -> float:
     """Relative luminance of `rgb(…)`. Source: WCAG 2.1, section 1.4.3."""
     parts = [float(x) / 255 for x in re.findall(r"[\d.]+", color)[:3]]

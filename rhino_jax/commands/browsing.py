@@ -1,0 +1,51 @@
+"""`explore`: the page of a plan, in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.commands.planning import (
+    SHAPES_HELP,
+    add_planning,
+    add_stages,
+    add_target,
+    plan_call,
+)
+from rhino_jax.commands.words import EXIT_CODES, writing
+from rhino_jax.report.views.page import plan_page
+
+
+def add_explore(commands: Any) -> None:
+    explore = commands.add_parser(
+        "explore",
+        help="plan, and open the plan's page in the browser",
+        description="Plan a function, or a model of the zoo, and open its page: the"
+        " step by the clock, memory, layouts, the program; one file, no network.",
+        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_target(explore)
+    add_planning(explore)
+    add_stages(explore)
+    explore.add_argument(
+        "--html", metavar="FILE", help="where the page is written; default: a new file"
+    )
+    explore.add_argument("--no-open", action="store_true", help="only write the page")
+    explore.set_defaults(run=_run_explore)
+
+
+def _run_explore(args: argparse.Namespace) -> None:
+    from rhino_jax.commands.loading import load_call
+
+    plan = plan_call(args, load_call(args.target, args.shapes, "explore"), "explore")
+    file = args.html or f"{tempfile.mkdtemp(prefix='rhino_')}/{plan.program_name}.html"
+    text = plan_page(plan)
+    writing(file, lambda: Path(file).write_text(text, encoding="utf-8"))
+    print(plan)
+    print(f"page written to {file}")
+    if not args.no_open:
+        webbrowser.open(Path(file).resolve().as_uri())

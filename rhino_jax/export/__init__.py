@@ -1,0 +1,11 @@
+"""A plan as Python source that does without rhino.
+
+In: a plan, and the function as it was traced (`Plan.traced`) where its lines matter.
+Out: `code.code_of`: a module's text; `patch.Patch`: a diff of the user's files.
+Order: `pytrees` (specs as literals), `places` (which expression of the user's makes
+which value), `constraints` (what stands there), `patch` (their files with it),
+`logical` (names of dims, rules), `parts`, `styles` (one text per style), `code`.
+
+To add a style: one function in `styles`, and its name in `STYLES`; tests compile what
+it writes and compare collectives.
+"""

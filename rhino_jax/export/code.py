@@ -1,0 +1,43 @@
+"""The face of `plan.code`."""
+
+from __future__ import annotations
+
+from rhino_jax.errors import PlanFileError, RhinoError, nearest
+from rhino_jax.export.parts import Subject
+from rhino_jax.export.styles import STYLES
+from rhino_jax.plan.plan import Plan
+
+
+def code_of(plan: Plan, style: str) -> str:
+    """A plan as the text of a Python module that does without rhino.
+
+    Args:
+      plan: the plan.
+      style: one of `STYLES`.
+    Raises:
+      RhinoError: no style has that name, or the plan has several stages.
+      PlanFileError: the style says what the program's lines do, and the plan was read
+        from a file.
+    """
+    what = f"`plan.code({style!r})`"
+    if style not in STYLES:
+        raise RhinoError(
+            f"{what}: no style has that name.{nearest(style, STYLES)}",
+            numbers=f"styles: {', '.join(STYLES)}",
+            fix="use one of these.",
+        )
+    if plan.pipeline is not None:
+        raise RhinoError(
+            f"{what}: the plan has stages, tasks under rhino's controller.",
+            where=f"the plan of `{plan.program_name}`",
+            numbers=f"{len(plan.stages)} stages, schedule {plan.schedule!r}",
+            fix="plan.jit(fn) runs it; or plan with stages=1 and write that out.",
+        )
+    if plan.in_tree is None or (plan.traced is None and style != "specs"):
+        raise PlanFileError(
+            f"{what}: the program's lines are not known.",
+            where=f"the plan of `{plan.program_name}`, read from a file",
+            numbers="style 'specs' does without them",
+            fix="plan.jit(fn).plan(*args).code(style): the same plan, of your lines.",
+        )
+    return STYLES[style](Subject(plan, plan.traced))

@@ -1,0 +1,140 @@
+"""Names of dims, and rules that lay the names out over mesh axes.
+
+Frameworks have layouts said in two steps: every array names its dims, and rules say
+over which mesh axes each name is cut. The names here are those of dim classes (dims all
+over the program that are one index range); a class cut in two ways has two names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.plan import Leaf, Plan
+
+
+WORDS = (
+    (re.compile(r"expert|moe", re.I), "expert"),
+    (re.compile(r"vocab|embed.*\b0$|head.*\b1$", re.I), "vocab"),
+    (re.compile(r"attn|attention|qkv|\b[qkv]\b", re.I), "heads"),
+    (re.compile(r"mlp|ffn?|gate|up|down|wi|wo", re.I), "mlp"),
+    (re.compile(r"conv|kernel", re.I), "channels"),
+)
+"""A path and a dim of it, as `params['embed'] 0` → what that dim is often called."""
+
+Word = tuple[str, str]
+"""What a dim is called, and where the first of its kind is."""
+
+Classes = Callable[[int], Sequence[int | None]]
+"""Value → the class of every dim."""
+
+
+@dataclass(slots=True)
+class Names:
+    """Names of dims, given as they are asked for.
+
+    Attributes:
+      axes: names of the mesh axes.
+      classes: see `Classes`.
+      words: class → what it is called, and what it is the same as: of layers that are
+        written one after the other, the dims have the same names.
+      rules: name → mesh axes, in the order in which names were given.
+    """
+
+    axes: Sequence[str]
+    classes: Classes
+    words: Mapping[int, Word]
+    rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _given: dict[tuple[Word, tuple[int, ...]], str] = field(default_factory=dict)
+
+    def of(self, value: int, spec: Spec) -> tuple[str | None, ...]:
+        """The name of every dim of a value; None of dims without class that are not
+        cut."""
+        classes = self.classes(value)
+        if len(classes) != len(spec):
+            classes = [None] * len(spec)
+        found: list[str | None] = []
+        for dim, cut in zip(classes, spec, strict=True):
+            name = self._name(dim, cut)
+            # No name may stand twice in one array.
+            found.append(None if name in found and not cut else name)
+        return tuple(found)
+
+    def _name(self, dim: int | None, cut: tuple[int, ...]) -> str | None:
+        axes = tuple(self.axes[a] for a in cut)
+        if dim is None or dim not in self.words:
+            return None if not cut else self._new((f"over_{'_'.join(axes)}", ""), cut)
+        return self._new(self.words[dim], cut)
+
+    def _new(self, word: Word, cut: tuple[int, ...]) -> str:
+        name = self._given.get((word, cut))
+        if name is None:
+            name, n = word[0], 2
+            while name in self.rules:
+                name, n = f"{word[0]}_{n}", n + 1
+            self._given[word, cut] = name
+            self.rules[name] = tuple(self.axes[a] for a in cut)
+        return name
+
+
+def names_of(plan: Plan, traced: Traced) -> Names:
+    """Names for a plan's program."""
+    # The search has it already; what reads plans alone need not wait for it.
+    from rhino_jax.analysis.dim_classes import find_dim_classes, find_roles
+    from rhino_jax.analysis.inline_regions import inline_regions
+
+    graph = inline_regions(traced.program)
+    found = find_dim_classes(graph)
+    roles = find_roles(graph, found)
+    classes: dict[int, list[int | None]] = {}
+    for node in graph.nodes:
+        if node.op is not None and node.op.rule is not None:
+            for i, value in enumerate(node.op.results):
+                classes.setdefault(value, found.results(node, i))
+        elif node.value is not None:
+            classes.setdefault(node.value, found.results(node, 0))
+    words: dict[int, Word] = {c: ("sequence", "") for c in roles.sequence}
+    words.update((c, ("batch", "")) for c in roles.batch)
+    _call_by_paths(traced, classes, words)
+    axes = [name for name, _ in plan.mesh_axes]
+    return Names(axes, lambda value: classes.get(value, ()), words)
+
+
+def _call_by_paths(
+    traced: Traced, classes: Mapping[int, Sequence[int | None]], words: dict[int, Word]
+) -> None:
+    """Call the classes of arguments' dims by what their paths are often called; the one
+    that most arrays have, the model's width, "embed"."""
+    places: dict[int, list[str]] = {}
+    for entry in traced.program.inputs:
+        for dim, found in enumerate(classes.get(entry.value, ())):
+            if found is not None and found not in words:
+                places.setdefault(found, []).append(f"{entry.path} {dim}")
+    ordered = sorted(places.items(), key=lambda item: (-len(item[1]), item[0]))
+    for rank, (found, where) in enumerate(ordered):
+        alike = re.sub(r"\[\d+\]", "[*]", where[0])
+        words[found] = ("embed", "") if not rank else (_word(where), alike)
+
+
+def _word(where: Sequence[str]) -> str:
+    for pattern, word in WORDS:
+        if pattern.search(where[0]):
+            return word
+    key = re.findall(r"[A-Za-z_]\w*", where[0])
+    return f"{key[-1]}_{where[0].rpartition(' ')[2]}" if key else "dim"
+
+
+def leaf_values(traced: Traced, plan: Plan) -> Callable[[Leaf], int]:
+    """From an argument or result of a plan to its value in the program."""
+    found = {
+        id(leaf): entry.value
+        for leaf, entry in zip(plan.inputs, traced.program.inputs, strict=True)
+    }
+    found.update(
+        (id(leaf), entry.value)
+        for leaf, entry in zip(plan.outputs, traced.program.outputs, strict=True)
+    )
+    return lambda leaf: found[id(leaf)]

@@ -1,0 +1,233 @@
+"""Pieces of source that the styles share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from rhino_jax.apply.constraints import partition_spec
+from rhino_jax.export.constraints import Constraint, constraints_of
+from rhino_jax.export.patch import Wrapped, diff_of
+from rhino_jax.export.pytrees import (
+    Argument,
+    LeafText,
+    arguments_of,
+    quoted,
+    results_of,
+    spec_text,
+)
+from rhino_jax.frontend.cells import cell_of
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.trees import donated_arguments
+from rhino_jax.transform.remade import remade
+
+
+FUNCTIONS = '''
+
+def shardings(specs):
+    """Specs as shardings over `mesh`."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, P),
+    )
+
+
+def jit(fn, *args):
+    """`fn` as `jax.jit` with these layouts; `args`: arrays or ShapeDtypeStructs.
+
+    Trace, compile and call it inside of `with jax.set_mesh(mesh):`.
+    """
+    return jax.jit(
+        {called},
+        in_shardings=shardings(in_specs(*args)),
+        out_shardings=shardings(out_specs({result})),
+        donate_argnums=DONATED,
+    )
+'''
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A plan that is written out.
+
+    Attributes:
+      plan: of one stage.
+      traced: its function, as its user wrote it; None of a plan that was read from a
+        file.
+    """
+
+    plan: Plan
+    traced: Traced | None
+
+    @cached_property
+    def running(self) -> Traced:
+        """The function with the passes done that the plan chose: what decisions are
+        about."""
+        assert self.traced is not None
+        return remade(self.traced, self.plan.transforms)
+
+    @cached_property
+    def constraints(self) -> list[Constraint]:
+        if self.traced is None:
+            return []
+        return constraints_of(self.running, self.plan.decisions)
+
+    def spec(self, spec: Sequence[tuple[int, ...]], shape: Sequence[int]) -> str:
+        """A spec as source; as rhino itself annotates it."""
+        return spec_text(self.partition_spec(spec, shape))
+
+    def partition_spec(
+        self, spec: Sequence[tuple[int, ...]], shape: Sequence[int]
+    ) -> PartitionSpec:
+        names, sizes = zip(*self.plan.mesh_axes, strict=True)
+        kinds = (AxisType.Auto,) * len(names)
+        mesh = AbstractMesh(sizes, names, axis_types=kinds)
+        return partition_spec(tuple(spec), shape, mesh)
+
+    def leaf(self, leaf: Leaf) -> str:
+        return self.spec(leaf.spec, leaf.shape)
+
+
+def head(
+    subject: Subject, style: str, says: Sequence[str], imports: str, kind: str = "Auto"
+) -> str:
+    """Docstring, imports and mesh."""
+    plan = subject.plan
+    names, sizes = zip(*plan.mesh_axes, strict=True)
+    axes = ", ".join(f"{n}={s}" for n, s in plan.mesh_axes)
+    page = "\n\n".join(
+        [f"`{plan.program_name}` over {axes}: a plan of rhino_jax, style {style!r}."]
+        + [f"- {line}" for line in (*says, *_losses(plan))]
+    )
+    page = page.replace("\n\n- ", "\n- ").replace("\n- ", "\n\n- ", 1)
+    return (
+        f'r"""{page}\n"""\n\n{imports}'
+        "from jax.sharding import AxisType, NamedSharding, PartitionSpec as P\n\n"
+        f"mesh = jax.make_mesh(\n    {_tuple(map(str, sizes))},"
+        f" {_tuple(map(quoted, names))},"
+        f" axis_types=(AxisType.{kind},) * {len(names)}\n)\n"
+    )
+
+
+def _tuple(items: object) -> str:
+    found = list(items)  # type: ignore[call-overload]
+    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
+
+
+def _losses(plan: Plan) -> list[str]:
+    """What no style carries over."""
+    lost = []
+    for t in plan.transforms:
+        if t.choice:
+            lost.append(
+                f"NOT here: the plan's pass {t.name!r}, which rewrites the program;"
+                " `plan.jit` does it, and moves and holds other bytes."
+            )
+    if plan.microbatches > 1:
+        lost.append(
+            f"NOT here: {plan.microbatches} micro-batches; the step needs more memory."
+        )
+    return lost
+
+
+def layouts(subject: Subject, text: LeafText | None = None, wrap: str = "{}") -> str:
+    """What every argument and the result are cut like, and functions that give it.
+
+    Args:
+      text: of one array.
+      wrap: what makes specs of a tree of what `text` gives.
+    """
+    text = text or subject.leaf
+    arguments, keywords = arguments_of(subject.plan, text)
+    results, is_tuple = results_of(subject.plan, text)
+    known = {(a.is_list, a.leaves): a for a in arguments if len(a.leaves) > 1}
+    held = [known.get((r.is_list, r.leaves), r) for r in results]
+    parts = ["# How arguments are laid out, and the result."]
+    for a in (*arguments, *(r for r in held if r not in arguments)):
+        if a.is_list:
+            parts.append(f"# In the order of `jax.tree.leaves({a.name})`:")
+        if a.has_statics:
+            parts.append("# None: no array; bind it (`functools.partial`) first.")
+        parts.append(f"{a.name.upper()} = {a.text}")
+    donated = _donated(subject, [a.name for a in arguments])
+    parts.append(f"DONATED = {_tuple(map(str, donated))}")
+    given = [wrap.format(_specs(a, a.name)) for a in arguments]
+    made = [
+        wrap.format(_specs(a, f"result[{i}]" if is_tuple else "result"))
+        for i, a in enumerate(held)
+    ]
+    called = [a.name for a in arguments]
+    parts.append(
+        f"\n\ndef in_specs({', '.join(called)}):\n"
+        '    """Specs shaped like the arguments."""\n'
+        f"    return {_tuple(given)}\n"
+        "\n\ndef out_specs(result):\n"
+        '    """Specs shaped like the result."""\n'
+        f"    return {_tuple(made) if is_tuple else made[0]}\n"
+    )
+    return "\n".join(parts) + _functions(called, keywords)
+
+
+def _functions(given: list[str], keywords: list[str]) -> str:
+    called = out = "fn"
+    if keywords:
+        passed = [*given[: -len(keywords)], *(f"{k}={k}" for k in keywords)]
+        called = f"lambda {', '.join(given)}: fn({', '.join(passed)})"
+        out = f"({called})"
+    result = f"jax.eval_shape({out}, *args)"
+    return FUNCTIONS.replace("{called}", called).replace("{result}", result)
+
+
+def _specs(argument: Argument, of: str) -> str:
+    constant = argument.name.upper()
+    if not argument.is_list:
+        return constant
+    return f"jax.tree.unflatten(jax.tree.structure({of}), {constant})"
+
+
+def _donated(subject: Subject, names: Sequence[str]) -> list[int]:
+    given = donated_arguments(subject.plan)
+    return [names.index(d) if isinstance(d, str) else d for d in given]
+
+
+def at_lines(subject: Subject, text: Wrapped, imports: str) -> str:
+    """Constraints as a list, and as a diff of the user's files."""
+    rows: list[str] = []
+    apart: list[str] = []
+    for c in subject.constraints:
+        where = f"{cell_of(c.file).rsplit('/', 1)[-1]}:{c.line}"
+        _, after = text(c)
+        said = after.removeprefix(", ").removesuffix(")")
+        row = f"    ({quoted(where)}, {quoted(c.text)}, {said}),"
+        (apart if c.others else rows).append(row)
+    diff = diff_of(subject.constraints, text, imports)
+    parts = [
+        "# At the lines of the program: expression, and how its value is laid out.",
+        "CONSTRAINTS = [",
+        *rows,
+        "]",
+    ]
+    if apart:
+        parts.append(
+            "# Left to the compiler: laid out in several ways, by where it is called."
+        )
+        parts += [f"#{row}" for row in apart]
+    parts.append(
+        "# The same as a diff: `patch -p1 < file`, from the folder of the plan."
+    )
+    parts.append(f"PATCH = {_long(diff)}")
+    return "\n".join(parts) + "\n"
+
+
+def _long(text: str) -> str:
+    if '"""' not in text and not text.endswith('"'):
+        return f'r"""\\\n{text}"""'.replace('r"""\\\n', 'r"""', 1)
+    if "'''" not in text:
+        return f"r'''{text}'''"
+    lines = "\n".join(f"    {line!r}" for line in text.splitlines(keepends=True))
+    return f"(\n{lines}\n)"

@@ -1,0 +1,93 @@
+"""A diff of the user's files that writes constraints around expressions."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import itertools
+import linecache
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from rhino_jax.export.constraints import Constraint, node_at
+from rhino_jax.frontend.cells import cell_of
+
+
+Wrapped = Callable[[Constraint], tuple[str, str]]
+"""What stands before and after an expression."""
+
+
+def diff_of(constraints: Iterable[Constraint], wrapped: Wrapped, imports: str) -> str:
+    """A unified diff of all files, for `patch -p1` in the current folder.
+
+    Args:
+      constraints: sorted by file.
+      wrapped: what each puts around its expression.
+      imports: a line that files need whose names do not have it, as "import jax".
+    """
+    parts: list[str] = []
+    for file, group in itertools.groupby(constraints, key=lambda c: c.file):
+        lines = linecache.getlines(file)
+        if not lines:
+            continue
+        edited = _edited(file, lines, list(group), wrapped)
+        if edited != lines:
+            edited = _with_import(edited, imports)
+            name = _shown(file)
+            parts += difflib.unified_diff(lines, edited, f"a/{name}", f"b/{name}", n=1)
+    return "".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
+
+
+def _shown(file: str) -> str:
+    """A path as a diff has it: below the current folder, a cell by its number."""
+    cell = cell_of(file)
+    if cell != file:
+        return cell
+    path = Path(file)
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return str(path).lstrip(os.sep)
+
+
+def _edited(
+    file: str, lines: Sequence[str], constraints: Sequence[Constraint], wrapped: Wrapped
+) -> list[str]:
+    rows = [line.encode() for line in lines]
+    starts = [0, *itertools.accumulate(map(len, rows))]
+    source = b"".join(rows)
+    events: list[tuple[tuple[int, int, int], bytes]] = []
+    for c in constraints:
+        if c.others or node_at(file, c.span) is None:
+            continue
+        begin, end = (
+            starts[c.span[0] - 1] + c.span[1],
+            starts[c.span[2] - 1] + c.span[3],
+        )
+        before, after = wrapped(c)
+        # Ends come before beginnings, outer ones begin first and end last.
+        events.append(((begin, 1, -end), before.encode()))
+        events.append(((end, 0, -begin), after.encode()))
+    pieces, last = [], 0
+    for (at, *_), text in sorted(events):
+        pieces += [source[last:at], text]
+        last = at
+    return (b"".join([*pieces, source[last:]])).decode().splitlines(keepends=True)
+
+
+def _with_import(lines: list[str], line: str) -> list[str]:
+    """The file with a line of imports, after its docstring and `__future__`."""
+    tree = ast.parse("".join(lines))
+    if any(
+        isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) == line
+        for node in tree.body
+    ):
+        return lines
+    after = 0
+    for node in tree.body:
+        is_page = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        if not is_page and not is_future:
+            break
+        after = node.end_lineno or 0
+    return [*lines[:after], f"{line}\n", *lines[after:]]

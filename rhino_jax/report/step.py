@@ -1,0 +1,231 @@
+"""The predicted step by the clock: compute, collectives, and what is held meanwhile.
+
+A plan predicts a step's seconds of compute, of every collective, and of what compute
+does not hide of these all together. Ops run in program order. Each takes its share of
+compute by FLOPs, each collective stands where the op is that asks for it, and of each
+the same share is hidden beside what was computed before. Memory is that of the values
+that are read later, by their specs, scaled to the predicted peak. So the ends of the
+step and its totals are the plan's, and what lies between shows the order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.spec import share_of
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.records import Collective
+
+_OP = re.compile(r" #(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute of one line of the program.
+
+    Attributes:
+      name: the line.
+      start_s, end_s: by the clock of the step.
+      ops: how many ops.
+      flops: of all of them, on one device.
+      is_backward: whether differentiation made them.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    ops: int
+    flops: float
+    is_backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A collective.
+
+    Attributes:
+      collective: of the plan, all its runs together.
+      start_s, end_s: by the clock of the step.
+      hidden_s: of that, beside compute.
+    """
+
+    collective: Collective
+    start_s: float
+    end_s: float
+    hidden_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of one device.
+
+    Attributes:
+      seconds: all of it.
+      work: compute, in order.
+      sent: collectives, in order.
+      memory: (seconds, bytes) at which what is held changes; empty of a plan that was
+        read from a file.
+    """
+
+    seconds: float
+    work: tuple[Work, ...]
+    sent: tuple[Sent, ...]
+    memory: tuple[tuple[float, int], ...]
+
+
+def program_of(plan: Plan) -> Program | None:
+    """The program that a plan's op numbers are of; None where it is not here."""
+    traced = plan.traced
+    for transform in plan.transforms:
+        if traced is not None and transform.choice:
+            traced = traced.remade.get((transform.name, transform.choice))
+    return None if traced is None else traced.program
+
+
+def step_of(plan: Plan) -> Step:
+    """The step of a plan of one stage."""
+    program = program_of(plan)
+    asked: dict[int, list[Collective]] = defaultdict(list)
+    last = len(program.ops) if program is not None else 0
+    for c in plan.collectives:
+        found = _OP.search(c.op)
+        number = int(found[1]) if found is not None else last
+        asked[min(number, last)].append(c)
+    if program is None:
+        return _run(plan, [_Line("compute", 1, 1.0, False, sorted(asked))], asked, ())
+    lines = [*_lines(program, asked)]
+    held = _held(plan, program)
+    return _run(plan, lines, asked, held)
+
+
+@dataclass(slots=True)
+class _Line:
+    name: str
+    ops: int
+    flops: float
+    is_backward: bool
+    asked: list[int]
+    last: int = 0
+
+
+def _lines(program: Program, asked: dict[int, list[Collective]]) -> Iterator[_Line]:
+    """Ops in order, those of one line that follow each other as one."""
+    line: _Line | None = None
+    for rank, (op, count) in enumerate(program.walk()):
+        name, back = str(op.source), op.source.is_backward
+        has_asked = op.id in asked
+        if line is None or (line.name, line.is_backward) != (name, back) or line.asked:
+            if line is not None:
+                yield line
+            line = _Line(name, 0, 0.0, back, [])
+        line.ops += 1
+        line.last = rank
+        line.flops += _flops(op) * count
+        if has_asked:
+            line.asked.append(op.id)
+    if line is not None:
+        yield line
+    if len(program.ops) in asked:
+        count = len(program.ops)
+        yield _Line("end of the step", 0, 0.0, False, [count], count)
+
+
+def _flops(op: Op) -> float:
+    return 0.0 if op.call is not None else op.flops
+
+
+def _run(
+    plan: Plan,
+    lines: list[_Line],
+    asked: dict[int, list[Collective]],
+    held: tuple[tuple[int, int], ...],
+) -> Step:
+    predicted = plan.predicted
+    whole = sum(line.flops for line in lines)
+    sent_s = sum(c.seconds for c in plan.collectives)
+    shown_share = min(1.0, predicted.communication_s / sent_s) if sent_s else 0.0
+    clock, work, sent = 0.0, [], []
+    at_op: dict[int, float] = {}  # by position in the walk
+    free: dict[tuple[str, ...], float] = {}
+    for line in lines:
+        share = line.flops / whole if whole else 1.0 / len(lines)
+        end = clock + share * predicted.compute_s
+        flops = share * predicted.flops_per_device
+        work.append(Work(line.name, clock, end, line.ops, flops, line.is_backward))
+        clock = at_op[line.last] = end
+        for c in (c for op in line.asked for c in asked[op]):
+            shown_s = c.seconds * shown_share
+            start = max(free.get(c.axes, 0.0), clock - (c.seconds - shown_s))
+            end = clock + shown_s
+            sent.append(Sent(c, min(start, end), end, max(0.0, clock - start)))
+            clock = free[c.axes] = end
+    memory = _by_clock(held, at_op)
+    return Step(clock, tuple(work), tuple(sent), memory)
+
+
+def _by_clock(
+    held: tuple[tuple[int, int], ...], at_op: dict[int, float]
+) -> tuple[tuple[float, int], ...]:
+    """What is held, by the clock instead of by op: each op of the program's top ends
+    with the last line before the next, its own regions' lines among them."""
+    ends = sorted(at_op.items())
+    found: list[tuple[float, int]] = []
+    time, at = 0.0, 0
+    for i, (_, held_bytes) in enumerate(held):
+        following = held[i + 1][0] if i + 1 < len(held) else ends[-1][0] + 1
+        while at < len(ends) and ends[at][0] < following:
+            time = ends[at][1]
+            at += 1
+        found.append((time, held_bytes))
+    return tuple(found)
+
+
+def _held(plan: Plan, program: Program) -> tuple[tuple[int, int], ...]:
+    """(position of an op in the walk, bytes that are held once it has run), scaled to
+    the predicted peak."""
+    sizes = tuple(size for _, size in plan.mesh_axes)
+    specs = plan.decisions.values
+
+    def local_bytes(value: int) -> float:
+        v = program.values[value]
+        spec = specs.get(value)
+        if spec is None or len(spec) != v.rank:
+            return float(v.bytes)
+        return v.bytes * share_of(spec, v.shape, sizes)
+
+    last: dict[int, int] = {}
+    order = [program.ops[i] for i in program.body.ops]
+    for at, op in enumerate(order):
+        for value in op.operands:
+            last[value] = at
+    for out in program.outputs:
+        last[out.value] = len(order)
+    held = {i.value: local_bytes(i.value) for i in program.inputs}
+    donated = {i.value for i in program.inputs if i.is_donated}
+    ranks = {op.id: rank for rank, (op, _) in enumerate(program.walk())}
+    now, points = sum(held.values()), []
+    for at, op in enumerate(order):
+        made = {
+            v: local_bytes(v)
+            for v in op.results
+            if (v in last and not op.is_fusible) or last.get(v) == len(order)
+        }
+        held.update(made)
+        now += sum(made.values())
+        points.append((ranks[op.id], now))
+        for value in set(op.operands):
+            is_over = last.get(value) == at
+            kept = value in {i.value for i in program.inputs} - donated
+            if is_over and not kept and value in held:
+                now -= held.pop(value)
+    most = max((b for _, b in points), default=0.0)
+    scale = plan.predicted.peak_bytes / most if most else 0.0
+    return tuple((op, round(b * scale)) for op, b in points)

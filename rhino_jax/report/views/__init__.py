@@ -1,0 +1,11 @@
+"""What a plan looks like: drawings of HTML and SVG, without a library.
+
+Libraries that plot interactively in Jupyter bring megabytes of script or a network, and
+none works in Lab, classic, VS Code and a file alike; a few hundred lines of boxes do.
+
+In: a plan.
+Out: `views.views_of`: sections with drawings, to stand in a report.
+Order: `boxes` (colours, bars, escaping), `timeline`, `memory`, `treemap`, `regions` and
+`network` (one drawing each), `script` (sorting, filtering, copying: of files alone,
+notebooks run none), `views`, `page` (all of it as one file).
+"""
