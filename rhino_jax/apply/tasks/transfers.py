@@ -65,15 +65,17 @@ class Move:
             turned = [*flat[i % len(flat) :], *flat[: i % len(flat)]]
             near = [d for d in turned if d.process_index == device.process_index]
             index = str(want[device])
-            pairs.append(
-                (next(d for d in (*near, *turned) if have[d] == index), device)
-            )
+            found = next((d for d in (*near, *turned) if have[d] == index), None)
+            if found is None:
+                raise ValueError(f"{name}: {source} has no shard {index} of {target}")
+            pairs.append((found, device))
         return cls(name, aval, source, target, tuple(pairs))
 
     @property
     def text(self) -> str:
         ids = " ".join(f"{a.id}→{b.id}" for a, b in self.pairs)
-        return f"{self.name} {self.aval.dtype}{list(self.aval.shape)} {ids}"
+        what = f"{self.name} {self.aval.dtype}{list(self.aval.shape)}"
+        return f"{what} {self.source.spec} → {self.target.spec} {ids}"
 
     @property
     def is_straight(self) -> bool:
