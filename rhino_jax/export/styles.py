@@ -41,12 +41,14 @@ def constraints(subject: Subject) -> str:
             head(subject, "constraints", (AT_LINES, MORE), JAX),
             layouts(subject),
             "",
-            at_lines(subject, _constrained(subject), JAX.strip()),
+            at_lines(subject, constrained(subject), JAX.strip()),
         ]
     )
 
 
-def _constrained(subject: Subject) -> Wrapped:
+def constrained(subject: Subject) -> Wrapped:
+    """What puts a constraint of JAX around an expression."""
+
     def text(c: Constraint) -> tuple[str, str]:
         spec = subject.spec(c.spec, c.shape).replace("P.", "jax.P.")
         return "jax.lax.with_sharding_constraint(", f", jax.{spec})"
@@ -78,7 +80,7 @@ def explicit(subject: Subject) -> str:
             body,
             _EXPLICIT,
             "",
-            at_lines(subject, _constrained(subject), JAX.strip()),
+            at_lines(subject, constrained(subject), JAX.strip()),
         ]
     )
 
@@ -143,7 +145,7 @@ def nnx(subject: Subject) -> str:
     )
     names, text = _logical(subject)
     body = layouts(subject, text, "to_mesh({})")
-    lines = at_lines(subject, _constrained(subject), JAX.strip())
+    lines = at_lines(subject, constrained(subject), JAX.strip())
     imports = "from flax import nnx\nimport jax\n"
     return "\n".join(
         [
