@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 
+from rhino_jax.errors import RhinoError
 from rhino_jax.export.constraints import Constraint
 from rhino_jax.export.logical import Names, leaf_values, names_of
 from rhino_jax.export.parts import Subject, at_lines, head, layouts
@@ -67,7 +68,14 @@ def explicit(subject: Subject) -> str:
         AT_LINES,
         MORE,
     )
-    body, _, jit = layouts(subject).partition(_JIT_HEAD)
+    body, mark, jit = layouts(subject).partition(_JIT_HEAD)
+    if not mark:
+        raise RhinoError(
+            "`plan.code('explicit')`: objects among the arguments change, which types"
+            " do not say.",
+            where=f"the plan of `{subject.plan.program_name}`",
+            fix="use style 'nnx'.",
+        )
     called, result = _CALLED.search(jit), _RESULT.search(jit)
     assert called is not None and result is not None
     wrapped = _EXPLICIT_HEAD.format(called=called[1], result=result[1])
