@@ -71,6 +71,16 @@ def test_plan_prints_the_table(project, capsys) -> None:
     assert "params['w1']" in out and "f32[32,64]" in out
 
 
+def test_explore_writes_a_page_that_stands_alone(project, tmp_path, capsys) -> None:
+    file = tmp_path / "page.html"
+    words = ["explore", *PLAN[1:], "--mesh", "data=4,model=2", "--no-open"]
+    assert main([*words, "--html", str(file)]) == 0
+    text = file.read_text()
+    assert "one step, by the clock" in text and "<script>" in text
+    assert "http" not in text and "src=" not in text
+    assert str(file) in capsys.readouterr().out
+
+
 def test_plan_leaves_the_mesh_to_rhino(project, capsys) -> None:
     assert main([*PLAN, "--devices", "8", "--level", "fast"]) == 0
     out = capsys.readouterr().out

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from rhino_jax.errors import PlanFileError, RhinoError, nearest
 from rhino_jax.export.parts import Subject
-from rhino_jax.export.styles import STYLES
+from rhino_jax.export.patch import diff_of
+from rhino_jax.export.styles import STYLES, constrained
 from rhino_jax.plan.plan import Plan
+
+
+def patch_of(plan: Plan) -> str:
+    """A diff of the user's files that says at their lines what a plan decided.
+
+    Constraints that stand there get the plan's specs; empty where there is nothing to
+    change, or the plan is not of this process.
+    """
+    if plan.traced is None or plan.pipeline is not None:
+        return ""
+    subject = Subject(plan, plan.traced)
+    return diff_of(subject.constraints, constrained(subject), "import jax")
 
 
 def code_of(plan: Plan, style: str) -> str:

@@ -153,6 +153,19 @@ def node_at(file: str, span: Span) -> ast.expr | None:
     return _nodes(file, "".join(linecache.getlines(file))).get(span)
 
 
+def written_around(file: str, span: Span) -> ast.expr | None:
+    """The sharding that the user wrote for the value of an expression, in a call of
+    `with_sharding_constraint` or `reshard` around it; None where there is none."""
+    wanted = node_at(file, span)
+    for node in _nodes(file, "".join(linecache.getlines(file))).values():
+        if not isinstance(node, ast.Call) or len(node.args) < 2:
+            continue
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if node.args[0] is wanted and name in ("with_sharding_constraint", "reshard"):
+            return node.args[1]
+    return None
+
+
 _known: dict[str, tuple[str, dict[Span, ast.expr]]] = {}
 
 

@@ -51,6 +51,31 @@ def jit(fn, *args):
 '''
 
 
+PLACE = '''
+
+def place(thing, specs):
+    """A Flax NNX object, or arrays, where these layouts want it.
+
+    `place(model, MODEL)`, …; then call `nnx.jit(step)` in `with jax.set_mesh(mesh):`.
+    """
+    from flax import nnx
+
+    is_object = isinstance(thing, (nnx.Module, nnx.Optimizer))
+    arrays, tree = jax.tree.flatten(nnx.state(thing) if is_object else thing)
+    specs = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
+    placed = [
+        jax.device_put(x, NamedSharding(mesh, spec))
+        for x, spec in zip(arrays, specs, strict=True)
+    ]
+    placed = jax.tree.unflatten(tree, placed)
+    if not is_object:
+        return placed
+    nnx.update(thing, placed)
+    return thing
+'''
+"""Instead of `jit`, where objects among the arguments change."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """A plan that is written out.
@@ -70,6 +95,11 @@ class Subject:
         about."""
         assert self.traced is not None
         return remade(self.traced, self.plan.transforms)
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether objects among the arguments change, which `jax.jit` would lose."""
+        return self.traced is not None and self.traced.written is not None
 
     @cached_property
     def constraints(self) -> list[Constraint]:
@@ -102,7 +132,7 @@ def head(
     axes = ", ".join(f"{n}={s}" for n, s in plan.mesh_axes)
     page = "\n\n".join(
         [f"`{plan.program_name}` over {axes}: a plan of rhino_jax, style {style!r}."]
-        + [f"- {line}" for line in (*says, *_losses(plan))]
+        + [f"- {line}" for line in (*says, *_losses(subject))]
     )
     page = page.replace("\n\n- ", "\n- ").replace("\n- ", "\n\n- ", 1)
     return (
@@ -119,9 +149,14 @@ def _tuple(items: object) -> str:
     return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
 
 
-def _losses(plan: Plan) -> list[str]:
+def _losses(subject: Subject) -> list[str]:
     """What no style carries over."""
-    lost = []
+    plan, lost = subject.plan, []
+    if subject.has_objects:
+        lost.append(
+            "NOT here: layouts of results: what is written back to objects is laid out"
+            " as the compiler likes; `place` says where they start."
+        )
     for t in plan.transforms:
         if t.choice:
             lost.append(
@@ -170,7 +205,9 @@ def layouts(subject: Subject, text: LeafText | None = None, wrap: str = "{}") ->
         '    """Specs shaped like the result."""\n'
         f"    return {_tuple(made) if is_tuple else made[0]}\n"
     )
-    return "\n".join(parts) + _functions(called, keywords)
+    return "\n".join(parts) + (
+        PLACE if subject.has_objects else _functions(called, keywords)
+    )
 
 
 def _functions(given: list[str], keywords: list[str]) -> str:

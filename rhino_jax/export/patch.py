@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rhino_jax.export.constraints import Constraint, node_at
+from rhino_jax.export.constraints import Constraint, node_at, written_around
 from rhino_jax.frontend.cells import cell_of
 
 
@@ -56,6 +56,7 @@ def _edited(
     rows = [line.encode() for line in lines]
     starts = [0, *itertools.accumulate(map(len, rows))]
     source = b"".join(rows)
+    dropped: dict[int, int] = {}
     events: list[tuple[tuple[int, int, int], bytes]] = []
     for c in constraints:
         if c.others or node_at(file, c.span) is None:
@@ -65,14 +66,29 @@ def _edited(
             starts[c.span[2] - 1] + c.span[3],
         )
         before, after = wrapped(c)
+        written = written_around(file, c.span)
+        if written is not None:
+            # The user's own constraint gets the plan's spec.
+            begin, end = _bytes_of(written, starts)
+            said = after.removeprefix(", ").removesuffix(")")
+            if ast.unparse(written) != ast.unparse(ast.parse(said, mode="eval").body):
+                events.append(((begin, 1, -end), said.encode()))
+                dropped[begin] = end
+            continue
         # Ends come before beginnings, outer ones begin first and end last.
         events.append(((begin, 1, -end), before.encode()))
         events.append(((end, 0, -begin), after.encode()))
     pieces, last = [], 0
     for (at, *_), text in sorted(events):
         pieces += [source[last:at], text]
-        last = at
+        last = dropped.get(at, at)
     return (b"".join([*pieces, source[last:]])).decode().splitlines(keepends=True)
+
+
+def _bytes_of(node: ast.expr, starts: Sequence[int]) -> tuple[int, int]:
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    begin = starts[node.lineno - 1] + node.col_offset
+    return begin, starts[node.end_lineno - 1] + node.end_col_offset
 
 
 def _with_import(lines: list[str], line: str) -> list[str]:

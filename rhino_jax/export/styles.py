@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 
+from rhino_jax.errors import RhinoError
 from rhino_jax.export.constraints import Constraint
 from rhino_jax.export.logical import Names, leaf_values, names_of
 from rhino_jax.export.parts import Subject, at_lines, head, layouts
@@ -41,12 +42,14 @@ def constraints(subject: Subject) -> str:
             head(subject, "constraints", (AT_LINES, MORE), JAX),
             layouts(subject),
             "",
-            at_lines(subject, _constrained(subject), JAX.strip()),
+            at_lines(subject, constrained(subject), JAX.strip()),
         ]
     )
 
 
-def _constrained(subject: Subject) -> Wrapped:
+def constrained(subject: Subject) -> Wrapped:
+    """What puts a constraint of JAX around an expression."""
+
     def text(c: Constraint) -> tuple[str, str]:
         spec = subject.spec(c.spec, c.shape).replace("P.", "jax.P.")
         return "jax.lax.with_sharding_constraint(", f", jax.{spec})"
@@ -65,7 +68,14 @@ def explicit(subject: Subject) -> str:
         AT_LINES,
         MORE,
     )
-    body, _, jit = layouts(subject).partition(_JIT_HEAD)
+    body, mark, jit = layouts(subject).partition(_JIT_HEAD)
+    if not mark:
+        raise RhinoError(
+            "`plan.code('explicit')`: objects among the arguments change, which types"
+            " do not say.",
+            where=f"the plan of `{subject.plan.program_name}`",
+            fix="use style 'nnx'.",
+        )
     called, result = _CALLED.search(jit), _RESULT.search(jit)
     assert called is not None and result is not None
     wrapped = _EXPLICIT_HEAD.format(called=called[1], result=result[1])
@@ -78,7 +88,7 @@ def explicit(subject: Subject) -> str:
             body,
             _EXPLICIT,
             "",
-            at_lines(subject, _constrained(subject), JAX.strip()),
+            at_lines(subject, constrained(subject), JAX.strip()),
         ]
     )
 
@@ -143,7 +153,7 @@ def nnx(subject: Subject) -> str:
     )
     names, text = _logical(subject)
     body = layouts(subject, text, "to_mesh({})")
-    lines = at_lines(subject, _constrained(subject), JAX.strip())
+    lines = at_lines(subject, constrained(subject), JAX.strip())
     imports = "from flax import nnx\nimport jax\n"
     return "\n".join(
         [

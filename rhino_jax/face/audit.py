@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rhino_jax.export.code import patch_of
 from rhino_jax.face.dress import dressed
 from rhino_jax.face.plan import Plan
 from rhino_jax.face.verification import Verification
@@ -45,6 +46,14 @@ class Audit(data.Audit):
           full: show every line and collective.
         """
         return audit_to_text(self, full=full)
+
+    def patch(self) -> str:
+        """rhino's plan as a diff of your files, for `patch -p1`: constraints at your
+        lines, with your own changed where the plan wants another layout. Constraints on
+        names alone (`h = with_sharding_constraint(h, …)`) stay as they are. Empty where
+        there is no plan.
+        """
+        return "" if self.plan is None else patch_of(self.plan)
 
     def __repr__(self) -> str:
         return audit_line(self)

@@ -201,5 +201,5 @@ def _inputs(found: Audit, *, full: bool) -> Section:
         f"what rhino would do instead, {inputs.title}",
         inputs.facts,
         inputs.table,
-        inputs.lines,
+        (*inputs.lines, "`audit.patch()` says it as a diff of your files."),
     )
