@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.with_plan import with_trees
+from rhino_jax.errors import StageError
 from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.spec import Spec
@@ -87,6 +88,7 @@ class Origin:
         """See `Plan.recipe`."""
         from rhino_jax.explore.recipe import plan_of_recipe
 
+        _check_one_stage(plan, "recipe")
         solved = self.solved_for(plan)
         search = _now(solved.typed_search)
         found = plan_of_recipe(solved.typed, search.request, name)
@@ -96,6 +98,7 @@ class Origin:
         """See `Plan.why` and `Plan.why_not`."""
         from rhino_jax.explore.explaining import explain
 
+        _check_one_stage(plan, "why")
         solved = self.solved_for(plan)
         with shown(self.wishes.progress) as report:
             request = _now(solved.search).request
@@ -218,6 +221,21 @@ def with_origin(
     origin = Origin(wishes, traced, mesh, basis, plan.origin)
     _keep(origin)
     return replace(plan, origin=origin)
+
+
+def _check_one_stage(plan: data.Plan, what: str) -> None:
+    """
+    Raises:
+      StageError: the plan has several stages, each of a program of its own.
+    """
+    if len(plan.stages) > 1:
+        raise StageError(
+            f"`plan.{what}`: a plan of several stages cannot be asked.",
+            where=f"the plan of `{plan.program_name}`",
+            numbers=f"{len(plan.stages)} stages, each laid out by itself",
+            fix="ask the plan of one: plan.with_(stages=1, mesh=…), on a mesh without"
+            " the axis `stage`.",
+        )
 
 
 def _keep(origin: Origin) -> None:

@@ -155,7 +155,9 @@ class Evaluator:
         found: dict[int, _Solved] = {}
         last: SolvedMesh | None = None
         for budget in sorted(set(budgets), reverse=True):
-            if last is None or last.solution.peak > budget:
+            # What fits no budget fits no smaller one.
+            is_open = last is None or last.solution.labels is not None
+            if last is None or (is_open and last.solution.peak > budget):
                 if last is not None and last.solution.labels is not None:
                     starts = [last.solution.labels, *starts]
                 mine = problem.within(budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.errors import PinError, PlanFileError, RhinoError
+from rhino_jax.errors import PinError, PlanFileError, RhinoError, StageError
 from rhino_jax.planning import origin
 
 
@@ -197,3 +198,11 @@ def test_a_difference_says_what_it_is_worth(plan: rhino.Plan) -> None:
     assert "worth" in str(found)
     quick = rhino.diff(pinned, plan, worth=False)
     assert all(c.worth_s is None for c in quick.specs)
+
+
+def test_plans_of_several_stages_are_refused(plan: rhino.Plan) -> None:
+    stage = plan.stages[0]
+    staged = dataclasses.replace(plan, stages=(stage, stage))
+    for ask in (lambda: staged.why("x"), lambda: staged.recipe("dp")):
+        with pytest.raises(StageError, match="several stages"):
+            ask()
