@@ -49,7 +49,9 @@ def block(h, w, shift):
     return h, jnp.sin(h)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=str)
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "checkpoint"]
+)
 def test_numbers_are_those_of_one_loop(wrap):
     args = arguments()
     traced = trace(step_of(wrap(block)), args, {}, donate_argnums=(0,))
