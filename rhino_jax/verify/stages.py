@@ -20,7 +20,7 @@ from rhino_jax.transform.staged.step import Task, TaskKind
 from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.reading import read_compiled
-from rhino_jax.verify.hlo.records import CompiledCollective, OutOfMemory
+from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.made import Made
 from rhino_jax.verify.places import CompilePlace
 
@@ -90,7 +90,7 @@ class _Compiled:
     """One task.
 
     Attributes:
-      working_bytes: its peak without its arguments.
+      working_bytes: see `_working_bytes`.
     """
 
     task: Task
@@ -116,18 +116,29 @@ def _compiled(
     lowered = programs.all[position].lower(*shapes)
     compilation = compile_lowered(lowered, mesh=programs.mesh)
     reading = read_compiled(compilation, programs.stage.mesh_axes, place.target)
-    memory = compilation.memory
-    peak = reading.compiled.peak_bytes
     return _Compiled(
         task=task,
         platform=compilation.platform,
         predicted=reading.compiled,
-        working_bytes=peak - (memory.argument_bytes if memory else 0),
+        working_bytes=_working_bytes(
+            task, reading.compiled.peak_bytes, compilation.memory
+        ),
         collectives=reading.collectives,
         out_of_memory=compilation.out_of_memory,
         rematerialised=reading.rematerialised,
         seconds=compilation.seconds,
     )
+
+
+def _working_bytes(task: Task, peak_bytes: int, memory: MemoryUse | None) -> int:
+    """What a task takes while it runs: arguments are held by the schedule, and so is
+    what a forward pass leaves, from when it begins."""
+    if memory is None:
+        return peak_bytes
+    left = 0
+    if task.kind is TaskKind.FORWARD:
+        left = memory.output_bytes - memory.alias_bytes
+    return max(peak_bytes - memory.argument_bytes - left, 0)
 
 
 def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
