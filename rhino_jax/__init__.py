@@ -79,6 +79,8 @@ from rhino_jax.errors import (
     RhinoError as RhinoError,
     RhinoWarning as RhinoWarning,
     RuleError as RuleError,
+    ScheduleError as ScheduleError,
+    StageError as StageError,
     TraceError as TraceError,
 )
 from rhino_jax.face.audit import Audit as Audit

@@ -67,7 +67,8 @@ def auto_shard(
         name → a pytree of them; or all arguments' (`plan.in_specs`). A spec may stand
         for a whole subtree, None pins nothing, and a NamedSharding over the same mesh
         is a spec too. Values inside of the function by source line ("model.py:61") or
-        scope ("encoder/layer_*"), or with `rhino.pin`.
+        scope ("encoder/layer_*"), or with `rhino.pin`. A number instead of a spec is
+        the stage in which what reads an argument, or is on a line or in a scope, runs.
       level: "best" solves the whole at once and reports the gap, "fast" stops at the
         first good plan.
       time_limit_s: wall-clock limit of planning, tracing apart, in seconds, or as
@@ -96,9 +97,12 @@ def auto_shard(
         says; "none": nothing.
       stages: into how many groups devices are divided, each of which runs a part of
         the model, on one micro-batch after another. "auto": as many as the mesh has by
-        an axis named `stage`, or one.
-      schedule: in which order stages run their micro-batches: "gpipe", "1f1b",
-        "kfkb"; "auto": the fastest that fits.
+        an axis named `stage`; without a mesh, those that are fastest, where slow links
+        or too little memory say that several may be.
+      schedule: in which order stages run their micro-batches: "gpipe", "1f1b", "kfkb";
+        "zero-bubble": gradients of weights fill the gaps; "interleaved" and
+        "zero-bubble-v": two chunks of the model on each; "searched"; "auto": the
+        fastest that fits.
       storage: "blocks": state may be stored with columns of fused weights `(d, 3·h·k)`,
         `(d, 2·f)` in another order, where steps are faster so; shapes stay. Arrays come
         from `plan.init` and `plan.put`, and `plan.as_written` puts them back in order;

@@ -60,6 +60,7 @@ class Asked:
       target: the hardware.
       pinned: the user's pins.
       storage: how fused weights are stored.
+      stage_pins: key → stage.
     """
 
     traced: Traced
@@ -67,6 +68,7 @@ class Asked:
     target: Target
     pinned: Mapping[str, Any]
     storage: str | Stored
+    stage_pins: Mapping[str, int]
 
 
 def search_for(
@@ -107,7 +109,7 @@ def search_for(
         )
         if stages > 1:
             check_in_stages(asked.storage, stages)
-            return _in_stages(wishes, search, stages)
+            return _in_stages(wishes, search, stages, asked.stage_pins)
         if not _may_have_stages(wishes, asked):
             return _on_one_mesh(wishes, search, asked.storage)
         on_one: Plan | InfeasiblePlanError
@@ -122,7 +124,7 @@ def search_for(
                 wishes.request_of(target, on_own), watch=search.request.watch
             )
             more = replace(search, meshes=own, request=request)
-            return _in_stages(wishes, more, count)
+            return _in_stages(wishes, more, count, {})
 
         count = wishes.count_of(target)
         return with_stages(on_one, asked.traced.program, target, count, plan_in)
@@ -149,11 +151,14 @@ def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> Plan:
     )
 
 
-def _in_stages(wishes: Wished, search: Search, stages: int) -> Plan:
+def _in_stages(
+    wishes: Wished, search: Search, stages: int, stage_pins: Mapping[str, int]
+) -> Plan:
     return plan_stages(
         as_asked(search, wishes.recompute),
         stages,
         wishes.microbatches,
         wishes.schedule,
         wishes.per_microbatch,
+        stage_pins,
     )

@@ -55,6 +55,7 @@ from rhino_jax.planning.per_microbatch import (
     read_microbatches,
     read_places,
 )
+from rhino_jax.planning.staging.pins import without_stages
 from rhino_jax.planning.uncovered import notes_of_rules, warn_of_uncovered
 from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
 
@@ -174,6 +175,7 @@ class Wishes:
         pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
         axes = None if mesh is None else axes_of_mesh(mesh)
         stages = num_stages(self.stages, axes)
+        pinned, stage_pins = without_stages(pinned, stages)
         if axes is not None:
             meshes, pins = [axes], resolve_pins(pinned, traced.program, axes)
             check_devices(pinned, mesh)
@@ -185,14 +187,14 @@ class Wishes:
         # State that there is already is stored as it is.
         storage = self.storage if basis is None else basis.stored
         program = traced.program
-        asked = (*self._asked(mesh, meshes, target, pins), repr(storage))
+        asked = (*self._asked(mesh, meshes, target, pins), repr(storage), stage_pins)
 
         def make() -> data.Plan:
             # The solver takes a second to import; who only loads plans need not wait.
             from rhino_jax.planning.searched import Asked, search_for
 
             def searched() -> data.Plan:
-                asked = Asked(traced, mesh, target, pinned, storage)
+                asked = Asked(traced, mesh, target, pinned, storage, stage_pins)
                 return search_for(self, asked, meshes, pins, stages)
 
             if self.dump is not None:

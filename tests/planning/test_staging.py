@@ -67,3 +67,61 @@ def test_a_pin_of_a_stack_may_name_the_axis_of_the_stages():
     (leaf,) = [leaf for leaf in plan.inputs if leaf.path == path]
     assert leaf.spec == ((0,), (), (1,))
     assert plan.in_specs[0]["blocks"]["mlp"]["up"] == pin
+
+
+def three_kinds(params, x):
+    h = x
+    with jax.named_scope("encoder"):
+        for w in params["first"]:
+            h = jnp.tanh(h @ w)
+    with jax.named_scope("decoder"):
+        for w in params["last"]:
+            h = jnp.tanh(h @ w)
+    return h
+
+
+def pinned_step(params, x):
+    gradients = jax.grad(lambda p: jnp.mean((three_kinds(p, x) - x) ** 2))(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def planned_with(pins, **wishes):
+    def f32(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    params = {"first": [f32(NARROW, NARROW)] * 6, "last": [f32(NARROW, NARROW)] * 2}
+    wishes = {"mesh": MESH, "microbatches": 4, **wishes}
+    return rhino.plan(pinned_step, params, f32(ROWS, NARROW), pins=pins, **wishes)
+
+
+def homes(plan):
+    return {leaf.path: leaf.stage for leaf in plan.inputs}
+
+
+@pytest.mark.parametrize(
+    ("pins", "path", "stage"),
+    [
+        ({"decoder": 1, "encoder": 0}, "params['first'][5]", 0),
+        ({"params['first'][1]": 1}, "params['first'][2]", 1),
+        ({"params['last']*": 1, "params['first'][5]": 0}, "params['first'][5]", 0),
+    ],
+    ids=["scopes", "path", "glob"],
+)
+def test_what_is_pinned_to_a_stage_is_there(pins, path, stage):
+    free = homes(planned_with(None))
+    assert homes(planned_with(pins))[path] == stage
+    assert homes(planned_with(pins))["params['last'][1]"] == 1
+    assert free != homes(planned_with(pins))
+
+
+def test_pins_of_stages_that_cannot_be_are_refused():
+    with pytest.raises(rhino.PinError, match="there is no stage 2"):
+        planned_with({"params['first'][0]": 2})
+    with pytest.raises(rhino.PinError, match="say how many stages"):
+        planned_with({"params['first'][0]": 1}, mesh={"data": 4})
+    with pytest.raises(rhino.PinError, match="matches nothing"):
+        planned_with({"params['frist'][0]": 1})
+    with pytest.raises(rhino.PinError, match="two stages of one op"):
+        planned_with({"params['first'][0]": 1, "encoder": 0})
+    with pytest.raises(rhino.StageError, match="fix"):
+        planned_with({"encoder": 1, "decoder": 0})

@@ -22,6 +22,7 @@ from rhino_jax.planning.staging.assembled import assembled
 from rhino_jax.planning.staging.costs import chunk_costs, hops_of
 from rhino_jax.planning.staging.estimated import estimated
 from rhino_jax.planning.staging.groups import plan_groups
+from rhino_jax.planning.staging.pins import pinned_ops
 from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.planning.staging.problem import problem_of
 from rhino_jax.search.driver import find
@@ -35,6 +36,8 @@ from rhino_jax.transform.staged.staging import staged, with_split_loops
 
 MOST_OPS_OF_BEST = 1500
 """Forward ops of programs whose cut CP-SAT looks at; of more, orders are cut."""
+
+NO_PINS: Mapping[str, int] = {}
 
 PER_STAGE = (2, 4, 8)
 """Micro-batches for every stage that are compared where rhino chooses."""
@@ -69,6 +72,7 @@ def plan_stages(
     microbatches: int | str,
     schedule: str,
     places: tuple[str, ...] = (),
+    stage_pins: Mapping[str, int] = NO_PINS,
 ) -> Plan:
     """The plan of a step in so many stages.
 
@@ -78,8 +82,9 @@ def plan_stages(
       microbatches: how many; "auto": the best of a few counts.
       schedule: name of a family, or "auto".
       places: where sums over the batch are those of a micro-batch.
+      stage_pins: key → stage.
     Raises:
-      StageError, MicrobatchError, InfeasiblePlanError, ScheduleError.
+      StageError, MicrobatchError, InfeasiblePlanError, ScheduleError, PinError.
     """
     started = time.monotonic()
     when.check_runs(schedule)
@@ -91,7 +96,9 @@ def plan_stages(
     cuts = [
         cut_step
         for count in counts
-        for cut_step in _cuts(search, of_step, stages, count, schedule, places)
+        for cut_step in _cuts(
+            search, of_step, stages, count, schedule, places, stage_pins
+        )
     ]
     all_ways = _ways(cuts, schedule)
     ways = when.tried(all_ways, schedule)
@@ -184,6 +191,7 @@ def _cuts(
     count: int,
     schedule: str,
     places: tuple[str, ...],
+    stage_pins: Mapping[str, int],
 ) -> list[_Cut]:
     """A step in `count` micro-batches, cut where that is best: into a chunk for every
     stage, and several, as the schedule may need."""
@@ -194,13 +202,14 @@ def _cuts(
     link = lay_out(search.target, mesh_axes).axes[at]
     hop = link.bytes_per_s, link.alpha_s
     devices = math.prod(size for _, size in mesh_axes) // stages
-    pins = _pinned(of_step, apart, sides)
+    pins = pinned_ops(stage_pins, of_step, apart, sides)
     found: list[_Cut] = []
     known: dict[int, tuple[Problem, Cut]] = {}
     for group_of in when.placements(schedule, stages):
         chunks = len(group_of)
         is_asked = not found
-        if not is_asked and (of_step.count or not sides.backward):
+        # A pinned op is in the only chunk of its stage.
+        if not is_asked and (of_step.count or stage_pins or not sides.backward):
             continue
         try:
             if chunks not in known:
@@ -247,17 +256,6 @@ def _cut_into(
         groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
         problem = replace(problem, groups=groups)
         return problem, cut(problem, level, seed=request.seed)
-
-
-def _pinned(of_step: Unstacked, apart: Apart, sides: Sides) -> dict[int, int]:
-    """Forward ops that read a part of a stack are in the stage of that number."""
-    found = {}
-    for value, sources in zip(sides.lines.inputs[1:], apart.sources, strict=True):
-        parts = {of_step.inputs[i].part for i in sources - apart.data} - {None}
-        for i in sides.readers.get(value, ()) if len(parts) == 1 else ():
-            if i in sides.forward:
-                found[i] = int(next(iter(parts)) or 0)
-    return found
 
 
 def _counts(
