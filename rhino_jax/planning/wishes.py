@@ -190,10 +190,10 @@ class Wishes:
         asked = (*self._asked(mesh, meshes, target, pins), repr(storage), stage_pins)
 
         def make() -> data.Plan:
-            # The solver takes a second to import; who only loads plans need not wait.
-            from rhino_jax.planning.searched import Asked, search_for
-
             def searched() -> data.Plan:
+                # The solver takes a second to import; who loads plans need not wait.
+                from rhino_jax.planning.searched import Asked, search_for
+
                 asked = Asked(traced, mesh, target, pinned, storage, stage_pins)
                 return search_for(self, asked, meshes, pins, stages)
 
