@@ -23,7 +23,9 @@ class Explored(data.Plan):
         memory_budget_bytes: float | str | None = None,
         mesh: Any = None,
         microbatches: int | str | None = None,
+        recompute: str | None = None,
         stages: int | str | None = None,
+        schedule: str | None = None,
     ) -> AnyPlan:
         """The same program planned again, from this plan on.
 
@@ -35,9 +37,9 @@ class Explored(data.Plan):
         Args:
           pins: as of `auto_shard`; hold beside the pins of this plan, and instead of
             them where they have the same key.
-          memory_budget_bytes, mesh, microbatches, stages: as of `auto_shard`; None: as
-            they were asked for. Where rhino chose the mesh it is kept, unless `stages`
-            is given.
+          memory_budget_bytes, mesh, microbatches, recompute, stages, schedule: as of
+            `auto_shard`; None: as they were asked for. Where rhino chose the mesh it is
+            kept, unless `stages` is given.
         Raises:
           PlanFileError: the plan was loaded, and its program is not at hand.
           PinError, InfeasiblePlanError, …: as `rhino.plan`.
@@ -47,7 +49,9 @@ class Explored(data.Plan):
             "memory_budget_bytes": memory_budget_bytes,
             "mesh": mesh,
             "microbatches": microbatches,
+            "recompute": recompute,
             "stages": stages,
+            "schedule": schedule,
         }
         return _origin(self, "with_").with_(self, changes)
 
