@@ -64,7 +64,7 @@ def test_there_are_22() -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c)))
 def test_slices_are_never_slower(config: tuple[str, int, int, int, int, int]) -> None:
     model, length, _, stages, tensor, batch = config
-    assert gain(model, length, stages, tensor, batch) >= 1.0
+    assert gain(model, length, stages, tensor, batch) >= 1.0 - 1e-9
 
 
 def test_long_sequences_in_small_batches_are_several_times_as_fast() -> None:
