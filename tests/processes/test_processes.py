@@ -60,7 +60,7 @@ def together(
     found = []
     try:
         for i in range(count) if of is None else of:
-            out, err = running[i].communicate(timeout=100)
+            out, err = running[i].communicate(timeout=300)
             lines = [x for x in out.splitlines() if x.startswith("FOUND ")]
             said = json.loads(lines[0].removeprefix("FOUND ")) if lines else {}
             found.append({**said, "rc": running[i].returncode, "stderr": err})
