@@ -170,7 +170,7 @@ def flat_function(
         if results is not None:
             tree = shown(value, result.positions)
             nothing = [None] * len(result.positions)
-            results.append((_without(result, nothing), written, tree))
+            results.append((result.with_arrays(nothing), written, tree))
         return [*result.arrays, *after]
 
     return flat
@@ -210,8 +210,9 @@ def trace_call(
     ]
     result, written, out_tree = results[-1]
     count = len(result.positions)
-    result = _without(result, outs[:count])
-    arguments = _without(arguments, types)
+    result = result.with_arrays(outs[:count])
+    # Traces must not keep the arrays that they saw.
+    arguments = arguments.with_arrays(types)
     own, _ = captured.split(outs)
     ends = tie(parameters, call.args, call.kwargs, arguments, result, written, own)
     ends = with_captured(ends, captured, closed)
@@ -269,18 +270,3 @@ def _put_statics(
         else:
             kwargs[key] = static.value
     return args, kwargs
-
-
-def _without(leaves: Leaves, arrays: Sequence[Any]) -> Leaves:
-    """The same leaves with other arrays: traces must not keep what they saw."""
-    values = list(leaves.values)
-    for position, array in zip(leaves.positions, arrays, strict=True):
-        values[position] = array
-    return Leaves(
-        leaves.tree,
-        tuple(values),
-        leaves.paths,
-        leaves.positions,
-        leaves.statics,
-        leaves.groups,
-    )

@@ -120,9 +120,10 @@ def search_for(
 
         def plan_in(count: int) -> Plan:
             own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, count)
-            request = replace(
-                wishes.request_of(target, on_own), watch=search.request.watch
-            )
+            request = wishes.request_of(target, on_own)
+            # Within the time that the user gave for all.
+            first = search.request
+            request = replace(request, watch=first.watch, deadline=first.deadline)
             more = replace(search, meshes=own, request=request)
             return _in_stages(wishes, more, count, {})
 

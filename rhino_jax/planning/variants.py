@@ -27,7 +27,7 @@ MOST_COUNTS = 8
 LEAST_GAIN = 0.03
 """Share of the predicted step that a variant must gain over a program that fits as it
 is written. Of nine pairs of suite full (`--methods best,auto`) and GPT 7B in frontier,
-all four on TPU that were to gain 4 % and more gained 8 to 13 % once compiled, and those
+all four on TPU that were to gain 4 % and more gained 7 to 11 % once compiled, and those
 below 2 % gained up to 1 %. On H100 four that were to gain 7 to 12 % gained 4, 4, -2 and
 -5 %, which no threshold tells apart. A tiny GPT that was to be 6 % faster compiled 5 %
 slower on v5e:2x4: XLA joined sums of its gradients with those of two norms' scales into

@@ -16,7 +16,6 @@ import jax
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.call import Call
-from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.sweeping.configs import WHAT
@@ -66,18 +65,7 @@ def with_batch(
         x = arrays[slot]
         shape = (size * batch // now, *x.shape[1:])
         arrays[slot] = jax.ShapeDtypeStruct(shape, x.dtype)
-    leaves = call.leaves
-    values = list(leaves.values)
-    for position, array in zip(leaves.positions, arrays, strict=True):
-        values[position] = array
-    changed = Leaves(
-        leaves.tree,
-        tuple(values),
-        leaves.paths,
-        leaves.positions,
-        leaves.statics,
-        leaves.groups,
-    )
+    changed = call.leaves.with_arrays(arrays)
     args, kwargs = changed.unflatten(arrays)
     other = replace(call, leaves=changed, args=tuple(args), kwargs=kwargs)
     return trace_call(parameters, other, what=WHAT)

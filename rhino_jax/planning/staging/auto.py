@@ -15,7 +15,6 @@ from rhino_jax.errors import (
     InfeasiblePlanError,
     MicrobatchError,
     PinError,
-    RhinoError,
     ScheduleError,
     StageError,
 )
@@ -120,20 +119,17 @@ class _Counts:
       plan_in: plans in so many stages.
       found: step seconds by count; infinite where there is no plan.
       best: the fastest plan.
-      errors: why there was none.
     """
 
     plan_in: Callable[[int], Plan]
     found: dict[int, float] = field(default_factory=dict)
     best: Plan | None = None
-    errors: dict[int, RhinoError] = field(default_factory=dict)
 
     def seconds(self, count: int) -> float:
         if count not in self.found:
             try:
                 plan = self.plan_in(count)
-            except (InfeasiblePlanError, *NOT_POSSIBLE) as error:
-                self.errors[count] = error
+            except (InfeasiblePlanError, *NOT_POSSIBLE):
                 self.found[count] = math.inf
                 return math.inf
             self.found[count] = plan.predicted.step_time_s
@@ -207,9 +203,7 @@ def with_stages(
         causes.append(f"collectives over `{tier}` take up to {format_seconds(slow_s)}")
     if (times := times_done(on_one, flops)) > 1 + LEAST_GAIN:
         causes.append(f"devices do the work {times:.1f} times, to send less")
-    why = (
-        f"stages were compared: in {total} a step on one mesh, {', and '.join(causes)}"
-    )
+    why = ", ".join([f"stages were compared: in {total} a step on one mesh", *causes])
     one_mesh = on_one.variants or (_variant("one mesh", on_one),)
     if tried.best is None or tried.best.predicted.step_time_s >= enough:
         return _told(tried, why, one_mesh, on_one)
