@@ -176,6 +176,12 @@ def flat_function(
     return flat
 
 
+def out_type(aval: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an output; weakly typed where its abstract value says so."""
+    weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+
+
 def trace_call(
     parameters: Parameters, call: Call, *, mesh: Any = None, what: str
 ) -> Traced:
@@ -202,12 +208,7 @@ def trace_call(
         error.add_note(f"raised while {what} traced `{parameters.name}`")
         raise
     watch.check(what, parameters.name)
-    outs = [
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
-        if hasattr(v.aval, "weak_type")
-        else jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
-        for v in open_jaxpr(closed).outvars
-    ]
+    outs = [out_type(v.aval) for v in open_jaxpr(closed).outvars]
     result, written, out_tree = results[-1]
     count = len(result.positions)
     result = result.with_arrays(outs[:count])
