@@ -25,6 +25,7 @@ from rhino_jax.bench.planning import Planner, trace_workload, workload_of
 from rhino_jax.bench.programs import Programs
 from rhino_jax.bench.rows.clock import clock_row
 from rhino_jax.bench.rows.plan_run import time_row
+from rhino_jax.bench.stages.run import run_stages
 from rhino_jax.bench.store import write_json
 from rhino_jax.bench.suite import Row, parse_suite
 from rhino_jax.errors import RhinoError
@@ -107,6 +108,11 @@ def _time(job: Mapping[str, Any], row: Row) -> None:
     write_json(Path(job["result"]), time_row(row))
 
 
+def _stages(job: Mapping[str, Any], row: Row) -> None:
+    """Run a pipeline by every schedule, in one process and in several."""
+    write_json(Path(job["result"]), run_stages(row, Path(job["result"])))
+
+
 def _compiler(job: Mapping[str, Any], row: Row, traced: Traced) -> Compiler:
     return Compiler(traced, row.target, Programs(Path(job["cache"])))
 
@@ -117,6 +123,7 @@ _TASKS = {
     "refine": _refine,
     "clock": _clock,
     "time": _time,
+    "stages": _stages,
 }
 
 

@@ -18,6 +18,7 @@ from rhino_jax.bench.rows.clock_run import clock_report, clock_task
 from rhino_jax.bench.rows.plan_run import plan_report, plan_task
 from rhino_jax.bench.rows.row_run import RowResult, Task, run_rows
 from rhino_jax.bench.run import run_suite
+from rhino_jax.bench.stages.report import stages_report, stages_summary, stages_task
 from rhino_jax.bench.store import Store, read_results, write_json
 from rhino_jax.bench.suite import Row, Suite, load_suite, suite_names
 from rhino_jax.bench.tables.changes import changes_text
@@ -132,6 +133,7 @@ class _ByRow(NamedTuple):
 _BY_ROW = {
     "clock": _ByRow(clock_task, clock_report, clocked_summary),
     "plan": _ByRow(plan_task, plan_report, planned_summary),
+    "stages": _ByRow(stages_task, stages_report, stages_summary),
 }
 
 

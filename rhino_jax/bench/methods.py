@@ -17,6 +17,9 @@ auto
 refined, refined:5
     of so many candidates (3), and recipes@batch, the one that the compiler makes
     fastest in memory
+gpipe, 1f1b, interleaved, zero-bubble
+    a pipeline with a stage on every device, run by this schedule; only of suites that
+    run stages in processes of their own
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ RECIPES = (
 )
 PLAIN = ("dp", "zero1", "fsdp")
 RHINO = ("fast", "best", "auto", "refined")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 DENSITIES = ("all", "matmul", "batch")
 REFINE = 3
 """Candidates that `refined` compiles unless it says another number."""
@@ -49,7 +53,7 @@ class Method:
     """One way to shard a workload.
 
     Attributes:
-      plan: a recipe's name, "fast", "best", "auto" or "refined".
+      plan: a recipe's name, "fast", "best", "auto" or "refined"; or a schedule.
       density: which values the program is told the sharding of: "all", those at the
         "matmul"s, or the "batch" of all that lead with it.
       refine: how many candidates "refined" compiles; 0 for all other plans.
@@ -82,10 +86,11 @@ def parse_method(text: Any) -> Method:
         *(f"{r}@matmul" for r in RECIPES),
         *(f"{r}@batch" for r in PLAIN),
         *RHINO,
+        *SCHEDULES,
     )
     plan, at, density = str(text).partition("@")
     plan, colon, number = plan.partition(":")
-    is_known = plan in RECIPES or (plan in RHINO and not at)
+    is_known = plan in RECIPES or (plan in (*RHINO, *SCHEDULES) and not at)
     if at and density not in DENSITIES:
         is_known = False
     if density == "batch" and plan not in PLAIN:

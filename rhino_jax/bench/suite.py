@@ -1,7 +1,8 @@
 """Suites: what `configs/bench/*.toml` may say.
 
     kind = "compile"          # or "clock": run on emulated CPU devices, take the time;
-                              # or "plan": plan only, take the time
+                              # or "plan": plan only, take the time; or "stages": run
+                              # stages in processes, simulated beside measured
     timeout_s = 900           # of planning a row, and of compiling each plan
     methods = ["dp", "fsdp@matmul", "fast", "best"]     # of rows that name none
 
@@ -14,6 +15,7 @@
     memory_share = 0.5                        # optional: plan within half of what the
                                               # best plan holds that is free to choose
     memory = "6GiB"                           # optional: plan within that
+    microbatches = 8                          # of stages
     methods = ["fsdp", "best"]                # optional
 
 Methods: see `rhino_jax.bench.methods`.
@@ -23,22 +25,23 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rhino_jax.bench import unseen
+from rhino_jax.bench.checks import Place
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import Method, parse_method
-from rhino_jax.errors import RhinoError, check_keys, nearest
+from rhino_jax.errors import RhinoError, nearest
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
 from rhino_jax.units import parse_bytes
 
 
-KINDS = ("compile", "clock", "plan")
+KINDS = ("compile", "clock", "plan", "stages")
 REGIMES = ("plenty", "little")
 
 
@@ -58,6 +61,7 @@ class Row:
       memory_room: plans must do with the least that any plan holds, and this share of
         what the best plan holds above it: 0 leaves no room at all.
       memory: plans must do with so much, as "6GiB"; empty: with what the target has.
+      microbatches: of stages; 0 in suites without.
     """
 
     model: str
@@ -69,6 +73,7 @@ class Row:
     memory_share: float | None = None
     memory_room: float | None = None
     memory: str = ""
+    microbatches: int = 0
 
     @property
     def workload(self) -> str:
@@ -81,6 +86,8 @@ class Row:
             words.append(f"room={self.memory_room:.0%}")
         if self.memory:
             words.append(f"memory={self.memory}")
+        if self.microbatches:
+            words.append(f"m={self.microbatches}")
         return " ".join(words)
 
     def to_table(self) -> dict[str, Any]:
@@ -99,6 +106,8 @@ class Row:
             table["memory_room"] = self.memory_room
         if self.memory:
             table["memory"] = self.memory
+        if self.microbatches:
+            table["microbatches"] = self.microbatches
         return table
 
 
@@ -187,7 +196,7 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
     Raises:
       BenchError: a key is unknown, missing, or has a value that cannot be.
     """
-    at = _Place(file, "the suite")
+    at = Place(file, "the suite")
     at.check_keys(table, ("kind", "timeout_s", "methods", "rows"), required=("rows",))
     kind = table.get("kind", "compile")
     at.check(kind in KINDS, "kind", kind, " or ".join(map(repr, KINDS)))
@@ -199,7 +208,7 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
     at.check(is_list and bool(rows), "rows", rows, "one or more tables [[rows]]")
     methods = table.get("methods")
     parsed = tuple(
-        _parse_row(row, methods, _Place(file, f"row {i} of the suite"))
+        _parse_row(row, methods, Place(file, f"row {i} of the suite"))
         for i, row in enumerate(rows, start=1)
     )
     seen: dict[str, int] = {}
@@ -226,22 +235,14 @@ _ROW_KEYS = (
     "memory_share",
     "memory_room",
     "memory",
+    "microbatches",
 )
 
 
-def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
-    at.check_keys(row, _ROW_KEYS, required=("model", "regime", "target"))
-    model, regime, target = row["model"], row["regime"], row["target"]
-    at.check(model in model_names(), "model", model, "a model", model_names())
-    at.check(regime in REGIMES, "regime", regime, " or ".join(map(repr, REGIMES)))
-    overrides = row.get("overrides", {})
-    at.check(isinstance(overrides, dict), "overrides", overrides, "a table")
-    mesh = row.get("mesh", {})
-    is_mesh = isinstance(mesh, dict) and all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in mesh.values()
-    )
-    at.check(is_mesh, "mesh", mesh, "a table of axis sizes >= 1")
-    at.check(isinstance(target, str), "target", target, "a name, as 'v5e:4x4'")
+def _memory(
+    row: Mapping[str, Any], at: Place
+) -> tuple[float | None, float | None, str]:
+    """A row's share of memory, its room, and its size."""
     share = row.get("memory_share")
     is_share = share is None or (_is_number(share) and 0 < share <= 1)
     at.check(is_share, "memory_share", share, "a share, > 0 and at most 1")
@@ -254,11 +255,35 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
     memory = row.get("memory", "")
     is_size = isinstance(memory, str) and (not memory or parse_bytes(memory))
     at.check(bool(is_size), "memory", memory, "a size, as '6GiB'")
+    return (
+        None if share is None else float(share),
+        None if room is None else float(room),
+        memory,
+    )
+
+
+def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
+    at.check_keys(row, _ROW_KEYS, required=("model", "regime", "target"))
+    model, regime, target = row["model"], row["regime"], row["target"]
+    at.check(model in model_names(), "model", model, "a model", model_names())
+    at.check(regime in REGIMES, "regime", regime, " or ".join(map(repr, REGIMES)))
+    overrides = row.get("overrides", {})
+    at.check(isinstance(overrides, dict), "overrides", overrides, "a table")
+    mesh = row.get("mesh", {})
+    is_mesh = isinstance(mesh, dict) and all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in mesh.values()
+    )
+    at.check(is_mesh, "mesh", mesh, "a table of axis sizes >= 1")
+    at.check(isinstance(target, str), "target", target, "a name, as 'v5e:4x4'")
+    share, room, memory = _memory(row, at)
+    count = row.get("microbatches", 0)
+    is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+    at.check(is_count, "microbatches", count, "a number of micro-batches")
     methods = row.get("methods", default)
     is_list = isinstance(methods, list) and bool(methods)
     at.check(is_list, "methods", methods, "a list of methods, here or for all rows")
     try:
-        count = load_target(target).num_devices
+        num_devices = load_target(target).num_devices
         parsed = tuple(dict.fromkeys(parse_method(m) for m in methods))
         model_of(model, **overrides)
     except RhinoError as error:
@@ -269,13 +294,15 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
             fix=error.fix,
         ) from None
     expected = "a target with its topology, as 'v5e:4x4'"
-    at.check(count is not None, "target", target, expected)
-    assert count is not None
+    at.check(num_devices is not None, "target", target, expected)
+    assert num_devices is not None
     sizes = 1
     for size in mesh.values():
         sizes *= size
-    is_whole = not mesh or sizes == count
-    at.check(is_whole, "mesh", mesh, f"axes of {count} devices together, as {target}")
+    is_whole = not mesh or sizes == num_devices
+    at.check(
+        is_whole, "mesh", mesh, f"axes of {num_devices} devices together, as {target}"
+    )
     return Row(
         model=model,
         overrides=tuple(overrides.items()),
@@ -283,50 +310,11 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: _Place) -> Row:
         target=target,
         mesh=tuple(mesh.items()),
         methods=parsed,
-        memory_share=None if share is None else float(share),
-        memory_room=None if room is None else float(room),
+        memory_share=share,
+        memory_room=room,
         memory=memory,
+        microbatches=count,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where in a file values are checked."""
-
-    file: str
-    what: str
-
-    def check(
-        self,
-        is_good: bool,
-        key: str,
-        value: Any,
-        expected: str,
-        known: Sequence[str] = (),
-    ) -> None:
-        if is_good:
-            return
-        close = nearest(value, known) if isinstance(value, str) else ""
-        raise BenchError(
-            f"{self.what}: `{key}` is not {expected}.{close}",
-            where=f"{self.file}, key `{key}`",
-            numbers=f"got {value!r}"
-            + (f", known: {', '.join(known)}" if known else ""),
-            fix=f"change `{key}`.",
-        )
-
-    def check_keys(
-        self, table: Mapping[str, Any], known: Sequence[str], required: Sequence[str]
-    ) -> None:
-        check_keys(BenchError, self.what, table, known, self.file)
-        for key in required:
-            if key not in table:
-                raise BenchError(
-                    f"{self.what} has no `{key}`.",
-                    where=self.file,
-                    numbers=f"required: {', '.join(required)}",
-                    fix=f"add the key `{key}`.",
-                )
 
 
 def _is_number(value: Any) -> bool:

@@ -1,0 +1,142 @@
+"""A row's pipelines: planned, run in processes of their own, and simulated."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.methods import SCHEDULES
+from rhino_jax.bench.stages.records import Case
+from rhino_jax.bench.store import read_json, write_json
+from rhino_jax.bench.suite import Row
+from rhino_jax.hardware.files import load_target
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.plan.files.store import load_plan
+from rhino_jax.plan.stages import Pipeline, StageCost
+from rhino_jax.transform.staged.step import TaskKind
+
+
+def run_stages(row: Row, result: Path) -> dict[str, Any]:
+    """Every schedule of a row, as `records.Piped` in JSON.
+
+    Args:
+      row: its target has a device for each stage.
+      result: file beside which processes write.
+    Raises:
+      BenchError: a method is no schedule; there are fewer cores than stages; a process
+        failed.
+    """
+    count = load_target(row.target).num_devices
+    assert count is not None, "suites name whole topologies"
+    _check(row, count)
+    job = {"row": row.to_table(), "devices": count, "result": str(result)}
+    (one,) = _together(job | {"schedule": ""}, 1)
+    cases = [_case(job, method.plan, count) for method in row.methods]
+    return {"one_device_s": one["step_s"], "cases": [asdict(c) for c in cases]}
+
+
+def _check(row: Row, count: int) -> None:
+    others = [m.name for m in row.methods if m.plan not in SCHEDULES]
+    cores = len(os.sched_getaffinity(0))
+    if others or cores < count or not row.microbatches:
+        raise BenchError(
+            f"`{row.workload}` on {row.target} cannot run as a pipeline whose stages"
+            " have a core each.",
+            numbers=f"stages: {count}, cores: {cores}, micro-batches:"
+            f" {row.microbatches}, methods: {', '.join(m.name for m in row.methods)}",
+            fix=f"methods = [{', '.join(map(repr, SCHEDULES))}], `microbatches`, and a"
+            " target of as many devices as there are cores.",
+        )
+
+
+def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
+    plan_file = f"{job['result']}.plan"
+    job = {**job, "schedule": schedule, "plan": plan_file}
+    seconds = {}
+    for processes in (count, 0):
+        found = _together(job, processes)
+        plan = load_plan(plan_file)
+        assert plan.pipeline is not None
+        tasks = [task for one in found for task in one["tasks"]]
+        pipeline = replace(plan.pipeline, costs=_costs(plan.pipeline, tasks))
+        step = simulate(schedule_of(pipeline))
+        measured = max(one["step_s"] for one in found)
+        seconds[processes] = (measured, step.step_time_s, tasks, max(step.busy_s))
+    apart, together = seconds[count], seconds[0]
+    per_task = [s for kind, _, _, s in apart[2] if kind in _PER_MICRO_BATCH]
+    return Case(
+        schedule=schedule,
+        task_s=statistics.median(per_task),
+        apart_s=apart[0],
+        apart_simulated_s=apart[1],
+        together_s=together[0],
+        together_simulated_s=together[1],
+        busy_s=apart[3],
+    )
+
+
+_PER_MICRO_BATCH = {
+    TaskKind.FORWARD.name: "forward_s",
+    TaskKind.BACKWARD.name: "backward_s",
+    TaskKind.WEIGHTS.name: "weights_s",
+}
+
+
+def _costs(pipeline: Pipeline, tasks: Sequence[Any]) -> tuple[StageCost, ...]:
+    """What the plan's chunks cost, with seconds as they were measured."""
+    found = []
+    groups = pipeline.groups
+    for chunk, cost in enumerate(pipeline.costs):
+        names = [*_PER_MICRO_BATCH.values(), "update_s"]
+        seconds: dict[str, Any] = dict.fromkeys(names, 0.0)
+        for kind, group, place, s in tasks:
+            name = _PER_MICRO_BATCH.get(kind)
+            if name is not None and place == chunk:
+                seconds[name] += s
+            elif name is None and group == groups[chunk]:
+                is_first = groups.index(group) == chunk
+                seconds["update_s"] += s if is_first else 0.0
+        found.append(replace(cost, **seconds))
+    return tuple(found)
+
+
+def _together(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
+    """What processes measured that ran a job together; 0: one, with all devices."""
+    path = Path(f"{job['result']}.job")
+    write_json(path, dict(job))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "rhino_jax.bench.stages.worker", str(path)]
+    numbers = range(max(1, count))
+    running = [
+        subprocess.Popen([*command, str(i), str(count), str(port)]) for i in numbers
+    ]
+    try:
+        codes = [process.wait() for process in running]
+    finally:
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+    found = [read_json(Path(f"{job['result']}.{i}")) for i in numbers]
+    if any(codes) or None in found:
+        raise BenchError(
+            f"processes of the schedule {job['schedule']!r} failed.",
+            numbers=f"exit codes {codes}",
+            fix="see what they wrote above.",
+        )
+    for i in numbers:
+        Path(f"{job['result']}.{i}").unlink()
+    return [one for one in found if one is not None]
