@@ -179,7 +179,7 @@ class Bound(Generic[AnyPlan]):
         self.feedback.gave(outs)
         self.storage.gave(outs)
         if arguments.to_move and arguments.lifted is None:
-            self._delete_donated(arguments, arrays)
+            self._delete_donated(arguments, arrays, outs)
         outs = self.write_captured(outs)
         if arguments.lifted is not None:
             return self.finish(arguments.lifted, arrays, outs)
@@ -202,12 +202,18 @@ class Bound(Generic[AnyPlan]):
         result = self.traced.result.unflatten(outs[:count])
         return lifted.finish(written, result, arrays, outs)
 
-    def _delete_donated(self, arguments: Arguments, placed: Sequence[Any]) -> None:
+    def _delete_donated(
+        self, arguments: Arguments, placed: Sequence[Any], outs: Sequence[Any]
+    ) -> None:
         """Free the originals of donated arrays that had to be moved.
 
-        Only now: had anything failed before, the user would still have them.
+        Only now: had anything failed before, the user would still have them. Not of
+        what comes back as it is: a moved array may share the original's memory.
         """
+        returned = set(map(id, outs))
         for i in arguments.to_move:
+            if id(placed[i]) in returned:
+                continue
             original = arguments.arrays[i]
             if (
                 self.traced.donated[i]

@@ -254,3 +254,22 @@ def test_what_cannot_be_is_refused():
     step = rhino.auto_shard(train_step, stages=2)
     with pytest.raises(StageError, match="no one program to lower"):
         step.lower(*args)
+
+
+def test_donated_state_that_no_step_changes_comes_back_alive():
+    """As the coefficients of optax's muon: an array that is returned as it came."""
+
+    def step(params, kept, batch):
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        rate = kept["rate"].sum()
+        params = jax.tree.map(lambda p, g: p - rate * g, params, gradients)
+        return params, kept, value
+
+    params, _, batch = arguments()
+    kept = {"rate": jnp.array([0.05, 0.05]), "unread": jnp.ones(3)}
+    run = rhino.auto_shard(step, donate_argnums=(0, 1), stages=2, microbatches=4)
+    for _ in range(2):
+        params, kept, value = run(params, kept, batch)
+    np.testing.assert_array_equal(kept["unread"], np.ones(3))
+    np.testing.assert_allclose(kept["rate"], [0.05, 0.05])
+    assert np.isfinite(value)
