@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from rhino_jax.errors import RhinoError
 from rhino_jax.face.plan import Plan
 from rhino_jax.hardware.target import Target
+from rhino_jax.report.line import format_mesh
+from rhino_jax.units import format_bytes, format_seconds
 
 
 S_PER_HOUR = 3600  # by definition
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Point:
     """A configuration.
 
@@ -43,6 +45,22 @@ class Point:
     peak_bytes: int
     price_per_step: float | None
     make: Callable[[], Plan] | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        where = f"{format_mesh(self.mesh)} on {self.hardware}"
+        if not self.mesh:
+            where = f"{self.devices} devices of {self.hardware}"
+        if not self.fits:
+            return f"Point({where}: {self.why})"
+        said = [f"{format_seconds(self.step_s)}/step"]
+        said.append(f"peak {format_bytes(self.peak_bytes)}")
+        if self.price_per_step is not None:
+            said.append(f"price {self.price_per_step:.3g}")
+        for name in ("batch", "stages", "microbatches"):
+            value = getattr(self, name)
+            if value not in (None, 1):
+                said.append(f"{name} {value}")
+        return f"Point({where}: {', '.join(said)})"
 
     def plan(self) -> Plan:
         """The plan whose figures these are.

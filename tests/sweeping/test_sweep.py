@@ -137,3 +137,13 @@ def test_prices_are_the_users_to_change() -> None:
     target = load_target("v5e:2x2").replace(price_per_hour=3600.0)
     (point,) = swept(hardware=target)
     assert point.price_per_step == pytest.approx(4 * point.step_s)
+
+
+def test_a_point_is_a_line() -> None:
+    fits, too_small = swept(
+        hardware=["v5e"], devices=[4], memory_budget_bytes=[None, "1KiB"]
+    )
+    assert repr(fits).startswith("Point(") and " on v5e" in repr(fits)
+    assert "/step, peak " in repr(fits) and "make" not in repr(fits)
+    assert len(repr(fits)) < 100 and "\n" not in repr(fits)
+    assert not too_small.fits and too_small.why in repr(too_small)
