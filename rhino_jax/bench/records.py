@@ -163,6 +163,8 @@ def row_key(row: Row) -> str:
         what.append(["room", row.memory_room])
     if row.memory:
         what.append(["memory", row.memory])
+    if row.microbatches:
+        what.append(["microbatches", row.microbatches])
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{row.model}-{row.target.replace(':', '_')}-{axes}-{digest}"
 

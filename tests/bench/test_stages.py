@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.records import row_key
 from rhino_jax.bench.rows.row_run import RowResult
 from rhino_jax.bench.stages import run
 from rhino_jax.bench.stages.records import Case, Piped
@@ -49,6 +50,7 @@ def test_rows_say_their_micro_batches() -> None:
     (row,) = SUITE.rows
     assert row.workload == "gpt-tiny-unrolled m=4"
     assert parse_suite({"rows": [row.to_table()]}, name="b", file="").rows == (row,)
+    assert row_key(row) != row_key(replace(row, microbatches=8))
     for wrong in (-1, 2.0, True, "4"):
         with pytest.raises(BenchError, match="`microbatches` is not a number"):
             bad = {"rows": [{**ROW, "microbatches": wrong}]}
