@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.methods import parse_method
+from rhino_jax.bench.methods import SCHEDULES, parse_method
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.records import Result
 from rhino_jax.bench.rows.clock_run import clock_report, clock_task
@@ -109,6 +109,7 @@ def run_command(command: Command) -> int:
             numbers=f"its kind is {suite.kind!r}",
             fix="leave the method refined out.",
         )
+    _check_schedules(suite)
     if command.is_list:
         for row in suite.rows:
             print(f"{title_of(row)}: {', '.join(m.name for m in row.methods)}")
@@ -120,6 +121,21 @@ def run_command(command: Command) -> int:
     except KeyboardInterrupt:
         say("\nstopped; the same command goes on from here")
         raise
+
+
+def _check_schedules(suite: Suite) -> None:
+    """Schedules are of suites that run stages, and these have no other methods."""
+    is_staged = suite.kind == "stages"
+    methods = dict.fromkeys(m for row in suite.rows for m in row.methods)
+    wrong = [m.name for m in methods if (m.plan in SCHEDULES) != is_staged]
+    if wrong:
+        raise BenchError(
+            f"`bench {suite.name}`: schedules are methods of suites of kind 'stages',"
+            " and only these.",
+            where=", ".join(wrong),
+            numbers=f"its kind is {suite.kind!r}; schedules: {', '.join(SCHEDULES)}",
+            fix="leave these methods out, or change the suite's kind.",
+        )
 
 
 class _ByRow(NamedTuple):

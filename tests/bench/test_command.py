@@ -51,6 +51,8 @@ def test_lists(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "quick", "--only", "gpt*", "--readme"], "of a whole suite"),
         (["bench", "plan", "--methods", "fast,refined"], "kind 'compile' refine"),
         (["bench", "clock", "--methods", "refined:2"], "kind 'compile' refine"),
+        (["bench", "quick", "--methods", "1f1b"], "schedules are methods of suites"),
+        (["bench", "stages", "--methods", "best"], "schedules are methods of suites"),
         (["bench", "plan", "--against", "a.json"], "only what is compiled is compared"),
         (["bench", "quick", "--against", "a.json"], "holds no results"),
     ],

@@ -18,7 +18,6 @@ class Case:
         core each: measured, and simulated from the measured seconds of every task.
       together_s, together_simulated_s: the same in one process, whose stages share
         XLA:CPU's threads.
-      busy_s: of the simulated step in processes, seconds that the busiest stage works.
     """
 
     schedule: str
@@ -27,7 +26,6 @@ class Case:
     apart_simulated_s: float
     together_s: float
     together_simulated_s: float
-    busy_s: float
 
     @property
     def apart_ratio(self) -> float:

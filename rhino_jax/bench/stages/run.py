@@ -72,7 +72,7 @@ def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
         pipeline = replace(plan.pipeline, costs=_costs(plan.pipeline, tasks))
         step = simulate(schedule_of(pipeline))
         measured = max(one["step_s"] for one in found)
-        seconds[processes] = (measured, step.step_time_s, tasks, max(step.busy_s))
+        seconds[processes] = measured, step.step_time_s, tasks
     apart, together = seconds[count], seconds[0]
     per_task = [s for kind, _, _, s in apart[2] if kind in _PER_MICRO_BATCH]
     return Case(
@@ -82,7 +82,6 @@ def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
         apart_simulated_s=apart[1],
         together_s=together[0],
         together_simulated_s=together[1],
-        busy_s=apart[3],
     )
 
 
