@@ -152,18 +152,21 @@ class Running:
             raise
         self._waiter = waiter
 
-    def meet(self, doing: str) -> None:
+    def meet(self, doing: str, on: Sequence[int] | None = None) -> None:
         """Go on once all processes are here.
 
+        Args:
+          on: those that meet, all by default.
         Raises:
           ProcessError: as `wait`.
         """
-        name = f"{self._prefix}/{self._failures}"
+        on = self.processes if on is None else on
+        name = f"{self._prefix}/{self._failures}/{' '.join(map(str, on))}"
 
         def call() -> None:
-            self._client.wait_at_barrier(name, BARRIER_MS, list(self.processes))
+            self._client.wait_at_barrier(name, BARRIER_MS, list(on))
 
-        self.wait(call, self.processes, doing)
+        self.wait(call, on, doing)
 
     def failed(self, error: ProcessError) -> None:
         """Tell the others of an error, unless one has told before.

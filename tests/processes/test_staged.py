@@ -41,6 +41,12 @@ def test_two_stages_in_two_processes() -> None:
     check(staged.ADAMW, [one[1] for one in found])
 
 
+def test_two_processes_hold_two_stages_each() -> None:
+    """Within a process nothing is sent, yet transfers are counted alike."""
+    found = results(together("in_four_stages", worker="staged"))
+    check(staged.ADAMW, [one[0] for one in found])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["in_two_stages", "in_four_stages"])
 def test_four_processes(scenario: str) -> None:

@@ -105,6 +105,7 @@ class Exchange:
             self._laid_out(x, source, a, b)
             for x, a, b in zip(arrays, have, want, strict=True)
         ]
+        self._sent += 1
         if self.on[source] == self.on[target] == [self.running.me]:
             return list(jax.device_put([x for x, _ in laid_out], list(want)))
         found = self._packets.get((source, target, *keys))
@@ -121,7 +122,6 @@ class Exchange:
     def _carry(
         self, packet: Packet, arrays: Sequence[Any], source: int, is_target: bool
     ) -> Sequence[Any]:
-        self._sent += 1
         number = (self.running.step << 24) + self._sent
         if self.mine[source]:
             self.port.give(packet, arrays, self.base, number)
@@ -130,6 +130,16 @@ class Exchange:
         taken = self.port.take(packet, arrays, self.base, number)
         self.arriving |= {id(x): (x, self.on[source]) for x in taken}
         return taken
+
+    def meet(self, group: int, doing: str) -> None:
+        """Wait until all processes of a group can run what it is to run next.
+
+        On emulated devices only: a collective that waits for another process keeps a
+        thread of XLA's pool there, and with as many as cores kept nothing is sent any
+        more, maybe not even what the other process waits for.
+        """
+        if self.is_emulated and len(self.on[group]) > 1:
+            self.running.meet(doing, self.on[group])
 
     def arrived(self, x: Any, doing: str) -> None:
         """Wait for a value if it comes from another process."""
@@ -160,6 +170,7 @@ class Exchange:
         key = have, here_as
         if key not in self._resharded:
             self._resharded[key] = jax.jit(_same, out_shardings=here_as)
+        self.meet(group, "to lay out what is sent")
         with in_mesh(have.mesh):
             x = self._resharded[key](x)
         if self.is_emulated:
@@ -178,6 +189,7 @@ class Exchange:
         if packet is None:
             packet = Packet((Move.of(f"shown {key.number}", aval, have, target),))
             self._packets["shown", key] = packet
+        self._sent += 1
         (on_head,) = self._carry(packet, [x], group, is_target=True)
         self.arrived(on_head, "for a result of the step")
         (one,) = (s.data for s in on_head.addressable_shards)

@@ -148,6 +148,7 @@ class ProcessController(Controller):
                     if id(x) in arriving:
                         self.exchange.arrived(x, f"for what `{name}` reads")
             self._task = name
+            self.exchange.meet(group, f"in `{name}`")
             with in_mesh(programs.mesh):
                 results = programs.all[position](*reads)
             for key, x in zip(task.makes, results, strict=True):
