@@ -10,6 +10,7 @@ from rhino_jax.report.collectives import format_axes
 from rhino_jax.report.html import sections_to_html
 from rhino_jax.report.line import format_mesh
 from rhino_jax.report.section import Section, Table
+from rhino_jax.report.stages import compiled_stages_section
 from rhino_jax.report.text import sections_to_text
 from rhino_jax.report.views.bars import bars, peak_of, step_of, wire_of
 from rhino_jax.units import (
@@ -69,6 +70,7 @@ def tell_verification(
         _head(found),
         Section("why it is not ok", lines=found.problems),
         _numbers(found),
+        compiled_stages_section(found),
         _traffic(found),
         *_differences(found.differences, full=full),
         remat_section(found.rematerialised, full=full),

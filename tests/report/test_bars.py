@@ -33,7 +33,7 @@ def test_bars_are_as_long_as_what_they_show() -> None:
     assert (peak, made_peak) == pytest.approx((66, 33))
     said = " ".join(read(html).text)
     assert "8.00 ms (2.00x)" in said and "512 MiB (0.50x)" in said
-    assert "in pale: communication that compute does not hide" in said
+    assert "pale: communication that compute does not hide" in said
 
 
 def test_quantities_of_one_unit_have_one_scale() -> None:

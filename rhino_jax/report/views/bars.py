@@ -90,12 +90,13 @@ def step_of(sides: Sequence[Predicted | None]) -> Quantity:
             found.append(None)
             continue
         compute_s = min(side.compute_s, side.step_time_s)
-        parts = ((compute_s, "compute"), (side.step_time_s - compute_s, EXPOSED))
+        rest_s = side.step_time_s - compute_s
+        parts = ((compute_s, "compute"), (rest_s, "communication, not hidden"))
         found.append(Bar(parts, bar.words))
     return Quantity("step time", "step", tuple(found))
 
 
-EXPOSED = "communication that compute does not hide"
+EXPOSED = "pale: communication that compute does not hide"
 
 
 def peak_of(sides: Sequence[Predicted | None]) -> Quantity:
@@ -137,7 +138,8 @@ def bars(
     Args:
       quantities: what is compared.
       sides: their names.
-      parts: names of the parts of bars; the first, the strongest, may go without.
+      parts: names of the parts of bars, from the left and the strongest; empty for
+        what needs none.
     """
     most: dict[str, float] = {}
     for q in quantities:
@@ -154,7 +156,7 @@ def bars(
     drawn = max(len(b.parts) for q in quantities for b in q.bars if b is not None)
     for i in range(drawn):
         if i < len(parts) and parts[i]:
-            keys.append((colour(None, 2 * STRENGTHS[i]), f"in pale: {parts[i]}"))
+            keys.append((colour(None, 2 * STRENGTHS[i]), parts[i]))
     return f'<div class="compared">{"".join(tracks)}{legend(keys)}</div>'
 
 
