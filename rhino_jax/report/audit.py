@@ -17,6 +17,7 @@ from rhino_jax.report.verification import (
     remat_section,
     time_rows,
 )
+from rhino_jax.report.views.bars import bars, peak_of, step_of, wire_of
 from rhino_jax.units import (
     format_bytes,
     format_count,
@@ -131,7 +132,16 @@ def _beside(found: Audit) -> Section:
         ),
     )
     header = ("per device", "as it is", "rhino's plan", "rhino's to it")
-    return Section("both compiled", table=Table(header, rows, "<>>>"))
+    quantities = [
+        step_of((theirs, ours)),
+        peak_of((theirs, ours)),
+        *wire_of((found.collectives, found.rhino.collectives)),
+    ]
+    return Section(
+        "both compiled",
+        table=Table(header, rows, "<>>>"),
+        drawing=bars(quantities, ("as it is", "rhino's plan")),
+    )
 
 
 def _costs(found: Audit, *, full: bool) -> tuple[Section, ...]:

@@ -11,6 +11,7 @@ from rhino_jax.report.line import format_mesh
 from rhino_jax.report.section import Section, Table
 from rhino_jax.report.text import sections_to_text
 from rhino_jax.report.values import STATE_PREFIX
+from rhino_jax.report.views.bars import Bar, Quantity, bars, peak_of, step_of
 from rhino_jax.units import (
     format_bytes,
     format_count,
@@ -80,7 +81,11 @@ def _numbers(diff: PlanDiff) -> Section:
         ),
     ]
     header = ("per device", "A", "B", "B to A")
-    return Section("predicted", table=Table(header, tuple(rows), "<>>>"))
+    return Section(
+        "predicted",
+        table=Table(header, tuple(rows), "<>>>"),
+        drawing=bars([step_of((a, b)), peak_of((a, b))], ("plan A", "plan B")),
+    )
 
 
 def _pair(a_s: float, b_s: float) -> tuple[str, str, str]:
@@ -102,9 +107,10 @@ def _specs(diff: PlanDiff) -> Section:
         if c.side == "input"
         or (c.path.removeprefix(STATE_PREFIX), c.before, c.after) not in inputs
     ]
-    rows = []
+    rows, told = [], []
     for item in fold((c.path, (c.side, c.before, c.after)) for c in shown):
         members = [shown[i] for i in item.members]
+        told.append((item.label, members))
         first, count = members[0], len(members)
         before = format_bytes(sum(c.bytes_before for c in members))
         after = format_bytes(sum(c.bytes_after for c in members))
@@ -124,25 +130,39 @@ def _specs(diff: PlanDiff) -> Section:
     cells = tuple(row[:width] for row in rows)
     state = len(diff.specs) - len(shown)
     lines = (f"{format_count(state)} of state, as the inputs they replace",)
+    drawn = [_bar_of(label, shown) for label, shown in told if _asked(shown)]
     return Section(
         f"specs: {format_count(len(diff.specs))} changed,"
         f" {format_count(diff.unchanged)} as before",
         table=Table(header[:width], cells, "<<<<>>"[:width], (0, 2, 3)),
         lines=(*(lines if state else ()), *(WORTH if has_worth else ())),
+        drawing=bars(drawn, ("gained by B's layout", "lost by it")),
     )
 
 
 WORTH = ("worth: how much longer B's step is with that array as in A, all else free",)
 
 
+def _asked(members: Sequence[SpecChange]) -> list[float]:
+    """What those of repeated layers are worth that were asked of."""
+    return [c.worth_s for c in members if c.worth_s is not None]
+
+
 def _worth(members: Sequence[SpecChange]) -> str:
     """Of the first of repeated layers that was asked of."""
-    found = [c.worth_s for c in members if c.worth_s is not None]
+    found = _asked(members)
     if not found:
         return ""
     sign = "−" if found[0] < 0 else ""
     each = " each" if len(members) > 1 else ""
     return f"{sign}{format_seconds(abs(found[0]))}{each}"
+
+
+def _bar_of(label: str, members: Sequence[SpecChange]) -> Quantity:
+    """What a layout is worth, as a bar of what is gained by it or lost."""
+    worth_s, change = _asked(members)[0], f"{members[0].before} → {members[0].after}"
+    bar = Bar(((abs(worth_s), change),), _worth(members))
+    return Quantity(label, "worth", (bar,), first=0 if worth_s >= 0 else 1)
 
 
 def _traffic(diff: PlanDiff) -> Section:

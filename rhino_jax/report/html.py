@@ -58,7 +58,8 @@ _STYLE = """
 & details.ops{margin:0 0 0 1em}
 & details.ops summary{font-weight:400}
 & .op{margin-left:2em;overflow-wrap:anywhere}
-& :is(.timeline,.memory,.treemap,.network,.program){margin:.2em 0 .6em 1em}
+& :is(.timeline,.memory,.treemap,.network,.program,.compared,.scatter){
+ margin:.2em 0 .6em 1em}
 & .box{font-size:12px;line-height:1.6em;text-indent:2px;white-space:nowrap;
  box-shadow:inset -1px 0 rgba(128,128,128,.25);color:inherit}
 & .treemap .box{box-shadow:inset 0 0 0 1px rgba(128,128,128,.3)}

@@ -10,12 +10,14 @@ from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.timeline import lines_of
 from rhino_jax.report.line import format_mesh
 from rhino_jax.report.section import Section, Table
+from rhino_jax.report.views.bars import Bar, Quantity, bars
 from rhino_jax.units import format_bytes, format_count, format_seconds, format_share
 
 
 if TYPE_CHECKING:
     from rhino_jax.plan.plan import Plan
     from rhino_jax.plan.stages import Pipeline, StageCost, StagePlan
+    from rhino_jax.verify.verification import Verification
 
 TIMELINE_WIDTH = 88
 
@@ -75,6 +77,47 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
     )
     header = ("stage", "mesh", "forward", "backward", "update", "peak", "sends a step")
     return Table(header, rows, "><>>>><", (6, 1))
+
+
+PASSES = ("forward", "backward", "update")
+
+
+def compiled_stages_section(found: Verification) -> Section:
+    """Every chunk of the stages, as planned and as compiled."""
+    if found.compiled is None or not found.stages:
+        return Section("")
+    rows, drawn = [], []
+    for i, pair in enumerate(found.stages):
+        passes = [_passes(cost) for cost in pair]
+        cells = [
+            " → ".join(map(format_seconds, each)) for each in zip(*passes, strict=True)
+        ]
+        working = [cost.working_bytes for cost in pair]
+        rows.append((str(i), *cells, " → ".join(map(format_bytes, working))))
+        drawn.append(
+            Quantity(
+                f"chunk {i}",
+                "seconds",
+                tuple(
+                    Bar(
+                        tuple(zip(each, PASSES, strict=True)), format_seconds(sum(each))
+                    )
+                    for each in passes
+                ),
+            )
+        )
+    # Compiled seconds of other hardware are no measure of what was planned.
+    is_same = found.hardware == found.planned_hardware
+    return Section(
+        "chunks of stages: forward and backward of one micro-batch, update once a step;"
+        " planned → compiled",
+        table=Table(("chunk", *PASSES, "tasks take up to"), tuple(rows), ">>>>>"),
+        drawing=bars(drawn, ("predicted", "compiled"), parts=PASSES) if is_same else "",
+    )
+
+
+def _passes(cost: StageCost) -> tuple[float, float, float]:
+    return cost.forward_s, cost.backward_s + cost.weights_s, cost.update_s
 
 
 def _sends(stage: StagePlan) -> str:

@@ -10,7 +10,9 @@ from rhino_jax.report.collectives import format_axes
 from rhino_jax.report.html import sections_to_html
 from rhino_jax.report.line import format_mesh
 from rhino_jax.report.section import Section, Table
+from rhino_jax.report.stages import compiled_stages_section
 from rhino_jax.report.text import sections_to_text
+from rhino_jax.report.views.bars import bars, peak_of, step_of, wire_of
 from rhino_jax.units import (
     format_bytes,
     format_count,
@@ -68,6 +70,7 @@ def tell_verification(
         _head(found),
         Section("why it is not ok", lines=found.problems),
         _numbers(found),
+        compiled_stages_section(found),
         _traffic(found),
         *_differences(found.differences, full=full),
         remat_section(found.rematerialised, full=full),
@@ -122,7 +125,23 @@ def _numbers(found: Verification) -> Section:
     else:
         rows += [(name, "-", value, "-") for name, _, value, _ in times]
     header = ("per device", "predicted", "compiled", "compiled to predicted")
-    return Section("predicted and compiled", table=Table(header, tuple(rows), "<>>>"))
+    return Section(
+        "predicted and compiled",
+        table=Table(header, tuple(rows), "<>>>"),
+        drawing=_drawn(found),
+    )
+
+
+def _drawn(found: Verification) -> str:
+    """Step, memory and what is sent; the step only where both are of one hardware."""
+    sides = (found.predicted, found.compiled)
+    is_same = found.hardware == found.planned_hardware
+    quantities = [
+        *([step_of(sides)] if is_same else []),
+        peak_of(sides),
+        *wire_of((found.planned, found.collectives)),
+    ]
+    return bars(quantities, ("predicted", "compiled"))
 
 
 def time_rows(a: Predicted, b: Predicted) -> list[tuple[str, str, str, str]]:

@@ -13,6 +13,7 @@ from rhino_jax.report.html import sections_to_html
 from rhino_jax.report.line import format_mesh
 from rhino_jax.report.section import Section, Table
 from rhino_jax.report.text import sections_to_text
+from rhino_jax.report.views.scatter import Axis, Dot, scatter
 from rhino_jax.sweeping.point import Point
 from rhino_jax.units import format_bytes, format_seconds
 
@@ -22,6 +23,8 @@ COLUMNS = (
     "microbatches", "fits", "why", "step_s", "compute_s", "communication_s",
     "peak_bytes", "price_per_step",
 )  # fmt: skip
+
+FRONT = "no other is better in time, price, memory and devices together"
 
 MOST_ROWS = 20
 """Points in a table that is not full."""
@@ -132,7 +135,7 @@ def _tell(sweep: Sweep, *, full: bool) -> tuple[Section, ...]:
     others = [p for p in sweep.points if not p.fits]
     shown = [*fitting, *others] if full else fitting[:MOST_ROWS]
     left = len(sweep.points) - len(shown)
-    lines = ["*: no other is better in time, price, memory and devices together"]
+    lines = [f"*: {FRONT}"]
     if left:
         lines.append(
             f"{left} more, {len(others)} of which do not fit: table(full=True)"
@@ -142,9 +145,33 @@ def _tell(sweep: Sweep, *, full: bool) -> tuple[Section, ...]:
         f" {format_seconds(sweep.seconds)}"
     )
     return (
-        Section(title, table=_table(front, front)),
+        Section(title, table=_table(front, front), drawing=_drawn(fitting, front)),
         Section("all", table=_table(shown, front), lines=tuple(lines)),
     )
+
+
+def _drawn(points: Sequence[Point], front: Sequence[Point]) -> str:
+    """Price and memory over time, as `worth` has them; no price where none is known."""
+    marks = {id(p) for p in front}
+    per_row = " of a row of the batch" if any(p.batch for p in points) else ""
+    time = Axis(f"step time{per_row}", format_seconds)
+    drawn = []
+    for place, axis in (
+        (1, Axis(f"price{per_row}", lambda price: f"{price:.3g}")),
+        (2, Axis("peak memory", format_bytes)),
+    ):
+        dots = [
+            Dot(
+                p.worth[0],
+                p.worth[place],
+                p.hardware.partition(":")[0],
+                repr(p),
+                id(p) in marks,
+            )
+            for p in points
+        ]
+        drawn.append(scatter(dots, time, axis, marks=FRONT))
+    return "".join(drawn)
 
 
 def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
@@ -152,7 +179,22 @@ def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
     rows = tuple(_row(p, id(p) in marks) for p in points)
     header = ("", "hardware", "mesh", "budget", "batch", "stages", "parts", "step",
               "peak", "price")  # fmt: skip
-    return Table(header, rows, "<<<>>>>>>>", (2, 1))
+    # Of what is left as it is written there is nothing to tell.
+    kept = [
+        i
+        for i, name in enumerate(header)
+        if name not in UNASKED or any(row[i] != UNASKED[name] for row in rows)
+    ]
+    return Table(
+        tuple(header[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+        "".join("<<<>>>>>>>"[i] for i in kept),
+        (2, 1),
+    )
+
+
+UNASKED = {"batch": "", "stages": "1", "parts": "1"}
+"""Columns of what may be left out, with what they hold then."""
 
 
 def _row(point: Point, is_best: bool) -> tuple[str, ...]:

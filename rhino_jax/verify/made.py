@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rhino_jax.plan.records import Predicted
+from rhino_jax.plan.stages import StageCost
 from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.matching.causes import Evidence
 
@@ -19,6 +20,7 @@ class Made:
     out_of_memory: the compiler's word that something does not fit, or None.
     rematerialised: the compiler's lines on values that it replicated in full.
     evidence: what is known of the causes of differences.
+    stages: of a pipeline, each chunk's cost as planned and as compiled.
     notes: what could not be read, and more, in sentences.
     seconds: wall time of compiling.
     """
@@ -30,5 +32,6 @@ class Made:
     out_of_memory: OutOfMemory | None = None
     rematerialised: tuple[str, ...] = ()
     evidence: Evidence | None = None
+    stages: tuple[tuple[StageCost, StageCost], ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -17,7 +17,6 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Predicted
 from rhino_jax.plan.stages import StageCost
 from rhino_jax.transform.staged.step import Task, TaskKind
-from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
@@ -56,7 +55,7 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
         ),
         out_of_memory=lacking[0] if lacking else None,
         rematerialised=tuple(line for c in found for line in c.rematerialised),
-        notes=_notes(plan.pipeline.costs, costs),
+        stages=tuple(zip(plan.pipeline.costs, costs, strict=True)),
         seconds=sum(c.seconds for c in found),
     )
 
@@ -66,23 +65,6 @@ def _is_of(task: Task, chunk: int, group_of: Sequence[int]) -> bool:
     if task.is_per_micro_batch:
         return task.place == chunk
     return group_of.index(task.group) == chunk
-
-
-def _notes(
-    planned: Sequence[StageCost], compiled: Sequence[StageCost]
-) -> tuple[str, ...]:
-    """Every stage, predicted beside compiled."""
-    return tuple(
-        f"stage {i}: forward {format_seconds(is_.forward_s)}, predicted"
-        f" {format_seconds(was.forward_s)}; backward"
-        f" {format_seconds(is_.backward_s + is_.weights_s)}, predicted"
-        f" {format_seconds(was.backward_s + was.weights_s)}; update"
-        f" {format_seconds(is_.update_s)}, predicted"
-        f" {format_seconds(was.update_s)}; tasks take up to"
-        f" {format_bytes(is_.working_bytes)}, predicted"
-        f" {format_bytes(was.working_bytes)}"
-        for i, (was, is_) in enumerate(zip(planned, compiled, strict=True))
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Collective, Predicted
+from rhino_jax.plan.stages import StageCost
 from rhino_jax.plan.trees import donated_arguments, with_mesh
 from rhino_jax.verify.hlo.pricing import priced
 from rhino_jax.verify.hlo.reading import read_compiled
@@ -59,6 +60,8 @@ class Verification:
       problems: why the plan does not hold, in sentences; empty where it does.
       notes: what could not be read or compared, in sentences.
       seconds: wall time of compiling.
+      stages: of a pipeline, each chunk's cost as planned and as compiled; what it holds
+        between tasks is as planned in both.
     """
 
     program_name: str
@@ -78,6 +81,7 @@ class Verification:
     problems: tuple[str, ...]
     notes: tuple[str, ...]
     seconds: float
+    stages: tuple[tuple[StageCost, StageCost], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -238,4 +242,5 @@ def _beside(plan: Plan, made: Made, place: CompilePlace) -> Verification:
         ),
         notes=tuple(notes),
         seconds=made.seconds,
+        stages=made.stages,
     )

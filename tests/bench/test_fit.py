@@ -142,6 +142,21 @@ def test_a_file_without_the_line_is_refused(tmp_path: Path) -> None:
         write_fit(fits[0], tmp_path)
 
 
+def test_more_than_the_peak_is_not_written(tmp_path: Path) -> None:
+    """No hardware file with such a line can be read again."""
+    file = tmp_path / "v5e.toml"
+    shutil.copy(configs_dir() / "hardware" / "v5e.toml", file)
+    before = file.read_text()
+    on_chip = Rates(
+        matmul_peak_s=0.9, matmul_s=1.0, memory_peak_s=0.52, memory_s=0.5, hidden_s=0.0
+    )
+    (fit,) = fit_results([program(str(i), on_chip) for i in range(3)])
+    with pytest.raises(BenchError, match="memory_efficiency is above 1") as told:
+        write_fit(fit, tmp_path)
+    assert "1.04 over 3 programs" in str(told.value)
+    assert file.read_text() == before
+
+
 def test_the_command_reads_what_bench_wrote(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

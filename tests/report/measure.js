@@ -61,6 +61,25 @@
         align: getComputedStyle(b).textAlign,
       })),
     })),
+    plots: [...element.querySelectorAll(".scatter")].map((plot) => ({
+      room: box(plot.querySelector(".plot").getBoundingClientRect()),
+      outer: box(plot.getBoundingClientRect()),
+      dots: [...plot.querySelectorAll(".dot")].map((d) => ({
+        box: box(d.getBoundingClientRect()), title: d.title,
+        isMarked: d.classList.contains("marked"),
+      })),
+      ticks: [...plot.querySelectorAll(".tick")].map((t) => ({
+        box: box(t.getBoundingClientRect()), text: t.textContent,
+        color: getComputedStyle(t).color,
+      })),
+    })),
+    compared: [...element.querySelectorAll(".compared .track")].map((track) => ({
+      name: track.querySelector(".name").textContent,
+      room: box(track.querySelector(".boxes").getBoundingClientRect()),
+      boxes: [...track.querySelectorAll(".box")].map((b) => ({
+        box: box(b.getBoundingClientRect()), text: b.textContent, title: b.title,
+      })),
+    })),
     paragraphs: [...element.querySelectorAll("p")].map((p) => ({
       box: box(p.getBoundingClientRect()), align: getComputedStyle(p).textAlign,
       isCut: p.scrollWidth > p.clientWidth + 1,

@@ -26,7 +26,8 @@ WIDTHS = (700, 1400)
 NUMBERS = {
     "count", "bytes", "time", "share", "per device", "step time", "to this", "peak",
     "communication", "objective", "to best", "predicted", "compiled", "as it is",
-    "compiled to predicted", "rhino's plan", "rhino's to it",
+    "compiled to predicted", "rhino's plan", "rhino's to it", "B to A",
+    "worth", "bytes per device", "budget", "batch", "stages", "parts", "step", "price",
 }  # fmt: skip
 """Columns of numbers, which are aligned at the right."""
 
@@ -52,14 +53,24 @@ def arguments(*specs: P) -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def reports() -> list[str]:
-    """A plan, its verification, an audit, and a plan of long names."""
+    """A plan, its verification, an audit, a plan of long names, what differs from
+    Megatron's plan, and a sweep."""
     find_browser()
     args = arguments(P("data", "model"), P(), P("data"))
     options: dict[str, Any] = {"progress": False, "donate_argnums": 0}
     plan = rhino.plan(step, *args, mesh={"data": 2, "model": 4}, **options)
     verified = plan.verify(step, *args)
     audit = rhino.audit(step, *args, **options)
-    found = (plan, verified, audit, long_plan())
+    change = rhino.diff(plan.recipe("megatron"), plan)
+    sweep = rhino.sweep(
+        step,
+        *args,
+        hardware=["v5e", "h100", "v6e"],
+        devices=[2, 4, 8],
+        memory_budget_bytes=[None, "3MiB"],
+        **options,
+    )
+    found = (plan, verified, audit, long_plan(), change, sweep)
     return [x._repr_html_() for x in found]
 
 
@@ -112,10 +123,10 @@ def test_the_text_is_at_the_left_and_numbers_at_the_right(measured: Any) -> None
     wrong = [
         (name, cell["text"], cell["align"])
         for name, cell in cells(found)
-        # "per device" heads also the names of quantities.
+        # "per device" heads also the names of quantities, "A" and "B" specs too.
         if cell["text"]
         and (name in NUMBERS) != (cell["align"] == "right")
-        and name not in ("", "per device", "compiled peak")
+        and name not in ("", "per device", "compiled peak", "A", "B")
     ]
     assert not wrong
 
@@ -198,6 +209,56 @@ def test_areas_of_a_map_do_not_overlap(measured: Any) -> None:
     for areas in maps:
         boxes = [b["box"] for b in areas["boxes"]]
         for a, b in itertools.combinations(boxes, 2):
+            across = min(a["right"], b["right"]) - max(a["left"], b["left"])
+            down = min(a["bottom"], b["bottom"]) - max(a["top"], b["top"])
+            assert across < 1 or down < 1
+
+
+def test_compared_bars_begin_at_the_left_one_below_the_other(measured: Any) -> None:
+    _, found = measured
+    tracks = [t for report in found for t in report["compared"]]
+    names = {t["name"] for t in tracks}
+    assert {"step time", "peak memory", "sent over data × model"} <= names
+    for track in tracks:
+        lines: dict[int, list[Any]] = {}
+        for b in track["boxes"]:
+            lines.setdefault(round(b["box"]["top"]), []).append(b)
+        assert len(lines) in (1, 2)
+        for line in lines.values():
+            *parts, words = line
+            assert words["text"] and not any(p["text"] for p in parts)
+            at = track["room"]["left"]
+            for part in line:
+                assert abs(part["box"]["left"] - at) < 1
+                at = part["box"]["right"]
+            assert parts or words["text"] in ("0 B", "-")
+        ends = [line[0]["box"]["bottom"] for _, line in sorted(lines.items())]
+        begins = [line[0]["box"]["top"] for _, line in sorted(lines.items())]
+        assert all(a <= b for a, b in zip(ends, begins[1:], strict=False))
+
+
+def test_points_lie_inside_of_their_plot_and_ticks_apart(measured: Any) -> None:
+    _, found = measured
+    plots = [plot for report in found for plot in report["plots"]]
+    assert len(plots) == 2  # price and memory
+    for plot in plots:
+        room, outer = plot["room"], plot["outer"]
+        assert room["right"] - room["left"] > 100 and len(plot["dots"]) > 8
+        for dot in plot["dots"]:
+            at = dot["box"]
+            assert room["left"] <= at["left"] and at["right"] <= room["right"]
+            assert room["top"] <= at["top"] and at["bottom"] <= room["bottom"]
+            assert "Point(" in dot["title"] and "price" in dot["title"]
+        marked = [d for d in plot["dots"] if d["isMarked"]]
+        assert 1 < len(marked) < len(plot["dots"])
+        # The fastest is never beaten, and stands at the left.
+        least = min(d["box"]["left"] for d in plot["dots"])
+        assert any(d["box"]["left"] - least < 1 for d in marked)
+        assert len(plot["ticks"]) == 6
+        for tick in plot["ticks"]:
+            at = tick["box"]
+            assert outer["left"] - 1 <= at["left"] and at["right"] <= outer["right"] + 1
+        for a, b in itertools.combinations([t["box"] for t in plot["ticks"]], 2):
             across = min(a["right"], b["right"]) - max(a["left"], b["left"])
             down = min(a["bottom"], b["bottom"]) - max(a["top"], b["top"])
             assert across < 1 or down < 1

@@ -43,13 +43,18 @@ def test_every_stage_is_compiled_and_simulated_again():
     assert found.compiled.flops_per_device == pytest.approx(
         plan.predicted.flops_per_device, rel=0.3
     )
-    stages = [note for note in found.notes if note.startswith("stage ")]
-    assert len(stages) == 2 and all("forward" in note for note in stages)
+    assert len(found.stages) == 2
+    for planned, compiled in found.stages:
+        assert planned.fixed_bytes == compiled.fixed_bytes
+        for cost in (planned, compiled):
+            assert min(cost.forward_s, cost.backward_s, cost.update_s) > 0
     # In every micro-batch a sum for each layer, and one back for all but the first,
     # whose input needs no gradient.
     sums = sum(c.count for c in found.collectives if c.kind == "all-reduce")
     assert sums == (4 + 3) * plan.microbatches
-    assert "verification" in found.table()
+    assert "planned → compiled" in found.table()
+    drawn = found._repr_html_()
+    assert all(f">chunk {i}</div>" in drawn for i in (0, 1))
 
 
 @pytest.mark.compile_only

@@ -142,9 +142,11 @@ def write_fit(fit: Fit, folder: Path | None = None) -> Path:
       fit: what to write; what is None stays as it is.
       folder: of hardware files; by default rhino's own.
     Raises:
-      BenchError: the file has no such line, or cannot be written.
+      BenchError: an efficiency is above 1; the file has no such line, or cannot be
+        written.
     """
     file = (folder or configs_dir() / "hardware") / f"{fit.hardware}.toml"
+    _refuse_beyond_peak(fit, str(file))
     by = f"fitted: {fit.programs} programs"
     error = "" if fit.compute_error is None else f", error {fit.compute_error:.0%}"
     values = {
@@ -168,6 +170,22 @@ def write_fit(fit: Fit, folder: Path | None = None) -> Path:
             fix="run it where rhino's configs can be written, or leave out --write.",
         ) from None
     return file
+
+
+def _refuse_beyond_peak(fit: Fit, file: str) -> None:
+    """Raises:
+    BenchError: programs reach more than a peak, with which no file could be read.
+    """
+    for key in ("matmul_efficiency", "memory_efficiency"):
+        value = getattr(fit, key)
+        if value is not None and value > 1:
+            raise BenchError(
+                f"`fit --write`: {key} is above 1.",
+                where=file,
+                numbers=f"{value:.3g} over {fit.programs} programs",
+                fix="fit larger programs, whose arrays do not stay on the chip; or"
+                " correct the peak in the file.",
+            )
 
 
 def _with_line(text: str, key: str, value: str, why: str, file: str) -> str:

@@ -1,11 +1,12 @@
-"""What a plan looks like: drawings of HTML and SVG, without a library.
+"""What plans look like: drawings of HTML and SVG, without a library.
 
 Libraries that plot interactively in Jupyter bring megabytes of script or a network, and
 none works in Lab, classic, VS Code and a file alike; a few hundred lines of boxes do.
 
-In: a plan.
-Out: `views.views_of`: sections with drawings, to stand in a report.
+In: a plan; or quantities of several, or many points, to compare.
+Out: `views.views_of`: sections with drawings, to stand in a report; `bars`, `scatter`.
 Order: `boxes` (colours, bars, escaping), `timeline`, `memory`, `treemap`, `regions` and
-`network` (one drawing each), `script` (sorting, filtering, copying: of files alone,
-notebooks run none), `views`, `page` (all of it as one file).
+`network` (one drawing of a plan each), `bars` (verification, audit, diff), `scatter`
+(sweep), `script` (sorting, filtering, copying: of files alone, notebooks run none),
+`views`, `page` (all of it as one file).
 """

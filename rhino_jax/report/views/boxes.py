@@ -59,6 +59,17 @@ def _shorter(label: str) -> Iterator[str]:
         yield ".".join(keys[begin:])
 
 
+def beside(left: float, words: str, *, top: float = 0.0, height: float = 100.0) -> str:
+    """Words at the right of what ends at `left`, all in percent; they take what room
+    there is."""
+    return (
+        f'<div class="box" style="position:absolute;left:{left:.3f}%;'
+        f"width:{100 - left:.3f}%;top:{top:.3f}%;height:{height:.3f}%;"
+        "overflow:hidden;box-shadow:none;box-sizing:border-box;padding-left:.3em;"
+        f'text-align:left;white-space:nowrap">{escape(words)}</div>'
+    )
+
+
 def row(label: str, inside: Sequence[str], height_em: float = 1.6) -> str:
     """A line of boxes, with its name above where that is long, else at the left."""
     return (
