@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rhino_jax.plan.stages import Hop, StageCost
+from rhino_jax.plan.stages import Between, Hop, StageCost
 from rhino_jax.planning.staging.groups import PlannedGroup
 from rhino_jax.planning.staging.priced import with_regions
 from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
@@ -38,6 +38,28 @@ def _cost(step: Step, group: PlannedGroup, chunk: int, is_first: bool) -> StageC
         weights_s=parts[TaskKind.WEIGHTS] / times,
         kept_bytes=kept,
         handed_bytes=handed,
+    )
+
+
+def between_of(step: Step, groups: Sequence[PlannedGroup]) -> tuple[Between, ...]:
+    """What every group does between forward and backward passes; empty where no group
+    does anything."""
+    kinds = {task.kind for tasks in step.tasks for task in tasks}
+    if TaskKind.BETWEEN not in kinds:
+        return ()
+    seconds, receives = [0.0] * step.groups, [dict[int, int]() for _ in groups]
+    for at, group in enumerate(groups):
+        program = group.of.program
+        for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
+            if task.kind is TaskKind.BETWEEN:
+                seconds[at] += with_regions(program, group.seconds, op_id)
+    for send in step.met:
+        size = groups[send.source].bytes(step, send.key)
+        of = receives[send.target]
+        of[send.source] = of.get(send.source, 0) + size
+    return tuple(
+        Between(s, tuple(sorted(of.items())))
+        for s, of in zip(seconds, receives, strict=True)
     )
 
 
