@@ -18,6 +18,7 @@ def graph_of(
     The forward pass of a micro-batch leaves activations, which its backward pass frees.
     A slice of a sequence waits for the slices before it (attention reads their keys and
     values), and its backward pass for those after it (TeraPipe, arXiv 2102.07988).
+    Where micro-batches are coupled, all forward passes come before any backward pass.
 
     Args:
       work: what stages cost.
@@ -35,6 +36,7 @@ class _Builder:
         self.is_forward_only = is_forward_only
         self.backward = Kind.INPUT_GRADIENT if is_split else Kind.BACKWARD
         self.has_loss = work.loss_s > 0 and not is_forward_only
+        self.has_between = bool(work.between) and not is_forward_only
         self.has_update = bool(work.update_s) and not is_forward_only
         self.keys = [
             *self._micro_batch_keys(),
@@ -62,10 +64,12 @@ class _Builder:
                     yield Kind.LOSS, last, m, s
 
     def _step_kinds(self) -> tuple[Kind, ...]:
+        between = (Kind.BETWEEN,) if self.has_between else ()
         if not self.has_update:
-            return ()
+            return between
         is_coupled = self.work.coupling_bytes and self.work.groups > 1
-        return (Kind.EXCHANGE, Kind.UPDATE) if is_coupled else (Kind.UPDATE,)
+        last = (Kind.EXCHANGE, Kind.UPDATE) if is_coupled else (Kind.UPDATE,)
+        return (*between, *last)
 
     def build(self) -> TaskGraph:
         work = self.work
@@ -101,6 +105,7 @@ class _Builder:
             Kind.BACKWARD: cost.backward_s,
             Kind.INPUT_GRADIENT: cost.split_s[0],
             Kind.WEIGHT_GRADIENT: cost.split_s[1],
+            Kind.BETWEEN: self.work.between[group].seconds if self.has_between else 0.0,
             Kind.UPDATE: self.work.update_s[group] if self.has_update else 0.0,
         }
         is_whole = not kind.is_per_micro_batch
@@ -136,7 +141,7 @@ class _Builder:
         )
 
     def _after(self, key: Key) -> Iterable[Key]:
-        """What a task of its own group it waits for."""
+        """What a task waits for without a transfer."""
         kind, c, m, s = key
         last = len(self.work.chunks) - 1
         if kind is Kind.FORWARD:
@@ -146,9 +151,14 @@ class _Builder:
         if kind is self.backward:
             has_loss = self.has_loss and c == last
             found: list[Key] = [(Kind.LOSS if has_loss else Kind.FORWARD, c, m, s)]
+            if self.has_between:
+                first = self.work.chunks_of[self.work.chunks[c].group][0]
+                found.append((Kind.BETWEEN, first, 0, 0))
             return found + ([(kind, c, m, s + 1)] if s + 1 < self.work.slices else [])
         if kind is Kind.WEIGHT_GRADIENT:
             return [(Kind.INPUT_GRADIENT, c, m, s)]
+        if kind is Kind.BETWEEN:
+            return [k for k in self.keys if k[0] in (Kind.FORWARD, Kind.LOSS)]
         if kind is Kind.UPDATE and Kind.EXCHANGE in self._step_kinds():
             return [(Kind.EXCHANGE, c, 0, 0)]
         return self._gradients(self.work.chunks[c].group)
@@ -170,8 +180,12 @@ class _Builder:
             if not self.is_forward_only:
                 backward = at[self.backward, b, m, s], at[self.backward, a, m, s]
                 yield *backward, edge.backward_bytes[s]
+        firsts = [chunks[0] for chunks in work.chunks_of]
+        for group, between in enumerate(work.between if self.has_between else ()):
+            for source, size in between.receives:
+                left = Kind.FORWARD, work.chunks_of[source][-1], batches[-1], slices[-1]
+                yield at[left], at[Kind.BETWEEN, firsts[group], 0, 0], size
         if Kind.EXCHANGE in self._step_kinds():
-            firsts = [chunks[0] for chunks in work.chunks_of]
             for a, b in product(firsts, firsts):
                 if a != b:
                     ends = at[Kind.EXCHANGE, a, 0, 0], at[Kind.UPDATE, b, 0, 0]

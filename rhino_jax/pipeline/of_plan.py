@@ -56,6 +56,7 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
         update_s=() if is_forward_only else tuple(c.update_s for c in whole),
         fixed_bytes=tuple(cost.fixed_bytes for cost in whole),
         limit_bytes=(limit_bytes,) * len(firsts) if limit_bytes else (),
+        between=pipeline.between,
     )
 
 

@@ -16,6 +16,7 @@ class Kind(enum.StrEnum):
     BACKWARD = "backward"
     INPUT_GRADIENT = "input-gradient"
     WEIGHT_GRADIENT = "weight-gradient"
+    BETWEEN = "between"
     EXCHANGE = "exchange"
     UPDATE = "update"
 
@@ -27,12 +28,12 @@ class Kind(enum.StrEnum):
     @property
     def is_per_micro_batch(self) -> bool:
         """Whether it runs once for every micro-batch, and not once for every step."""
-        return self not in (Kind.EXCHANGE, Kind.UPDATE)
+        return self not in (Kind.BETWEEN, Kind.EXCHANGE, Kind.UPDATE)
 
 
 _LETTERS = {
     Kind.FORWARD: "F", Kind.LOSS: "L", Kind.BACKWARD: "B", Kind.INPUT_GRADIENT: "I",
-    Kind.WEIGHT_GRADIENT: "W", Kind.EXCHANGE: "X", Kind.UPDATE: "U",
+    Kind.WEIGHT_GRADIENT: "W", Kind.BETWEEN: "M", Kind.EXCHANGE: "X", Kind.UPDATE: "U",
 }  # fmt: skip
 
 Key = tuple[Kind, int, int, int]

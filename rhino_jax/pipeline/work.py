@@ -8,6 +8,7 @@ from functools import cached_property
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.tasks import Link
+from rhino_jax.plan.stages import Between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,8 @@ class Work:
         wait for one another without time or bytes.
       loss_s: seconds of the loss after the last chunk, where it is a task of its own.
       update_s: of every group, seconds of the optimizer; empty for none.
+      between: of every group, what it does when all forward passes are done and before
+        any of its backward passes; empty where micro-batches are not coupled.
       coupling_bytes: what all groups exchange before any updates, as the global norm
         of gradients; 0 for nothing.
       fixed_bytes, limit_bytes: of every group's devices; empty for none.
@@ -109,6 +112,7 @@ class Work:
     routes: Mapping[tuple[int, int], int] = field(default_factory=dict)
     loss_s: float = 0.0
     update_s: tuple[float, ...] = ()
+    between: tuple[Between, ...] = ()
     coupling_bytes: int = 0
     fixed_bytes: tuple[int, ...] = ()
     limit_bytes: tuple[int, ...] = ()

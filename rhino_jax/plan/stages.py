@@ -77,6 +77,21 @@ class Hop:
     latency_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What a stage does once a step between forward and backward passes, where values
+    of the whole batch couple micro-batches: all forward passes come first.
+
+    Attributes:
+      seconds: of its task.
+      receives: (stage, bytes of one device): what forward passes left there and the
+        task reads.
+    """
+
+    seconds: float = 0.0
+    receives: tuple[tuple[int, int], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """How micro-batches pass through the stages.
@@ -93,6 +108,7 @@ class Pipeline:
       is_split: whether what of a backward pass nothing waits for is a task apart.
       orders: of every stage its tasks, as `F0.2` for the forward pass of chunk 0 and
         micro-batch 2; empty where the schedule's name says it all.
+      between: of every stage, where micro-batches are coupled; empty elsewhere.
     """
 
     micro_batches: int
@@ -105,6 +121,7 @@ class Pipeline:
     group_of: tuple[int, ...] = ()
     is_split: bool = False
     orders: tuple[str, ...] = ()
+    between: tuple[Between, ...] = ()
 
     @property
     def groups(self) -> tuple[int, ...]:

@@ -44,8 +44,8 @@ def stage_sections(plan: Plan) -> tuple[Section, ...]:
             table=Table(
                 (
                     "stage",
-                    "forward F, backward B (of inputs I, of weights W), update U;"
-                    " idle ·",
+                    "forward F, backward B (of inputs I, of weights W), update U"
+                    f"{', of the whole batch M' if pipeline.between else ''}; idle ·",
                 ),
                 tuple(
                     (str(g), line.replace(" ", "·"))

@@ -15,7 +15,7 @@ from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Predicted
-from rhino_jax.plan.stages import StageCost
+from rhino_jax.plan.stages import Between, StageCost
 from rhino_jax.transform.staged.step import Task, TaskKind
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.reading import read_compiled
@@ -139,12 +139,26 @@ def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
     )
 
 
+def _between(
+    planned: Sequence[Between], found: Sequence[_Compiled]
+) -> tuple[Between, ...]:
+    """What tasks between forward and backward passes take, compiled."""
+    took = {c.task.group: c for c in found if c.task.kind is TaskKind.BETWEEN}
+    return tuple(
+        replace(one, seconds=took[g].predicted.step_time_s if g in took else 0.0)
+        for g, one in enumerate(planned)
+    )
+
+
 def _predicted(
     plan: Plan, costs: tuple[StageCost, ...], found: list[_Compiled]
 ) -> Predicted:
     """A step of the schedule with compiled tasks."""
     assert plan.pipeline is not None
-    simulation = simulate(schedule_of(replace(plan.pipeline, costs=costs)))
+    pipeline = replace(
+        plan.pipeline, costs=costs, between=_between(plan.pipeline.between, found)
+    )
+    simulation = simulate(schedule_of(pipeline))
     compute, flops = [0.0] * len(plan.stages), [0.0] * len(plan.stages)
     for c in found:
         times = plan.microbatches if c.task.is_per_micro_batch else 1

@@ -12,6 +12,7 @@ from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Kind, Link
 from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work, chain
+from rhino_jax.plan.stages import Between
 
 
 COST = Cost(forward_s=1, backward_s=2, activation_bytes=8)
@@ -115,3 +116,34 @@ def test_skips_are_sent_from_where_they_are_made() -> None:
 def test_stages_that_make_no_pipeline_are_refused(wrong: dict) -> None:
     with pytest.raises(ScheduleError, match="fix: "):
         replace(chain([COST] * 2, 2), **wrong)
+
+
+def coupled(groups: int = 3) -> Work:
+    """A chain whose groups wait for all forward passes, and read what the last left."""
+    work = chain([COST] * groups, 4, link=Link("", latency_s=0.25))
+    routes = {**work.routes, (groups - 1, 0): 0}
+    between = (Between(0.5, ((groups - 1, 64),)), *[Between()] * (groups - 1))
+    return replace(work, routes=routes, between=between)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "searched"])
+def test_backward_passes_wait_for_what_couples_micro_batches(name: str) -> None:
+    simulation = simulate(make(name, coupled()))
+    tasks = simulation.schedule.graph.tasks
+    starts, ends = simulation.task_start_s, simulation.task_end_s
+    ahead = [i for i, t in enumerate(tasks) if t.kind is Kind.FORWARD]
+    kinds = Kind.BACKWARD, Kind.INPUT_GRADIENT
+    back = [i for i, t in enumerate(tasks) if t.kind in kinds]
+    between = [i for i, t in enumerate(tasks) if t.kind is Kind.BETWEEN]
+    assert [tasks[i].seconds for i in between] == [0.5, 0, 0]
+    last = max(ends[i] for i in ahead)
+    # The first group is sent what it reads; the others go on.
+    assert [starts[i] for i in between] == [last + 0.25, last, last]
+    assert min(starts[i] for i in back) == last
+    assert min(starts[i] for i in back if tasks[i].group == 0) >= last + 0.75
+
+
+@pytest.mark.parametrize("name", ["1f1b", "kfkb", "zero-bubble"])
+def test_coupled_micro_batches_have_no_early_backward_passes(name: str) -> None:
+    with pytest.raises(ScheduleError, match="before all forward"):
+        make(name, coupled())

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tests.helpers_coupled import STEPS, arguments
 from tests.processes.worker import run
 
 
@@ -134,6 +135,30 @@ def with_dropout(i: int) -> Any:
 
 def groups_over_processes(i: int) -> Any:
     return [trained(ADAMW, mesh=mesh(2, is_first=False), microbatches=4)[:2]]
+
+
+def coupled(i: int) -> Any:
+    """Two steps of each, whose backward passes wait for all forward passes; groups
+    apart, then each with devices of all processes."""
+    import rhino_jax as rhino
+
+    found = []
+    for name, is_first in (("contrastive", True), ("balanced", False)):
+        params, batch = jax.tree.map(np.asarray, arguments())
+        step = rhino.auto_shard(
+            STEPS[name],
+            donate_argnums=0,
+            mesh=mesh(2, is_first=is_first),
+            microbatches=4,
+        )
+        plan = step.plan(params, batch)
+        assert plan.schedule == "gpipe" and plan.pipeline.between
+        params, losses = plan.put(params), []
+        for _ in range(2):
+            params, loss = step(params, batch)
+            losses.append(float(loss))
+        found.append([losses, sums(params)])
+    return found
 
 
 def killed_in_a_shared_group(i: int) -> Any:

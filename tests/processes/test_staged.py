@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.helpers_coupled import STEPS, arguments
 from tests.processes import staged
 from tests.processes.test_processes import errors, results, together
 
@@ -59,6 +60,23 @@ def test_four_processes(scenario: str) -> None:
 def test_groups_over_all_processes(count: int) -> None:
     found = results(together("groups_over_processes", count, worker="staged"))
     check(staged.ADAMW, [one[0] for one in found], is_apart=False)
+
+
+def test_coupled_micro_batches_meet_across_processes() -> None:
+    found = results(together("coupled", worker="staged", devices=4))
+    for at, name in enumerate(["contrastive", "balanced"]):
+        params, batch = arguments()
+        losses, step = [], jax.jit(STEPS[name])
+        for _ in range(2):
+            params, loss = step(params, batch)
+            losses.append(float(loss))
+        for got, _ in (one[at] for one in found):
+            np.testing.assert_allclose(got, losses, rtol=1e-4)
+        state = staged.sums(params)
+        for want, *parts in zip(state, *(one[at][1] for one in found), strict=True):
+            have = [x for x in parts if x is not None]
+            assert have or name == "balanced"
+            np.testing.assert_allclose(have, [want] * len(have), rtol=1e-4)
 
 
 def test_a_task_that_raises_ends_the_step_everywhere_and_state_is_as_before() -> None:

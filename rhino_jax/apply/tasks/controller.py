@@ -17,8 +17,9 @@ from rhino_jax.pipeline.tasks import Kind as Work, Schedule
 from rhino_jax.transform.staged.step import Key, Kind, Send, Step, TaskKind
 
 
-_PER_MICRO_BATCH = {
+_KINDS = {
     Work.FORWARD: TaskKind.FORWARD,
+    Work.BETWEEN: TaskKind.BETWEEN,
     Work.BACKWARD: TaskKind.BACKWARD,
     Work.INPUT_GRADIENT: TaskKind.BACKWARD,
     Work.WEIGHT_GRADIENT: TaskKind.WEIGHTS,
@@ -26,14 +27,15 @@ _PER_MICRO_BATCH = {
 
 
 def order_of(schedule: Schedule) -> list[tuple[TaskKind, int, int]]:
-    """(kind, chunk, micro-batch) of all tasks of micro-batches, in an order in which
-    every group meets its own, and all that a task reads comes before it."""
+    """(kind, chunk, micro-batch) of all tasks of micro-batches, and of those between
+    forward and backward passes (of a group's first chunk), in an order in which every
+    group meets its own, and all that a task reads comes before it."""
     graph = schedule.graph
     found = []
     for at in simulate(schedule).sequence:
         if at < len(graph.tasks):
             task = graph.tasks[at]
-            kind = _PER_MICRO_BATCH.get(task.kind)
+            kind = _KINDS.get(task.kind)
             if kind is not None:
                 found.append((kind, task.chunk, task.micro_batch))
     return found
@@ -78,7 +80,7 @@ class Controller:
         seen: dict[tuple[int, int], set[Key]] = {}
         for kind, chunk, m in reversed(self.order):
             group = self.step.chunks[chunk]
-            at = self._at.get((kind, group, chunk))
+            at = self._at.get((kind, group, chunk))  # Of BETWEEN, nothing matters.
             task = None if at is None else at[0].of.tasks[at[1]]
             keys = () if task is None else (*task.reads, *task.makes)
             later = seen.setdefault((group, m), set())
@@ -104,8 +106,15 @@ class Controller:
         ]
         for group in range(step.groups):
             self._dispatch((TaskKind.START, group, 0), once, once)
+        met = list(step.met)
         for (kind, chunk, m), unread in zip(self.order, self._unread, strict=True):
             group, now = step.chunks[chunk], [of[m] for of in pieces]
+            if kind is TaskKind.BETWEEN:
+                # What comes before any of these comes before all.
+                self._send(met, once, once)
+                met.clear()
+                self._dispatch((kind, group, 0), once, once)
+                continue
             self._dispatch((kind, group, chunk), now, once)
             for key in unread:
                 now[group].pop(key, None)
@@ -181,7 +190,8 @@ class Controller:
 
     def _send_sums(self, once: Sequence[dict[Key, Any]]) -> None:
         """What all micro-batches left, where an update of another group reads it."""
-        sums = [s for s in self.step.sends if s.key.kind is Kind.SUM]
+        met = self.step.met
+        sums = [s for s in self.step.sends if s.key.kind is Kind.SUM and s not in met]
         self._send(sums, once, once)
 
     def _send(

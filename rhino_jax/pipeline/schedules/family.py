@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rhino_jax.errors import ScheduleError
@@ -31,13 +31,27 @@ class Family:
 def in_order(
     name: str,
     work: Work,
-    orders: Sequence[Iterable[Key]],
+    orders: Sequence[Sequence[Key]],
     *,
     is_split: bool = False,
     is_forward_only: bool = False,
 ) -> Schedule:
     """A schedule from what every group does for micro-batches; what it does for the
-    whole step comes after."""
+    whole step comes after.
+
+    Raises:
+      ScheduleError: micro-batches are coupled, and nothing is done between all forward
+        and all backward passes.
+    """
+    has_between = any(key[0] is Kind.BETWEEN for order in orders for key in order)
+    if work.between and not is_forward_only and not has_between:
+        raise ScheduleError(
+            f"`{name}` starts backward passes before all forward passes are done: here"
+            " they read what the whole batch makes.",
+            where="`schedule=`",
+            numbers=f"{work.micro_batches} micro-batches, coupled",
+            fix='take "gpipe", or "auto".',
+        )
     graph = graph_of(work, is_split=is_split, is_forward_only=is_forward_only)
     return Schedule(
         name,
@@ -65,7 +79,7 @@ def _last(graph: TaskGraph, group: int) -> list[int]:
     return [
         i
         for i, task in enumerate(graph.tasks)
-        if task.group == group and not task.kind.is_per_micro_batch
+        if task.group == group and task.kind in (Kind.EXCHANGE, Kind.UPDATE)
     ]
 
 

@@ -9,7 +9,7 @@ from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.files.record_json import floats, predicted_from_json, record_to_json
-from rhino_jax.plan.stages import Hop, Pipeline, Send, StageCost, StagePlan
+from rhino_jax.plan.stages import Between, Hop, Pipeline, Send, StageCost, StagePlan
 
 
 def stage_to_json(stage: StagePlan) -> dict[str, Any]:
@@ -49,6 +49,7 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
         "group_of": list(pipeline.group_of),
         "is_split": pipeline.is_split,
         "orders": list(pipeline.orders),
+        "between": [record_to_json(x) for x in pipeline.between],
     }
 
 
@@ -72,6 +73,10 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
         group_of=tuple(data.get("group_of", ())),
         is_split=bool(data.get("is_split", False)),
         orders=tuple(data.get("orders", ())),
+        between=tuple(
+            Between(float(x["seconds"]), tuple((s, n) for s, n in x["receives"]))
+            for x in data.get("between", ())
+        ),
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rhino_jax.ir.spec import share_of, without
-from rhino_jax.plan.stages import Hop, StageCost
+from rhino_jax.plan.stages import Between, Hop, StageCost
 from rhino_jax.planning.staging.groups import PlannedGroup
 from rhino_jax.planning.staging.priced import with_regions
 from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
@@ -58,6 +58,29 @@ def bytes_between(
     share = share_of(spec, tuple(aval.shape), target.sizes)
     times = max(1.0, math.prod(target.sizes) / math.prod(source.sizes))
     return math.ceil(aval.size * getattr(aval.dtype, "itemsize", 4) * share * times)
+
+
+def between_of(step: Step, groups: Sequence[PlannedGroup]) -> tuple[Between, ...]:
+    """What every group does between forward and backward passes; empty where no group
+    does anything."""
+    kinds = {task.kind for tasks in step.tasks for task in tasks}
+    if TaskKind.BETWEEN not in kinds:
+        return ()
+    seconds, receives = [0.0] * step.groups, [dict[int, int]() for _ in groups]
+    for at, group in enumerate(groups):
+        program = group.of.program
+        for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
+            if task.kind is TaskKind.BETWEEN:
+                seconds[at] += with_regions(program, group.seconds, op_id)
+    for send in step.met:
+        ends = groups[send.source], groups[send.target]
+        size = bytes_between(step, *ends, send.key)
+        of = receives[send.target]
+        of[send.source] = of.get(send.source, 0) + size
+    return tuple(
+        Between(s, tuple(sorted(of.items())))
+        for s, of in zip(seconds, receives, strict=True)
+    )
 
 
 def hops_of(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from rhino_jax.pipeline.cut.as_work import as_work, in_groups
 from rhino_jax.pipeline.cut.ops import Cut, Problem
 from rhino_jax.pipeline.work import Cost, Work
+from rhino_jax.plan.stages import Between
 from rhino_jax.planning.staging.priced import with_regions
 from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.transform.staged.labels import Labels
@@ -41,7 +42,10 @@ def estimated(
         replace(chunk, costs=(_cost(labels, c, took, devices, chunk.costs[0]),))
         for c, chunk in enumerate(work.chunks)
     )
-    return in_groups(replace(work, chunks=chunks), group_of)
+    work = in_groups(replace(work, chunks=chunks), group_of)
+    # What is done between is the same in all schedules that come into question.
+    between = (Between(),) * work.groups if sides.is_coupled else ()
+    return replace(work, between=between)
 
 
 def _cost(

@@ -92,7 +92,7 @@ class PlannedGroup:
         """What it holds all the time."""
         made = {key for task in self.of.tasks for key in task.makes}
         held = {*self.of.arguments, *made}
-        kinds = (Kind.INPUT, Kind.ENTERING, Kind.SUM)
+        kinds = (Kind.INPUT, Kind.ENTERING, Kind.SUM, Kind.COUPLED)
         return sum(self.bytes(step, key) for key in held if key.kind in kinds)
 
 

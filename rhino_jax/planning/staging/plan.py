@@ -18,7 +18,7 @@ from rhino_jax.planning.meshes import AUTO
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
 from rhino_jax.planning.staging.assembled import assembled
-from rhino_jax.planning.staging.costs import chunk_costs, hops_of
+from rhino_jax.planning.staging.costs import between_of, chunk_costs, hops_of
 from rhino_jax.planning.staging.estimated import estimated
 from rhino_jax.planning.staging.groups import plan_groups
 from rhino_jax.planning.staging.pins import pinned_ops
@@ -172,6 +172,7 @@ def _planned(
         parts=of_step.count,
         group_of=cut_step.group_of,
         is_split=way.is_split,
+        between=between_of(step, groups),
     )
     if cut_step.has_backward:
         limit = search.request.memory_budget_bytes
@@ -192,6 +193,8 @@ def _cuts(
     stage, and several, as the schedule may need."""
     apart = take_apart(of_step.closed, of_step.program, count, places)
     sides = sides_of(apart)
+    if sides.is_coupled:
+        when.check_runs_coupled(schedule, apart.cut.why)
     shapes = shapes_of(search, sides, shares)
     pins = pinned_ops(stage_pins, of_step, apart, sides)
     found: list[_Cut] = []
@@ -200,7 +203,8 @@ def _cuts(
         chunks = len(group_of)
         is_asked = not found
         # A pinned op is in the only chunk of its stage.
-        if not is_asked and (of_step.count or stage_pins or not sides.backward):
+        is_one = of_step.count or stage_pins or sides.is_coupled
+        if not is_asked and (is_one or not sides.backward):
             continue
         sizes = tuple(shares[group] for group in group_of)
         try:

@@ -60,7 +60,8 @@ def problem_of(
         )
         for v in sorted(sides.parameters)
     ]
-    in_flight = cutting.IN_FLIGHT["1f1b" if has_backward else "forward-only"]
+    name = "gpipe" if sides.is_coupled else "1f1b" if has_backward else "forward-only"
+    in_flight = cutting.IN_FLIGHT[name]
     return cutting.Problem(
         ops=cutting.Ops(
             tuple(

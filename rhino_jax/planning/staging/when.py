@@ -27,6 +27,9 @@ WHOLE = ("1f1b", "gpipe", "kfkb")
 SEVERAL = ("interleaved", "zero-bubble-v")
 """Schedules of several chunks in every group."""
 
+COUPLED = "gpipe"
+"""The schedule where all forward passes come before any backward pass."""
+
 SEARCHED = "searched"
 
 RUN = (*WHOLE, "zero-bubble", *SEVERAL, SEARCHED)
@@ -98,6 +101,25 @@ def check_runs(schedule: str) -> None:
     )
 
 
+def check_runs_coupled(schedule: str, why: Sequence[str]) -> None:
+    """Refuse schedules that start backward passes before all forward passes are done.
+
+    Args:
+      schedule: its name, or "auto".
+      why: what couples micro-batches, with op and line.
+    Raises:
+      ScheduleError: one.
+    """
+    if schedule not in (AUTO, COUPLED):
+        raise ScheduleError(
+            f"by the schedule {schedule!r} backward passes start before all forward"
+            " passes are done, and they read what all micro-batches make together.",
+            where="; ".join(why),
+            numbers=f"runs: {COUPLED}",
+            fix=f'take "{COUPLED}", or "auto".',
+        )
+
+
 def may_split(schedule: str) -> bool:
     """Whether backward passes may be split by it."""
     return schedule not in (*WHOLE, "interleaved")
@@ -166,6 +188,9 @@ def _dispatched(work: Work) -> Work:
 
 
 def _names(work: Work) -> Iterator[str]:
+    if work.between:
+        yield COUPLED
+        return
     if work.is_one_chunk_each:
         yield from (*WHOLE, "zero-bubble")
     else:
@@ -212,7 +237,7 @@ def settled(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
         effort = 1.0 if schedule == SEARCHED else 0.0
         found = searched(work, effort=effort, splits=(pipeline.is_split,))
         return replace(pipeline, orders=written_orders(found))
-    if schedule != AUTO or pipeline.is_split or pipeline.group_of:
+    if schedule != AUTO or pipeline.is_split or pipeline.group_of or pipeline.between:
         return pipeline
     usual_s = simulate(TABLE[WHOLE[0]].build(work)).step_time_s
     try:

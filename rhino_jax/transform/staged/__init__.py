@@ -6,6 +6,7 @@ tasks of a group as one program to be planned.
 Order: `parts` and `stacks` (loops over layers in parts), `apart` (before, in and after
 the loop over micro-batches), `lines` (equations to be run in parts), `sides` (forward
 and backward pass, and what belongs together), `labels` (which op runs where),
-`loops` (in two) and `shared_sums`, `after` and `updates` (what follows the
-micro-batches), `names`, `staging` (all of these as a `step` of tasks), `group`.
+`loops` (in two) and `shared_sums`, `between` (what couples micro-batches), `after` and
+`updates` (what follows them), `names`, `staging` (all of these as a `step` of tasks),
+`group`.
 """

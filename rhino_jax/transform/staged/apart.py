@@ -1,9 +1,15 @@
-"""A step in micro-batches as three programs: before the loop, a piece, and after it."""
+"""A step in micro-batches as programs: before the loop, a piece, and after it.
+
+Where the rows of the batch meet once (contrastive logits, a balancing loss), a step has
+two loops. The second does again what the first did, and what needs values of all rows:
+as one piece it is done once, and waits in its midst for what couples the micro-batches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -36,6 +42,9 @@ from rhino_jax.transform.retraced import traced_on
 
 hide_frames(__file__)
 
+MOST_LOOPS = 2
+"""Forward passes up to what couples the batch, and all that waits for it."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Apart:
@@ -49,8 +58,13 @@ class Apart:
       after: closed jaxpr; the step's inputs, what all pieces left together → results.
       entering, leaving: what crosses the loop's border.
       sources: of everything that enters, the positions of the step's inputs that it is
-        made of.
+        made of; of what is coupled, none.
       data: positions of the inputs that hold the batch.
+      between: closed jaxpr; the step's inputs, what all pieces left early together →
+        `coupled`.
+      early: how many of what leaves, the first of them, is wanted between; 0 where
+        micro-batches are not coupled.
+      coupled: what a piece reads, after all of `entering`, that is made of these.
     """
 
     cut: Cut
@@ -61,6 +75,9 @@ class Apart:
     leaving: tuple[Crossing, ...]
     sources: tuple[frozenset[int], ...]
     data: frozenset[int]
+    between: Any
+    early: int
+    coupled: tuple[Crossing, ...]
 
     def sum_type(self, position: int) -> Any:
         """Of what all pieces leave together; sums of narrow floats are float32."""
@@ -107,14 +124,14 @@ def take_apart(
       count: micro-batches.
       places: where sums over the batch are those of a micro-batch.
     Raises:
-      MicrobatchError: it cannot be cut so, or not into one loop.
+      MicrobatchError: it cannot be cut so, or not into two loops.
     """
-    choice = Choice(count, most_loops=1, per_microbatch=places)
+    choice = Choice(count, most_loops=MOST_LOOPS, per_microbatch=places)
     try:
         cut, found = find_cut(closed, program, choice)
     except MicrobatchError as error:
         raise MicrobatchError(
-            f"{error.what} Stages pass micro-batches on in one loop.",
+            f"{error.what} Stages pass micro-batches on in {MOST_LOOPS} loops at most.",
             where=error.where,
             numbers=error.numbers,
             fix=f"plan with stages=1, or: {error.fix}",
@@ -124,10 +141,13 @@ def take_apart(
     parts = _Parts(found, cut)
     first = _closed(retrace(parts.before, opened))
     index = jax.core.ShapedArray((), jnp.dtype("int32"))
-    one = traced_on(parts.piece, [index, *(v.aval for v in open_jaxpr(first).outvars)])
     whole = [cut.program.values[c.value] for c in parts.loop.leaving]
     types = [jax.core.ShapedArray(v.shape, jnp.dtype(v.dtype)) for v in whole]
-    last = traced_on(parts.after, [*(v.aval for v in opened.invars), *types])
+    inputs, early = [v.aval for v in opened.invars], parts.early
+    middle = traced_on(parts.between, [*inputs, *types[:early]])
+    reads = [*open_jaxpr(first).outvars, *open_jaxpr(middle).outvars]
+    one = traced_on(parts.piece, [index, *(v.aval for v in reads)])
+    last = traced_on(parts.after, [*inputs, *types])
     positions = {entry.value: i for i, entry in enumerate(cut.program.inputs)}
     return Apart(
         cut=cut,
@@ -136,22 +156,58 @@ def take_apart(
         after=without_dead_code(last),
         entering=parts.loop.entering,
         leaving=parts.loop.leaving,
-        sources=_sources(open_jaxpr(first)),
+        sources=(
+            *_sources(open_jaxpr(first)),
+            *(frozenset[int]() for _ in parts.coupled),
+        ),
         data=frozenset(positions[v] for v in cut.inputs),
+        between=without_dead_code(middle),
+        early=early,
+        coupled=parts.coupled,
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Parts:
-    """The three programs, as functions to be traced."""
+    """The programs, as functions to be traced."""
 
     found: Found
     cut: Cut
 
-    @property
+    @cached_property
     def loop(self) -> Loop:
-        (loop,) = self.cut.loops
-        return loop
+        """All loops as one; what is done in both is done once."""
+        loops, met = self.cut.loops, self._met
+        return Loop(
+            tuple(sorted({op for loop in loops for op in loop.ops})),
+            tuple(
+                dict.fromkeys(
+                    c for loop in loops for c in loop.entering if c.value not in met
+                )
+            ),
+            tuple(c for loop in loops for c in loop.leaving),
+        )
+
+    @cached_property
+    def coupled(self) -> tuple[Crossing, ...]:
+        """What enters the last loop and is made of what the one before left."""
+        return tuple(c for c in self.cut.loops[-1].entering if c.value in self._met)
+
+    @property
+    def early(self) -> int:
+        """How much of what leaves does so before the last loop."""
+        return sum(len(loop.leaving) for loop in self.cut.loops[:-1])
+
+    @cached_property
+    def _met(self) -> frozenset[int]:
+        """Values that are there once all micro-batches left what they leave early."""
+        left = {c.value for loop in self.cut.loops[:-1] for c in loop.leaving}
+        ops = [self.cut.program.ops[i] for i in self._between]
+        return frozenset(left.union(*(op.results for op in ops)))
+
+    @property
+    def _between(self) -> tuple[int, ...]:
+        return tuple(op for ops in self.cut.outside[1:-1] for op in ops)
 
     @property
     def split(self) -> Split:
@@ -162,10 +218,15 @@ class _Parts:
         self._outside(self.cut.pre, env)
         return [self._enters(env, crossing) for crossing in self.loop.entering]
 
+    def between(self, *arrays: Any) -> list[Any]:
+        env = self._known(arrays)
+        return [self._enters(env, crossing) for crossing in self.coupled]
+
     def piece(self, index: Any, *arrays: Any) -> list[Any]:
         env: dict[int, Any] = {}
         views: dict[tuple[int, int, int, int], Any] = {}
-        for c, x in zip(self.loop.entering, arrays, strict=True):
+        enters = (*self.loop.entering, *self.coupled)
+        for c, x in zip(enters, arrays, strict=True):
             if c.how == "whole":
                 env[c.value] = x
             else:
@@ -175,13 +236,20 @@ class _Parts:
         return inside.top(self.loop)
 
     def after(self, *arrays: Any) -> list[Any]:
-        top = self.found.flat.top
-        env = dict(zip(top.inputs, arrays, strict=False))
-        left = arrays[len(top.inputs) :]
-        self._outside(self.cut.pre, env)
-        env.update(zip((c.value for c in self.loop.leaving), left, strict=True))
+        env = self._known(arrays)
         self._outside(self.cut.post, env)
-        return [self._read(env, v) for v in top.outputs]
+        return [self._read(env, v) for v in self.found.flat.top.outputs]
+
+    def _known(self, arrays: Sequence[Any]) -> dict[int, Any]:
+        """Of the step's inputs and of what was left, all that is made before the last
+        loop, and that itself."""
+        inputs = self.found.flat.top.inputs
+        env = dict(zip(inputs, arrays, strict=False))
+        left = arrays[len(inputs) :]
+        self._outside(self.cut.pre, env)
+        env.update(zip((c.value for c in self.loop.leaving), left, strict=False))
+        self._outside(self._between, env)
+        return env
 
     def _outside(self, ops: Sequence[int], env: dict[int, Any]) -> None:
         wanted = set(ops)

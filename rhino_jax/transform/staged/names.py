@@ -28,6 +28,10 @@ class Names:
         return Lines.of(self.apart.before)
 
     @cached_property
+    def between(self) -> Lines:
+        return Lines.of(self.apart.between)
+
+    @cached_property
     def after(self) -> Lines:
         return Lines.of(self.apart.after)
 
@@ -77,7 +81,15 @@ class Names:
         at, aval = self.of_piece.get(value), self.piece.avals[value]
         if at is None:
             return self._given(Key(Kind.INSIDE, value), aval)
-        return self._given(Key(Kind.PIECE), aval) if at == 0 else self.entering(at - 1)
+        if at == 0:
+            return self._given(Key(Kind.PIECE), aval)
+        coupled = at - 1 - len(self.apart.entering)
+        return self.entering(at - 1) if coupled < 0 else self.coupled(coupled)
+
+    def coupled(self, position: int) -> Key:
+        """Of what is made between forward and backward passes."""
+        aval = self.between.atoms[position].aval
+        return self._given(Key(Kind.COUPLED, position), aval)
 
     def left(self, position: int) -> Key:
         """Of what all pieces leave together."""

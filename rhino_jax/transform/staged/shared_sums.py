@@ -62,7 +62,9 @@ def apart_sums(apart: Apart, labels: Labels) -> Apart | None:
     found = {
         k: shared
         for k, crossing in enumerate(apart.leaving)
-        if crossing.how == "sum" and (shared := _shared(labels, k)) is not None
+        if crossing.how == "sum"
+        and k >= apart.early
+        and (shared := _shared(labels, k)) is not None
     }
     if not found:
         return None

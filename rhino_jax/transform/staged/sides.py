@@ -21,6 +21,9 @@ from rhino_jax.transform.staged.lines import Lines
 class Sides:
     """A piece's ops, by their positions in its jaxpr, and values, by numbers.
 
+    What reads values that couple micro-batches, and all that reads of it, waits for
+    the forward passes of all of them: it is in the backward pass.
+
     Free ops read data, numbers of pieces and scalars alone and contract nothing: they
     run wherever what they make is read, and are in neither pass.
 
@@ -31,6 +34,7 @@ class Sides:
       is_backward: of every equation.
       parameters: numbers of the inputs that are made of other arrays than the data:
         weights, converted or not. Scalars and keys of random numbers are not.
+      coupled: numbers of the inputs that are made of all micro-batches.
     """
 
     lines: Lines
@@ -38,6 +42,12 @@ class Sides:
     is_free: tuple[bool, ...]
     is_backward: tuple[bool, ...]
     parameters: frozenset[int]
+    coupled: frozenset[int]
+
+    @cached_property
+    def is_coupled(self) -> bool:
+        """Whether backward passes wait for the forward passes of all micro-batches."""
+        return any(self.readers.get(v) for v in self.coupled)
 
     @cached_property
     def forward(self) -> tuple[int, ...]:
@@ -63,7 +73,9 @@ class Sides:
     def is_free_value(self, value: int) -> bool:
         """Whether every group has it, or makes it for itself."""
         at = self.lines.maker.get(value)
-        return value not in self.parameters if at is None else self.is_free[at]
+        if at is not None:
+            return self.is_free[at]
+        return value not in self.parameters | self.coupled
 
     @cached_property
     def homes(self) -> tuple[int | None, ...]:
@@ -136,7 +148,8 @@ def sides_of(apart: Apart) -> Sides:
     """Tell a piece's passes apart.
 
     Backward is what reverse differentiation made (JAX marks its ops in their name
-    stacks), and all that reads of it.
+    stacks), what is coupled, and all that reads of these; but for all of which values
+    are made that couple micro-batches.
     """
     jaxpr = open_jaxpr(apart.piece)
     program = import_jaxpr(
@@ -153,19 +166,27 @@ def sides_of(apart: Apart) -> Sides:
         for value, sources in zip(lines.inputs[1:], apart.sources, strict=True)
         if sources - apart.data and _is_array(lines.avals[value])
     )
+    coupled = frozenset(lines.inputs[1 + len(apart.entering) :])
+    early = [v for v in lines.outputs[: apart.early] if v is not None]
+    ahead, _ = lines.needed(early, ())
     is_free: list[bool] = []
     is_backward: list[bool] = []
-    for reads, op_id in zip(lines.reads, program.body.ops, strict=True):
+    for i, (reads, op_id) in enumerate(zip(lines.reads, program.body.ops, strict=True)):
         op = program.ops[op_id]
         made_by = [lines.maker[v] for v in reads if v in lines.maker]
         is_free.append(
-            not (parameters & set(reads))
+            not (parameters | coupled) & set(reads)
             and all(is_free[j] for j in made_by)
             and not op.traits.is_contraction
             and (op.call is None or not op.flops)
         )
         is_backward.append(
-            op.source.is_backward or any(is_backward[j] for j in made_by)
+            i not in ahead
+            and (
+                op.source.is_backward
+                or bool(coupled & set(reads))
+                or any(is_backward[j] for j in made_by)
+            )
         )
     return Sides(
         lines=lines,
@@ -175,4 +196,5 @@ def sides_of(apart: Apart) -> Sides:
             b and not f for f, b in zip(is_free, is_backward, strict=True)
         ),
         parameters=parameters,
+        coupled=coupled,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from rhino_jax._compat import hide_frames
 from rhino_jax.transform.staged.after import After
 from rhino_jax.transform.staged.apart import Apart
+from rhino_jax.transform.staged.between import between, sends_between
 from rhino_jax.transform.staged.labels import Labels
 from rhino_jax.transform.staged.loops import apart_loops
 from rhino_jax.transform.staged.names import Names
@@ -70,17 +71,25 @@ class _Staging:
         names, groups = self.names, self.labels.groups
         starts = [self._start(g) for g in range(groups)]
         pieces = [self._piece(label) for label in range(self.labels.count)]
+        ahead, back = pieces[: self.labels.chunks], pieces[self.labels.chunks :]
+        middle = between(self.apart, self.labels, names)
+        last = updates(self.apart, names, self.after)
         tasks: list[list[Task]] = [[] for _ in range(groups)]
-        for task in (*starts, *pieces, *updates(self.apart, names, self.after)):
+        for task in (*starts, *ahead, *middle, *back, *last):
             if task.makes:
                 tasks[task.group].append(task)
         home, copies = self._homes(tasks)
+        sends = (
+            *self._sends(),
+            *sends_between(middle, self.labels, _KINDS),
+            *self._sends_after(),
+        )
         return Step(
             groups=groups,
             chunks=self.labels.group_of,
             micro_batches=self.apart.cut.count,
             tasks=tuple(map(tuple, tasks)),
-            sends=(*self._sends(), *self._sends_after()),
+            sends=tuple({(s.key, s.target): s for s in sends}.values()),
             home=home,
             copies=copies,
             outputs=tuple(
@@ -98,6 +107,7 @@ class _Staging:
         """What micro-batches of a group read, and sums of nothing."""
         names, lines, labels = self.names, self.names.before, self.labels
         read = self._read_by(group) & names.of_piece.keys()
+        read -= labels.sides.coupled
         entering = sorted(names.of_piece[v] - 1 for v in read)
         made = [p for p in entering if p >= 0 and names.is_made_before(p)]
         wanted = [v for p in made if (v := lines.outputs[p]) is not None]

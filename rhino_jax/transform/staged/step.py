@@ -13,7 +13,8 @@ class Kind(enum.StrEnum):
 
     INPUT: of the step, by position. PIECE: the number of the micro-batch. ENTERING:
     what a micro-batch reads, made once of inputs. INSIDE: of one micro-batch. SUM: what
-    all micro-batches so far left. AFTER: made once, after them.
+    all micro-batches so far left. COUPLED: what backward passes read, made once of what
+    all forward passes left. AFTER: made once, after them.
     """
 
     INPUT = "input"
@@ -21,6 +22,7 @@ class Kind(enum.StrEnum):
     ENTERING = "entering"
     INSIDE = "inside"
     SUM = "sum"
+    COUPLED = "coupled"
     AFTER = "after"
 
 
@@ -33,13 +35,15 @@ class Key(NamedTuple):
 
 class TaskKind(enum.StrEnum):
     """START: once, before. FORWARD, BACKWARD: of a chunk, for every micro-batch.
-    WEIGHTS: what of the backward pass nothing waits for, where that is apart. UPDATE:
-    once, after them, in rounds."""
+    WEIGHTS: what of the backward pass nothing waits for, where that is apart. BETWEEN:
+    once, after the forward passes of all micro-batches and before any of their backward
+    passes, where the rows of the batch meet. UPDATE: once, after them, in rounds."""
 
     START = "start"
     FORWARD = "forward"
     BACKWARD = "backward"
     WEIGHTS = "weights"
+    BETWEEN = "between"
     UPDATE = "update"
 
 
@@ -64,12 +68,13 @@ class Task:
 
     @property
     def name(self) -> str:
-        at = "" if self.kind is TaskKind.START else f"_{self.place}"
+        is_alone = self.kind in (TaskKind.START, TaskKind.BETWEEN)
+        at = "" if is_alone else f"_{self.place}"
         return f"{self.kind}{at}_of_group_{self.group}"
 
     @property
     def is_per_micro_batch(self) -> bool:
-        return self.kind not in (TaskKind.START, TaskKind.UPDATE)
+        return self.kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,14 @@ class Step:
     copies: frozenset[tuple[int, int]]
     outputs: tuple[tuple[int, Key] | Any, ...]
     types: dict[Key, Any]
+
+    @property
+    def met(self) -> tuple[Send, ...]:
+        """What is sent when all forward passes are done, for tasks between these and
+        backward passes."""
+        between = (t for of in self.tasks for t in of if t.kind is TaskKind.BETWEEN)
+        wanted = {(key, task.group) for task in between for key in task.reads}
+        return tuple(s for s in self.sends if (s.key, s.target) in wanted)
 
     def sent(self, group: int) -> tuple[Key, ...]:
         """What others read that a group makes."""

@@ -41,31 +41,42 @@ def run_tasks(step: Step, arrays: Sequence[Any]) -> list[Any]:
     held: list[dict[Key, Any]] = [
         {key: arrays[key.number] for key in step.inputs(g)} for g in range(step.groups)
     ]
+    pieces: list[list[dict[Key, Any]]] = [
+        [{Key(Kind.PIECE): np.int32(m)} for m in range(step.micro_batches)]
+        for _ in held
+    ]
     made = {(t.kind, t.group, t.place): t for tasks in step.tasks for t in tasks}
     jitted = {at: jax.jit(task.run) for at, task in made.items()}
 
-    def run(at: tuple[TaskKind, int, int]) -> None:
+    def run(at: tuple[TaskKind, int, int], m: int = 0) -> None:
         task: Task | None = made.get(at)
         if task is None:
             return
-        mine = held[task.group]
-        outs = jitted[at](*(mine[key] for key in task.reads))
-        mine.update(zip(task.makes, outs, strict=True))
+
+        def where(key: Key, group: int) -> dict[Key, Any]:
+            of_piece = key.kind in (Kind.PIECE, Kind.INSIDE)
+            return pieces[group][m] if of_piece else held[group]
+
+        outs = jitted[at](*(where(key, task.group)[key] for key in task.reads))
+        for key, x in zip(task.makes, outs, strict=True):
+            where(key, task.group)[key] = x
         for send in step.sends:
             if send.source == task.group and send.key in task.makes:
-                held[send.target][send.key] = mine[send.key]
+                mine = where(send.key, task.group)
+                where(send.key, send.target)[send.key] = mine[send.key]
 
     for g in range(step.groups):
         run((TaskKind.START, g, 0))
+    chunks = [*enumerate(step.chunks)]
     for m in range(step.micro_batches):
-        for g in range(step.groups):
-            held[g][Key(Kind.PIECE)] = np.int32(m)
-        chunks = [*enumerate(step.chunks)]
         for c, g in chunks:
-            run((TaskKind.FORWARD, g, c))
+            run((TaskKind.FORWARD, g, c), m)
+    for g in range(step.groups):
+        run((TaskKind.BETWEEN, g, 0))
+    for m in range(step.micro_batches):
         for kind in (TaskKind.BACKWARD, TaskKind.WEIGHTS):
             for c, g in reversed(chunks):
-                run((kind, g, c))
+                run((kind, g, c), m)
     for at in sorted((a for a in made if a[0] is TaskKind.UPDATE), key=lambda a: a[2]):
         run(at)
     results = []

@@ -126,14 +126,6 @@ def test_what_is_free_runs_wherever_it_is_read():
     )
 
 
-def test_what_needs_two_loops_is_refused_with_a_way_out():
-    traced, _ = of_zoo("moe-tiny")
-    with pytest.raises(MicrobatchError, match="in one loop") as caught:
-        take_apart(traced.closed_jaxpr, traced.program, 4)
-    assert "moe.py" in caught.value.where
-    assert caught.value.fix.startswith("plan with stages=1")
-
-
 def test_uneven_micro_batches_are_refused():
     traced, _ = of_zoo("mlp-tiny")
     with pytest.raises(MicrobatchError, match="equal micro-batches") as caught:

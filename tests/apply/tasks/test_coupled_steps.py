@@ -1,0 +1,111 @@
+"""Plans of several stages for steps whose micro-batches are coupled."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from helpers_coupled import STEPS, arguments
+
+import rhino_jax as rhino
+from rhino_jax.errors import ScheduleError
+from rhino_jax.models import registry
+from rhino_jax.pipeline.tasks import Kind
+
+
+def two_steps(step):
+    params, batch = arguments()
+    losses = []
+    for _ in range(2):
+        params, value = step(params, batch)
+        losses.append(float(value))
+    return params, losses
+
+
+def assert_equal(got, expected):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("contrastive", {"stages": 2}),
+        ("balanced", {"mesh": {"stage": 4, "data": 2}, "schedule": "gpipe"}),
+        ("weighted", {"stages": 2, "mesh": {"stage": 2, "data": 2}}),
+        ("adversarial", {"stages": 2}),
+    ],
+    ids=str,
+)
+def test_two_steps_are_those_of_one_device(name, options):
+    step = rhino.auto_shard(
+        STEPS[name], donate_argnums=0, **{"microbatches": 4, **options}
+    )
+    assert_equal(two_steps(step), two_steps(jax.jit(STEPS[name])))
+    plan = step.last_plan
+    assert (plan.schedule, plan.microbatches) == ("gpipe", 4)
+    assert len(plan.stages) > 1 and len(plan.pipeline.between) == len(plan.stages)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return rhino.plan(
+        STEPS["contrastive"],
+        *arguments(),
+        stages=2,
+        microbatches=4,
+        donate_argnums=0,
+    )
+
+
+def test_a_saved_plan_runs_as_well(plan, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    loaded = rhino.load_plan(tmp_path / "plan.json")
+    assert loaded.pipeline == plan.pipeline
+    step = loaded.jit(STEPS["contrastive"], donate_argnums=0)
+    assert_equal(two_steps(step), two_steps(jax.jit(STEPS["contrastive"])))
+
+
+def test_backward_passes_wait_for_all_forward_passes(plan):
+    simulation = plan.simulate()
+    tasks = simulation.schedule.graph.tasks
+    starts, ends = simulation.task_start_s, simulation.task_end_s
+    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in Kind}
+    assert len(of[Kind.FORWARD]) == len(of[Kind.BACKWARD]) == 8
+    assert len(of[Kind.BETWEEN]) == 2
+    last = max(ends[i] for i in of[Kind.FORWARD])
+    assert all(starts[i] >= last for i in (*of[Kind.BETWEEN], *of[Kind.BACKWARD]))
+    assert sum(one.seconds for one in plan.pipeline.between) > 0
+    assert "of the whole batch M" in plan.table()
+
+
+def test_compiled_tasks_are_those_of_the_plan(plan):
+    found = plan.verify(STEPS["contrastive"], *arguments())
+    assert found.compiled.step_time_s > 0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble", "interleaved", "searched"])
+def test_schedules_that_start_backward_passes_early_are_refused(schedule):
+    with pytest.raises(ScheduleError, match="before all forward") as caught:
+        rhino.plan(
+            STEPS["balanced"],
+            *arguments(),
+            stages=2,
+            microbatches=4,
+            schedule=schedule,
+        )
+    assert "helpers_coupled.py" in caught.value.where
+    assert "gpipe" in caught.value.fix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["moe-tiny", "two-tower-tiny"])
+def test_models_of_the_zoo_are_checked_against_one_device(name):
+    workload = registry.get(name, optimizer="sgd")
+    args, donated = workload.make_args(jax.random.key(0)), workload.donate_argnums
+    options = {"stages": 2, "microbatches": 4, "donate_argnums": donated}
+    plan = rhino.plan(workload.step, *args, **options)
+    found = plan.check(workload.step, *args)
+    # The bias of a key shifts all scores of a row alike: its gradient is noise.
+    wrong = [x for x in found.leaves if not x.ok and "['k']['bias']" not in x.path]
+    assert plan.schedule == "gpipe" and found.leaves and not wrong

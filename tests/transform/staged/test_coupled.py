@@ -1,0 +1,90 @@
+"""Steps in stages whose micro-batches are coupled by values of the whole batch."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from helpers_coupled import STEPS, arguments
+from helpers_staged import check, of_zoo, run_tasks
+
+from rhino_jax._compat import open_jaxpr
+from rhino_jax.errors import MicrobatchError
+from rhino_jax.frontend.trace import trace
+from rhino_jax.transform.staged.apart import take_apart
+from rhino_jax.transform.staged.step import Kind, TaskKind
+
+
+def traced_step(name):
+    args = arguments()
+    traced = trace(STEPS[name], args, {}, donate_argnums=(0,))
+    return traced, jax.tree.leaves(args)
+
+
+def tasks_of(step, *kinds):
+    return [t for tasks in step.tasks for t in tasks if t.kind in kinds]
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("name", ["contrastive", "balanced", "weighted", "adversarial"])
+def test_coupled_steps_are_the_same_in_stages(name, stages):
+    step = check(*traced_step(name), stages, 4)
+    between = tasks_of(step, TaskKind.BETWEEN)
+    made = {key for task in between for key in task.makes}
+    assert between and {key.kind for key in made} == {Kind.COUPLED}
+    forward = tasks_of(step, TaskKind.START, TaskKind.FORWARD)
+    assert not made & {key for task in forward for key in task.reads}
+    for task in between:
+        backward = [t for t in step.tasks[task.group] if t.kind is TaskKind.BACKWARD]
+        read = {key for t in backward for key in t.reads}
+        assert set(task.makes) <= read
+
+
+@pytest.mark.parametrize("name", ["moe-tiny", "two-tower-tiny"])
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.slow
+def test_coupled_models_of_the_zoo_are_the_same_in_stages(name, stages):
+    assert tasks_of(check(*of_zoo(name), stages, 4), TaskKind.BETWEEN)
+
+
+def test_what_both_loops_do_is_done_once():
+    traced, _ = traced_step("balanced")
+    apart = take_apart(traced.closed_jaxpr, traced.program, 4)
+
+    def products(jaxpr):
+        return sum(e.primitive.name == "dot_general" for e in open_jaxpr(jaxpr).eqns)
+
+    assert len(apart.cut.loops) == 2 and apart.cut.again_flops > 0
+    assert products(apart.piece) == products(traced.closed_jaxpr)
+    assert not products(apart.between) and not products(apart.after)
+
+
+def test_a_group_reads_of_others_what_couples_once_a_step():
+    step = check(*traced_step("contrastive"), 2, 4)
+    assert {(s.key.kind, s.kind, s.source, s.target) for s in step.met} == {
+        (Kind.SUM, TaskKind.FORWARD, 0, 1)
+    }
+    ways = [(s.key, s.target) for s in step.sends]
+    assert len(ways) == len(set(ways))
+
+
+def test_two_steps_follow_each_other():
+    traced, arrays = traced_step("balanced")
+    apart = take_apart(traced.closed_jaxpr, traced.program, 4)
+    assert apart.early == 2 and len(apart.coupled) == 2
+    step = check(traced, arrays, 2, 4)
+    count = len(jax.tree.leaves(arguments()[0]))
+    first = run_tasks(step, arrays)
+    again = run_tasks(step, [*first[:count], *arrays[count:]])
+    assert np.isfinite(float(again[count])) and float(again[count]) < float(
+        first[count]
+    )
+
+
+def test_rows_that_meet_twice_are_refused_with_a_way_out():
+    traced, _ = traced_step("hardest")
+    with pytest.raises(MicrobatchError, match="in 2 loops at most") as caught:
+        take_apart(traced.closed_jaxpr, traced.program, 4)
+    assert "helpers_coupled.py" in caught.value.where
+    assert "3 loops" in caught.value.numbers
+    assert caught.value.fix.startswith("plan with stages=1")
