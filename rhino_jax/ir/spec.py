@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 Spec = tuple[tuple[int, ...], ...]
@@ -34,6 +34,11 @@ def replicated(rank: int) -> Spec:
 def axes_of(spec: Spec) -> frozenset[int]:
     """All mesh axes that cut some dim of `spec`."""
     return frozenset(axis for dim in spec for axis in dim)
+
+
+def without(spec: Spec, axes: Collection[int]) -> Spec:
+    """The spec that leaves out some mesh axes."""
+    return tuple(tuple(a for a in dim if a not in axes) for dim in spec)
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -11,6 +11,10 @@ from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import Predicted
 
 
+STAGE_AXIS = "stage"
+"""Name of the mesh axis along which groups lie."""
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """A value that one stage sends to another.
@@ -138,6 +142,11 @@ class StagePlan:
     predicted: Predicted
     sends: tuple[Send, ...] = ()
     mesh: Any = field(default=None, compare=False)
+
+    @property
+    def places(self) -> int:
+        """Its part of the axis of the stages; groups of equal size have 1."""
+        return dict(self.mesh_axes).get(STAGE_AXIS, 1)
 
     @property
     def compute_s(self) -> float:

@@ -1,4 +1,10 @@
-"""The meshes that are compared: of all devices, or of equal groups of them."""
+"""The meshes that are compared: of all devices, or of groups of them.
+
+Of several stages the outermost axis is `stage`. Groups of equal size have a place each
+along it. Those of unequal size have as many as they are larger: four, two and two
+devices are 2 + 1 + 1 places of two devices, in a mesh stage=4, x=2. A group's own mesh
+is its part of that: the other axes are those of all groups.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +20,43 @@ from rhino_jax.ir.blocks import Stored
 from rhino_jax.ir.program import Program
 from rhino_jax.keywords import read_choice, read_count
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
+from rhino_jax.plan.stages import STAGE_AXIS
 
 
-STAGE_AXIS = "stage"
 AUTO = "auto"
 
 MeshAxes = tuple[tuple[str, int], ...]
 
 
-def read_stages(what: str, value: Any) -> int | str:
-    """`stages=`, checked."""
+def read_stages(what: str, value: Any) -> int | str | tuple[int, ...]:
+    """`stages=`, checked: how many, "auto", or the devices of every group."""
     if isinstance(value, str):
         return read_choice(what, "stages", value, (AUTO,))
+    if isinstance(value, list | tuple) and value:
+        return tuple(read_count(what, "stages", n, least=1) for n in value)
     return read_count(what, "stages", value, least=1)
 
 
-def num_stages(asked: int | str, axes: MeshAxes | None) -> int:
-    """How many stages there are to be; "auto": as many as a mesh has by name, or one.
+def places_of(
+    asked: int | str | tuple[int, ...], axes: MeshAxes | None, devices: int
+) -> tuple[int, ...]:
+    """Of every stage, how many places along the axis of the stages it has; "auto": as
+    many stages as a mesh has places by name, or one.
 
     Args:
       asked: of the user.
       axes: of the mesh that was given, if any.
+      devices: how many there are.
     Raises:
-      StageError: the mesh has none of these.
+      StageError: the mesh has none of these, or groups are not of all devices.
     """
     of_mesh = dict(axes or ()).get(STAGE_AXIS)
+    if isinstance(asked, tuple):
+        return _unequal(asked, axes, devices)
     if isinstance(asked, str):
-        return of_mesh or 1
+        return (1,) * (of_mesh or 1)
     if asked == 1 or axes is None or of_mesh == asked:
-        return asked
+        return (1,) * asked
     raise StageError(
         f"the mesh has no axis `{STAGE_AXIS}` of size {asked}.",
         where="`stages=` and `mesh=`",
@@ -50,6 +64,33 @@ def num_stages(asked: int | str, axes: MeshAxes | None) -> int:
         fix=f'give a mesh as {{"{STAGE_AXIS}": {asked}, "data": …}}, or none: rhino'
         " forms the groups.",
     )
+
+
+def _unequal(
+    sizes: tuple[int, ...], axes: MeshAxes | None, devices: int
+) -> tuple[int, ...]:
+    asked = " + ".join(map(str, sizes))
+    if sum(sizes) != devices:
+        raise StageError(
+            f"groups of {asked} devices are not all devices.",
+            where="`stages=`",
+            numbers=f"{asked} = {sum(sizes)}, and there are {devices} devices",
+            fix=f"give sizes that sum up to {devices}, or a number of equal groups.",
+        )
+    unit = math.gcd(*sizes)
+    places = tuple(size // unit for size in sizes)
+    if axes is None:
+        return places
+    of_mesh = dict(axes).get(STAGE_AXIS, 1)
+    if of_mesh % sum(places):
+        raise StageError(
+            f"groups of {asked} devices are no parts of the mesh along `{STAGE_AXIS}`.",
+            where="`stages=` and `mesh=`",
+            numbers="mesh " + ", ".join(f"{n}={s}" for n, s in axes),
+            fix=f'give a mesh as {{"{STAGE_AXIS}": {sum(places)}, "x": {unit}}}, or'
+            " none: rhino forms the groups.",
+        )
+    return tuple(n * of_mesh // sum(places) for n in places)
 
 
 def check_in_stages(storage: str | Stored, stages: int) -> None:
@@ -67,16 +108,18 @@ def check_in_stages(storage: str | Stored, stages: int) -> None:
 
 
 def candidates(
-    traced: Traced, target: Target, count: int, stages: int = 1
+    traced: Traced, target: Target, count: int, places: tuple[int, ...] = (1,)
 ) -> list[MeshAxes]:
     """Meshes of `count` devices: the one for which the program itself has code
     (`shard_map`), or else all that the topology has; with stages, outermost.
 
+    Args:
+      places: of every stage along its axis.
     Raises:
       StageError: groups would not be equal.
     """
-    if stages > 1:
-        return _staged(target, count, stages)
+    if len(places) > 1:
+        return _staged(target, count, sum(places))
     by_hand = {op.manual.mesh_axes for op in traced.program.ops if op.manual}
     own = [axes for axes in by_hand if math.prod(n for _, n in axes) == count]
     if len(own) == 1:
@@ -87,24 +130,35 @@ def candidates(
     ]
 
 
-def _staged(target: Target, devices: int, stages: int) -> list[MeshAxes]:
-    if devices % stages:
+def _staged(target: Target, devices: int, places: int) -> list[MeshAxes]:
+    if devices % places:
         counts = [n for n in range(2, devices + 1) if devices % n == 0]
         raise StageError(
-            f"{devices} devices do not make {stages} equal groups.",
+            f"{devices} devices do not make {places} equal groups.",
             where="`stages=`",
-            numbers=f"{devices} devices, {stages} stages",
-            fix=f"take one of {counts} stages, or other devices."
-            if counts
-            else "take more devices.",
+            numbers=f"{devices} devices, {places} stages",
+            fix=f"take one of {counts} stages, or the devices of every group, as"
+            f" stages={_nearly_equal(devices, places)}."
+            if devices >= places
+            else "take fewer stages, or more devices.",
         )
     return [
         (
-            (STAGE_AXIS, stages),
+            (STAGE_AXIS, places),
             *zip(mesh_axis_names(target, len(shape)), shape, strict=True),
         )
-        for shape in mesh_shapes(target, devices // stages)
+        for shape in mesh_shapes(target, devices // places)
     ]
+
+
+def _nearly_equal(devices: int, stages: int) -> list[int]:
+    each, more = divmod(devices, stages)
+    return [each + (s < more) for s in range(stages)]
+
+
+def own_mesh(mesh_axes: MeshAxes, places: int) -> MeshAxes:
+    """Of one group."""
+    return tuple((n, places if n == STAGE_AXIS else size) for n, size in mesh_axes)
 
 
 def where_pins_hold(

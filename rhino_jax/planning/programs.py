@@ -63,7 +63,7 @@ class Programs:
         every = []
         for name, traced in self.traced.items():
             pinned = self._pinned(name)
-            every.append(self.wishes[name].meshes_of(traced, target, pinned, 1)[0])
+            every.append(self.wishes[name].meshes_of(traced, target, pinned)[0])
         left = [axes for axes in every[0] if all(axes in others for others in every)]
         left = [axes for axes in left if len(axes) <= MOST_AXES] or left
         if not left:

@@ -46,7 +46,11 @@ class Wished(Protocol):
     def count_of(self, target: Target) -> int: ...
     def request_of(self, target: Target, pins: ResolvedPins) -> Request: ...
     def meshes_of(
-        self, traced: Traced, target: Target, pinned: Mapping[str, Any], stages: int
+        self,
+        traced: Traced,
+        target: Target,
+        pinned: Mapping[str, Any],
+        places: tuple[int, ...],
     ) -> tuple[list[MeshAxes], ResolvedPins]: ...
 
 
@@ -76,7 +80,7 @@ def search_for(
     asked: Asked,
     meshes: list[MeshAxes],
     pins: ResolvedPins,
-    stages: int,
+    places: tuple[int, ...],
 ) -> Plan:
     """Search.
 
@@ -85,8 +89,8 @@ def search_for(
       asked: what is planned.
       meshes: those to compare.
       pins: on these.
-      stages: how many; 1 where nobody said: then more are compared where they may be
-        faster.
+      places: of every stage along its axis; one stage where nobody said: then more are
+        compared where they may be faster.
     Raises:
       InfeasiblePlanError, MicrobatchError, StageError, ScheduleError.
     """
@@ -107,9 +111,9 @@ def search_for(
             wishes.what,
             report,
         )
-        if stages > 1:
-            check_in_stages(asked.storage, stages)
-            return _in_stages(wishes, search, stages, asked.stage_pins)
+        if len(places) > 1:
+            check_in_stages(asked.storage, len(places))
+            return _in_stages(wishes, search, places, asked.stage_pins)
         if not _may_have_stages(wishes, asked):
             return _on_one_mesh(wishes, search, asked.storage)
         on_one: Plan | InfeasiblePlanError
@@ -119,13 +123,14 @@ def search_for(
             on_one = error
 
         def plan_in(count: int) -> Plan:
-            own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, count)
+            equal = (1,) * count
+            own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, equal)
             request = wishes.request_of(target, on_own)
             # Within the time that the user gave for all.
             first = search.request
             request = replace(request, watch=first.watch, deadline=first.deadline)
             more = replace(search, meshes=own, request=request)
-            return _in_stages(wishes, more, count, {})
+            return _in_stages(wishes, more, equal, {})
 
         count = wishes.count_of(target)
         return with_stages(on_one, asked.traced.program, target, count, plan_in)
@@ -153,11 +158,14 @@ def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> Plan:
 
 
 def _in_stages(
-    wishes: Wished, search: Search, stages: int, stage_pins: Mapping[str, int]
+    wishes: Wished,
+    search: Search,
+    places: tuple[int, ...],
+    stage_pins: Mapping[str, int],
 ) -> Plan:
     return plan_stages(
         as_asked(search, wishes.recompute),
-        stages,
+        places,
         wishes.microbatches,
         wishes.schedule,
         wishes.per_microbatch,

@@ -45,7 +45,7 @@ from rhino_jax.planning.like import (
 from rhino_jax.planning.meshes import (
     MeshAxes,
     candidates,
-    num_stages,
+    places_of,
     read_stages,
     where_pins_hold,
 )
@@ -174,8 +174,8 @@ class Wishes:
         arguments = traced.arguments
         pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
         axes = None if mesh is None else axes_of_mesh(mesh)
-        stages = num_stages(self.stages, axes)
-        pinned, stage_pins = without_stages(pinned, stages)
+        places = places_of(self.stages, axes, self.count_on(target, axes))
+        pinned, stage_pins = without_stages(pinned, len(places))
         if axes is not None:
             meshes, pins = [axes], resolve_pins(pinned, traced.program, axes)
             check_devices(pinned, mesh)
@@ -183,7 +183,7 @@ class Wishes:
                 basis = basis.beside(pins)
                 pins = replace(pins, inputs={**basis.specs, **pins.inputs})
         else:
-            meshes, pins = self.meshes_of(traced, target, pinned, stages)
+            meshes, pins = self.meshes_of(traced, target, pinned, places)
         # State that there is already is stored as it is.
         storage = self.storage if basis is None else basis.stored
         program = traced.program
@@ -195,7 +195,7 @@ class Wishes:
                 from rhino_jax.planning.searched import Asked, search_for
 
                 asked = Asked(traced, mesh, target, pinned, storage, stage_pins)
-                return search_for(self, asked, meshes, pins, stages)
+                return search_for(self, asked, meshes, pins, places)
 
             if self.dump is not None:
                 return searched()  # a kept plan has no passes to show
@@ -291,13 +291,23 @@ class Wishes:
         """Devices, where no mesh says how many."""
         return target.num_devices or len(devices_here(self.what))
 
+    def count_on(self, target: Target, axes: MeshAxes | None) -> int:
+        """Devices of a mesh; None: of the hardware."""
+        if axes is None:
+            return self.count_of(target)
+        return math.prod(size for _, size in axes)
+
     def budget_bytes(self, target: Target) -> float:
         budget = self.memory_budget_bytes
         return target.hbm_bytes if budget is None else budget
 
     def meshes_of(
-        self, traced: Traced, target: Target, pinned: Mapping[str, Any], stages: int
+        self,
+        traced: Traced,
+        target: Target,
+        pinned: Mapping[str, Any],
+        places: tuple[int, ...] = (1,),
     ) -> tuple[list[MeshAxes], ResolvedPins]:
         """The meshes to compare: those on which all pins hold."""
-        every = candidates(traced, target, self.count_of(target), stages)
+        every = candidates(traced, target, self.count_of(target), places)
         return where_pins_hold(every, pinned, traced.program)

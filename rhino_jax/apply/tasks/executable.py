@@ -62,10 +62,11 @@ class TaskExecutable:
 
     @cached_property
     def of_step(self) -> Unstacked:
-        """The function, with stacks of layers in as many parts as was planned."""
+        """The function, with stacks of layers in as many parts as it was planned."""
         assert self.plan.pipeline is not None
-        traced, count = self.traced, self.plan.pipeline.parts
-        return Unstacked.of(traced.closed_jaxpr, traced.program, count)
+        traced, stages = self.traced, self.plan.stages
+        shares = [s.places for s in stages] if self.plan.pipeline.parts else ()
+        return Unstacked.of(traced.closed_jaxpr, traced.program, shares)
 
     @cached_property
     def step(self) -> Step:

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from rhino_jax.errors import StageError
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import replicated
+from rhino_jax.ir.spec import replicated, without
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
@@ -19,9 +20,10 @@ from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import EVERY_STAGE, Leaf, Plan
 from rhino_jax.plan.records import Predicted
 from rhino_jax.plan.stages import Pipeline, Send, StagePlan
-from rhino_jax.planning.meshes import STAGE_AXIS, MeshAxes
 from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.costs import bytes_between
 from rhino_jax.planning.staging.groups import PlannedGroup
+from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.transform.staged.stacks import End, Unstacked
 from rhino_jax.transform.staged.step import Key, Kind, Step
 
@@ -32,7 +34,7 @@ def assembled(
     step: Step,
     groups: Sequence[PlannedGroup],
     pipeline: Pipeline,
-    mesh_axes: MeshAxes,
+    shapes: Shapes,
     started: float,
 ) -> Plan:
     """The plan.
@@ -42,14 +44,12 @@ def assembled(
       of_step: the step, with stacks in parts.
       step, groups: its tasks, and how each group was planned.
       pipeline: how micro-batches pass through.
-      mesh_axes: of all devices.
+      shapes: of the groups.
       started: `time.monotonic()` when the search began.
     """
     first = max(groups, key=lambda g: g.plan.predicted.peak_bytes).plan
-    sizes = [size for _, size in mesh_axes]
-    positions = np.arange(math.prod(sizes)).reshape(sizes)
-    at = [name for name, _ in mesh_axes].index(STAGE_AXIS)
-    devices = np.moveaxis(positions, at, 0).reshape(step.groups, -1)
+    mesh_axes, at = shapes.mesh_axes, shapes.stage_axis
+    devices = _devices(shapes)
     program, results = search.traced.program, range(len(step.outputs))
     plan = replace(
         first,
@@ -70,7 +70,7 @@ def assembled(
             at,
         ),
         stages=tuple(
-            _stage(step, g, i, pipeline, devices[i]) for i, g in enumerate(groups)
+            _stage(step, groups, i, pipeline, devices[i]) for i in range(len(groups))
         ),
         collectives=tuple(c for g in groups for c in g.plan.collectives),
         transforms=search.transforms,
@@ -92,19 +92,31 @@ def assembled(
     return replace(plan, predicted=predicted, search=report)
 
 
+def _devices(shapes: Shapes) -> list[list[int]]:
+    """Of every group, in the order of its mesh, their positions in that of all."""
+    sizes = [size for _, size in shapes.mesh_axes]
+    positions = np.arange(math.prod(sizes)).reshape(sizes)
+    bounds = pairwise(accumulate(shapes.places, initial=0))
+    return [
+        np.take(positions, range(*bound), shapes.stage_axis).ravel().tolist()
+        for bound in bounds
+    ]
+
+
 def _stage(
     step: Step,
-    group: PlannedGroup,
+    groups: Sequence[PlannedGroup],
     position: int,
     pipeline: Pipeline,
     devices: Sequence[int],
 ) -> StagePlan:
+    group = groups[position]
     return StagePlan(
         mesh_axes=group.plan.mesh_axes,
-        devices=tuple(int(d) for d in devices),
+        devices=tuple(devices),
         decisions=group.plan.decisions,
         predicted=group.plan.predicted,
-        sends=_sends(step, group, position, pipeline),
+        sends=_sends(step, groups, position, pipeline),
     )
 
 
@@ -133,7 +145,7 @@ def _whole(
                 numbers=f"stage {leaf.stage}",
                 fix="write the layers one by one instead of in a loop.",
             )
-        first, *rest = leaf.spec
+        first, *rest = without(leaf.spec, [at])
         found[end.whole] = replace(
             leaf,
             path=leaf.path[: leaf.path.rindex("[")],
@@ -203,7 +215,7 @@ def _output(
 
 
 def _sends(
-    step: Step, group: PlannedGroup, position: int, pipeline: Pipeline
+    step: Step, groups: Sequence[PlannedGroup], position: int, pipeline: Pipeline
 ) -> tuple[Send, ...]:
     of = step.chunks
     rates = {
@@ -220,7 +232,8 @@ def _sends(
         times = pipeline.micro_batches if send.key.kind is Kind.INSIDE else 1
         aval = step.types[send.key]
         size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
-        local = times * group.bytes(step, send.key)
+        ends = groups[position], groups[send.target]
+        local = times * bytes_between(step, *ends, send.key)
         what = f"{aval.dtype.name}{list(aval.shape)} of a {send.kind} pass"
         found.append(Send(send.target, what, size, local / rates[pair]))
     return tuple(found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from rhino_jax.ir.spec import share_of, without
 from rhino_jax.plan.stages import Hop, StageCost
 from rhino_jax.planning.staging.groups import PlannedGroup
 from rhino_jax.planning.staging.priced import with_regions
@@ -41,6 +43,23 @@ def _cost(step: Step, group: PlannedGroup, chunk: int, is_first: bool) -> StageC
     )
 
 
+def bytes_between(
+    step: Step, source: PlannedGroup, target: PlannedGroup, key: Key
+) -> int:
+    """Of one device, what passes of a value from group to group: as the target has it,
+    cut over the mesh axes that are alike. To more devices, several times."""
+    unlike = [
+        axis
+        for axis, sizes in enumerate(zip(source.sizes, target.sizes, strict=True))
+        if len({*sizes}) > 1
+    ]
+    aval = step.types[key]
+    spec = without(target.specs[key], unlike)
+    share = share_of(spec, tuple(aval.shape), target.sizes)
+    times = max(1.0, math.prod(target.sizes) / math.prod(source.sizes))
+    return math.ceil(aval.size * getattr(aval.dtype, "itemsize", 4) * share * times)
+
+
 def hops_of(
     step: Step, groups: Sequence[PlannedGroup], bytes_per_s: float, latency_s: float
 ) -> tuple[Hop, ...]:
@@ -63,8 +82,8 @@ def hops_of(
             into = sizes.setdefault(pair, [0, 0])
             if step.chunks[source] != task.group and (key, task.group) not in sent:
                 sent.add((key, task.group))
-                size = groups[step.chunks[source]].bytes(step, key)
-                into[source > task.place] += size
+                ends = groups[step.chunks[source]], groups[task.group]
+                into[source > task.place] += bytes_between(step, *ends, key)
     for send in step.sends:
         pair = min(send.source, send.target), max(send.source, send.target)
         known = {tuple(sorted((step.chunks[a], step.chunks[b]))) for a, b in sizes}

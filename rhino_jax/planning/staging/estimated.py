@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from rhino_jax.pipeline.cut.as_work import as_work, in_groups
 from rhino_jax.pipeline.cut.ops import Cut, Problem
 from rhino_jax.pipeline.work import Cost, Work
 from rhino_jax.planning.staging.priced import with_regions
+from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.transform.staged.labels import Labels
 from rhino_jax.transform.staged.sides import Sides
 
@@ -17,8 +18,7 @@ def estimated(
     problem: Problem,
     chosen: Cut,
     sides: Sides,
-    seconds: Mapping[int, float],
-    devices: int,
+    shapes: Shapes,
     group_of: Sequence[int],
 ) -> Work:
     """Chunks with their backward passes whole, and split.
@@ -26,15 +26,16 @@ def estimated(
     Args:
       problem, chosen: where the step is cut, one chunk for every stage of the problem.
       sides: of a micro-batch, loops of its backward pass in two where that splits them.
-      seconds: of every op of it, on a group.
-      devices: of a group.
+      shapes: of the groups, with what ops of it take.
       group_of: of every chunk.
     """
     work = as_work(problem, chosen)
     labels = Labels.at(sides, chosen.stages, group_of, is_split=True)
     took = [0.0] * labels.count
+    devices = shapes.devices(0)  # as in the problem
     for label, op_id in zip(labels.of, sides.program.body.ops, strict=True):
         if label is not None:
+            seconds = shapes.seconds[shapes.places[labels.group(label)]]
             took[label] += with_regions(sides.program, seconds, op_id)
     chunks = tuple(
         replace(chunk, costs=(_cost(labels, c, took, devices, chunk.costs[0]),))

@@ -9,16 +9,22 @@ from typing import Any
 
 from rhino_jax.apply.tasks.held import held_specs
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.ir.spec import Spec, share_of
+from rhino_jax.ir.spec import Spec, share_of, without
 from rhino_jax.plan.plan import Plan
-from rhino_jax.planning.meshes import STAGE_AXIS, MeshAxes
+from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.priced import seconds_by_op
+from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.search.driver import find
+from rhino_jax.search.records import Request
 from rhino_jax.transform.staged.group import GroupProgram, group_program
-from rhino_jax.transform.staged.stacks import Unstacked
+from rhino_jax.transform.staged.stacks import End, Unstacked
 from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
 from rhino_jax.units import format_bytes
+
+
+Pins = tuple[dict[int, Spec], dict[int, Spec]]
+"""Of arguments and of results, by position."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +100,7 @@ def plan_groups(
     search: Search,
     step: Step,
     of_step: Unstacked,
-    mesh_axes: MeshAxes,
+    shapes: Shapes,
     in_flight: tuple[int, ...],
 ) -> list[PlannedGroup]:
     """Plan all groups; what one sends another is laid out alike on both.
@@ -103,73 +109,95 @@ def plan_groups(
       search: how to plan.
       step: all tasks.
       of_step: the step; parts of a stack are laid out alike.
-      mesh_axes: of every group.
+      shapes: of the groups.
       in_flight: of every group, the micro-batches of which it holds something.
     Raises:
       InfeasiblePlanError: a group does not fit; says which.
     """
     known: dict[Key, Spec] = {}
     stacks: dict[int, Spec] = {}
-    found = []
-    at = [name for name, _ in mesh_axes].index(STAGE_AXIS)
-    request = search.request
-    asked = _within_a_group(request.pins, at), _within_a_group(request.output_pins, at)
-    for group in range(step.groups):
+    found: dict[int, PlannedGroup] = {}
+    request, at = search.request, shapes.stage_axis
+    meeting = _meeting(step)
+    # What a small group has, a larger one can have too: its other axes are the same.
+    for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
         of = group_program(step, group, of_step.program)
-        pins = _pins(asked, of, step.outputs, of_step, known, stacks)
-        one = _planned(search, step, of, mesh_axes, pins, group, in_flight[group])
-        found.append(one)
+        laid = _Laid(of_step, at, shapes.places[group] > 1, request, known, stacks)
+        pins = laid.pins(of, step.outputs)
+        mesh = shapes.mesh(group)
+        one = _planned(search, step, of, mesh, pins, group, in_flight[group])
+        found[group] = one
         for key in of.arguments:
             if key.kind is Kind.INPUT and of_step.inputs[key.number].part is not None:
-                stacks.setdefault(of_step.inputs[key.number].whole, one.specs[key])
-        for send in step.sends:
-            if group in (send.source, send.target):
-                known.setdefault(send.key, one.specs[send.key])
+                whole = of_step.inputs[key.number].whole
+                stacks.setdefault(whole, without(one.specs[key], [at]))
+        for key in one.specs.keys() & meeting.keys():
+            sizes = {shapes.places[g] for g in meeting[key]}
+            spec = one.specs[key]
+            known.setdefault(key, spec if len(sizes) == 1 else without(spec, [at]))
+    return [found[group] for group in range(step.groups)]
+
+
+def _meeting(step: Step) -> dict[Key, set[int]]:
+    """Of everything that is sent, the groups that have it."""
+    found: dict[Key, set[int]] = {}
+    for send in step.sends:
+        found.setdefault(send.key, set()).update((send.source, send.target))
     return found
 
 
-Pins = tuple[dict[int, Spec], dict[int, Spec]]
-"""Of arguments and of results, by position."""
+@dataclass(frozen=True, eq=False)
+class _Laid:
+    """What a group lays out as elsewhere, or as the user asks.
 
-
-def _within_a_group(pins: Mapping[int, Spec], stage_axis: int) -> dict[int, Spec]:
-    """Pins without the axis of the stages, along which a group has one device."""
-    return {
-        slot: tuple(tuple(a for a in dim if a != stage_axis) for dim in spec)
-        for slot, spec in pins.items()
-    }
-
-
-def _pins(
-    asked: Pins,
-    of: GroupProgram,
-    outputs: Sequence[Any],
-    of_step: Unstacked,
-    known: Mapping[Key, Spec],
-    stacks: Mapping[int, Spec],
-) -> Pins:
-    """What is laid out as elsewhere, or as the user asks.
-
-    Args:
-      asked: of the step's inputs and results, as its user wrote it.
-      outputs: of every result of the step its group and key.
+    Attributes:
+      of_step: the step.
+      stage_axis: of the mesh.
+      is_large: the group has several devices along it, among which each part of a stack
+        is cut by layers: so a stack as a whole is one array over all groups.
+      request: with the user's pins of the step's inputs and results.
+      known: of what other groups send or get.
+      stacks: of other groups' parts, beside that.
     """
-    inputs: dict[int, Spec] = {}
-    for i, key in enumerate(of.arguments):
-        end = of_step.inputs[key.number] if key.kind is Kind.INPUT else None
-        if key in known:
-            inputs[i] = known[key]
-        elif end is not None and end.part is not None and end.whole in stacks:
-            inputs[i] = stacks[end.whole]
-        elif end is not None and end.whole in asked[0]:
-            inputs[i] = asked[0][end.whole]
-    results = {
-        made[1]: asked[1][end.whole]
-        for made, end in zip(outputs, of_step.outputs, strict=True)
-        if isinstance(made, tuple) and end.whole in asked[1]
-    }
-    results |= known
-    return inputs, {i: results[k] for i, k in enumerate(of.results) if k in results}
+
+    of_step: Unstacked
+    stage_axis: int
+    is_large: bool
+    request: Request
+    known: Mapping[Key, Spec]
+    stacks: Mapping[int, Spec]
+
+    def pins(self, of: GroupProgram, outputs: Sequence[Any]) -> Pins:
+        """
+        Args:
+          outputs: of every result of the step its group and key.
+        """
+        inputs: dict[int, Spec] = {}
+        for i, key in enumerate(of.arguments):
+            end = self.of_step.inputs[key.number] if key.kind is Kind.INPUT else None
+            if key in self.known:
+                inputs[i] = self.known[key]
+            elif end is not None and end.part is not None and end.whole in self.stacks:
+                inputs[i] = self._own(self.stacks[end.whole], end)
+            elif end is not None and end.whole in self.request.pins:
+                inputs[i] = self._own(self.request.pins[end.whole], end)
+        asked = self.request.output_pins
+        results = {
+            made[1]: self._own(asked[end.whole], end)
+            for made, end in zip(outputs, self.of_step.outputs, strict=True)
+            if isinstance(made, tuple) and end.whole in asked
+        }
+        results |= self.known
+        return inputs, {i: results[k] for i, k in enumerate(of.results) if k in results}
+
+    def _own(self, spec: Spec, end: End) -> Spec:
+        """As of all devices, on the group's own."""
+        if not self.is_large:
+            return without(spec, [self.stage_axis])
+        if end.part is None:
+            return spec
+        first, *rest = without(spec, [self.stage_axis])
+        return (self.stage_axis, *first), *rest
 
 
 def _planned(

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError, ScheduleError, StageError
-from rhino_jax.hardware.layout import lay_out
 from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import Cut, Problem
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY
 from rhino_jax.pipeline.work import Work
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline, runs_of
-from rhino_jax.planning.meshes import AUTO, STAGE_AXIS, MeshAxes
+from rhino_jax.planning.meshes import AUTO
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
 from rhino_jax.planning.staging.assembled import assembled
@@ -23,9 +22,8 @@ from rhino_jax.planning.staging.costs import chunk_costs, hops_of
 from rhino_jax.planning.staging.estimated import estimated
 from rhino_jax.planning.staging.groups import plan_groups
 from rhino_jax.planning.staging.pins import pinned_ops
-from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.planning.staging.problem import problem_of
-from rhino_jax.search.driver import find
+from rhino_jax.planning.staging.shapes import Shapes, shapes_of
 from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cutting import find_cut
 from rhino_jax.transform.staged.apart import Apart, take_apart
@@ -49,8 +47,7 @@ class _Cut:
 
     Attributes:
       apart: the step.
-      mesh_axes: of all devices.
-      hop: bytes per second, and latency, between groups.
+      shapes: of the groups.
       has_backward: whether there is a backward pass.
       chosen: the cut.
       group_of: of every chunk; empty where each has its own.
@@ -58,8 +55,7 @@ class _Cut:
     """
 
     apart: Apart
-    mesh_axes: MeshAxes
-    hop: tuple[float, float]
+    shapes: Shapes
     has_backward: bool
     chosen: Cut
     group_of: tuple[int, ...]
@@ -68,7 +64,7 @@ class _Cut:
 
 def plan_stages(
     search: Search,
-    stages: int,
+    shares: tuple[int, ...],
     microbatches: int | str,
     schedule: str,
     places: tuple[str, ...] = (),
@@ -78,7 +74,7 @@ def plan_stages(
 
     Args:
       search: of the step as its user wrote it.
-      stages: how many groups of devices.
+      shares: of every group of devices, its places along the axis of the stages.
       microbatches: how many; "auto": the best of a few counts.
       schedule: name of a family, or "auto".
       places: where sums over the batch are those of a micro-batch.
@@ -89,15 +85,15 @@ def plan_stages(
     started = time.monotonic()
     when.check_runs(schedule)
     traced = search.running
-    of_step = Unstacked.of(traced.closed_jaxpr, traced.program, stages)
+    of_step = Unstacked.of(traced.closed_jaxpr, traced.program, shares)
     if of_step.count and schedule in when.SEVERAL:
         raise _stacks_are_whole(of_step, schedule)
-    counts = _counts(of_step, stages, microbatches, places)
+    counts = _counts(of_step, len(shares), microbatches, places)
     cuts = [
         cut_step
         for count in counts
         for cut_step in _cuts(
-            search, of_step, stages, count, schedule, places, stage_pins
+            search, of_step, shares, count, schedule, places, stage_pins
         )
     ]
     all_ways = _ways(cuts, schedule)
@@ -164,14 +160,14 @@ def _planned(
     step = staged(
         cut_step.apart, chosen.stages, cut_step.group_of, is_split=way.is_split
     )
-    own = _own(cut_step.mesh_axes)
-    groups = plan_groups(search, step, of_step, own, way.in_flight)
+    shapes = cut_step.shapes
+    groups = plan_groups(search, step, of_step, shapes, way.in_flight)
     pipeline = Pipeline(
         micro_batches=step.micro_batches,
         schedule=way.name,
         runs=runs_of(chosen.stages),
         costs=chunk_costs(step, groups),
-        hops=hops_of(step, groups, *cut_step.hop),
+        hops=hops_of(step, groups, *shapes.hop),
         per_microbatch=places,
         parts=of_step.count,
         group_of=cut_step.group_of,
@@ -180,14 +176,13 @@ def _planned(
     if cut_step.has_backward:
         limit = search.request.memory_budget_bytes
         pipeline = when.settled(pipeline, schedule, limit)
-    axes = cut_step.mesh_axes
-    return assembled(search, of_step, step, groups, pipeline, axes, started)
+    return assembled(search, of_step, step, groups, pipeline, shapes, started)
 
 
 def _cuts(
     search: Search,
     of_step: Unstacked,
-    stages: int,
+    shares: tuple[int, ...],
     count: int,
     schedule: str,
     places: tuple[str, ...],
@@ -197,57 +192,50 @@ def _cuts(
     stage, and several, as the schedule may need."""
     apart = take_apart(of_step.closed, of_step.program, count, places)
     sides = sides_of(apart)
-    mesh_axes, seconds = _on_a_group(search, sides)
-    at = [name for name, _ in mesh_axes].index(STAGE_AXIS)
-    link = lay_out(search.target, mesh_axes).axes[at]
-    hop = link.bytes_per_s, link.alpha_s
-    devices = math.prod(size for _, size in mesh_axes) // stages
+    shapes = shapes_of(search, sides, shares)
     pins = pinned_ops(stage_pins, of_step, apart, sides)
     found: list[_Cut] = []
-    known: dict[int, tuple[Problem, Cut]] = {}
-    for group_of in when.placements(schedule, stages):
+    known: dict[tuple[int, ...], tuple[Problem, Cut]] = {}
+    for group_of in when.placements(schedule, shapes.groups):
         chunks = len(group_of)
         is_asked = not found
         # A pinned op is in the only chunk of its stage.
         if not is_asked and (of_step.count or stage_pins or not sides.backward):
             continue
+        sizes = tuple(shares[group] for group in group_of)
         try:
-            if chunks not in known:
-                known[chunks] = _cut_into(
-                    search, sides, seconds, chunks, devices, count, hop, pins
-                )
+            if sizes not in known:
+                known[sizes] = _cut_into(search, sides, shapes, group_of, count, pins)
         except (StageError, InfeasiblePlanError):
             if is_asked:
                 raise
             continue
-        problem, chosen = known[chunks]
-        apart_too = sides, seconds
+        problem, chosen = known[sizes]
+        apart_too = sides, shapes
         if when.may_split(schedule) and sides.backward:
             loops = with_split_loops(apart, chosen.stages, group_of)
             if loops is not apart:
                 of_loops = sides_of(loops)
-                apart_too = of_loops, _on_a_group(search, of_loops)[1]
-        work = estimated(problem, chosen, *apart_too, devices, group_of)
-        own = group_of if chunks > stages else ()
+                apart_too = of_loops, shapes_of(search, of_loops, shares)
+        work = estimated(problem, chosen, *apart_too, group_of)
+        own = group_of if chunks > shapes.groups else ()
         back = bool(sides.backward)
-        found.append(_Cut(apart, mesh_axes, hop, back, chosen, own, work))
+        found.append(_Cut(apart, shapes, back, chosen, own, work))
     return found
 
 
 def _cut_into(
     search: Search,
     sides: Sides,
-    seconds: Mapping[int, float],
-    chunks: int,
-    devices: int,
+    shapes: Shapes,
+    group_of: tuple[int, ...],
     count: int,
-    hop: tuple[float, float],
     pins: Mapping[int, int],
 ) -> tuple[Problem, Cut]:
     """Where a step in `count` micro-batches is best cut."""
     request = search.request
     limit = request.memory_budget_bytes
-    problem = problem_of(sides, seconds, chunks, devices, count, hop, limit, pins)
+    problem = problem_of(sides, shapes, group_of, count, limit, pins)
     level = request.level if len(sides.forward) <= MOST_OPS_OF_BEST else "fast"
     try:
         return problem, cut(problem, level, seed=request.seed)
@@ -272,28 +260,3 @@ def _counts(
         for k in PER_STAGE
     ]
     return list(dict.fromkeys(near))
-
-
-def _own(mesh_axes: MeshAxes) -> MeshAxes:
-    """Of one group."""
-    return tuple((n, 1 if n == STAGE_AXIS else size) for n, size in mesh_axes)
-
-
-def _on_a_group(search: Search, sides: Sides) -> tuple[MeshAxes, dict[int, float]]:
-    """The best of the meshes for a whole micro-batch on one group, and what its ops
-    take there."""
-    asked = replace(
-        search.request,
-        pins={},
-        output_pins={},
-        value_pins={},
-        has_recipes=False,
-        level="fast",
-        memory_budget_bytes=math.inf,
-    )
-    own = [_own(axes) for axes in search.meshes]
-    found = find(sides.program, own, search.target, asked)
-    mesh = found.solved[0].mesh_problem.model.mesh
-    axes = tuple((a.name, a.size) for a in mesh.axes)
-    of = dict(zip(own, search.meshes, strict=True))
-    return of[axes], seconds_by_op(found)

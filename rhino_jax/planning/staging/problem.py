@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from rhino_jax.pipeline.cut import ops as cutting
 from rhino_jax.planning.staging.priced import with_regions
+from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.transform.staged.sides import Sides
 
 
@@ -16,28 +18,28 @@ of Adam's. Optimizers differ; a plan says what is really held."""
 
 def problem_of(
     sides: Sides,
-    seconds: Mapping[int, float],
-    stages: int,
-    devices: int,
+    shapes: Shapes,
+    group_of: Sequence[int],
     micro_batches: int,
-    hop: tuple[float, float],
     limit_bytes: float,
     pins: Mapping[int, int],
 ) -> cutting.Problem:
     """Where may this be cut?
 
+    Bytes are those of a device of the first group: where others have more devices, the
+    limit of theirs is as much higher, and a hop as much faster as its smaller side.
+
     Args:
       sides: of a micro-batch.
-      seconds: of every op of it, on a group.
-      stages: how many.
-      devices: of a group.
+      shapes: of the groups.
+      group_of: of every stage of the problem.
       micro_batches: how many.
-      hop: bytes per second, and latency, between groups.
       limit_bytes: of a device.
       pins: forward equation → the stage in which it has to be.
     """
     place = {i: k for k, i in enumerate(sides.forward)}
-    forward_s, backward_s = _seconds(sides, place, seconds)
+    forward_s, backward_s = _seconds(sides, place, shapes.seconds[shapes.places[0]])
+    devices, stages = shapes.devices(0), len(group_of)
     left, lines = [0] * len(place), sides.lines
     values, has_backward = [], bool(sides.backward)
     for i in place:
@@ -73,11 +75,32 @@ def problem_of(
             tuple(values),
             tuple(p for p in parameters if p.readers),
         ),
-        groups=(cutting.Group(int(limit_bytes)),) * stages,
-        hops=(cutting.Hop(*hop),) * (stages - 1),
+        groups=_groups(shapes, group_of, limit_bytes),
+        hops=_hops(shapes, group_of),
         micro_batches=micro_batches,
         in_flight=in_flight(stages, micro_batches),
         pins={place[i]: stage for i, stage in pins.items()},
+    )
+
+
+def _groups(
+    shapes: Shapes, group_of: Sequence[int], limit_bytes: float
+) -> tuple[cutting.Group, ...]:
+    return tuple(
+        cutting.Group(
+            int(limit_bytes * shapes.devices(g) / shapes.devices(0)), shapes.speed(g)
+        )
+        for g in group_of
+    )
+
+
+def _hops(shapes: Shapes, group_of: Sequence[int]) -> tuple[cutting.Hop, ...]:
+    bytes_per_s, latency_s = shapes.hop
+    return tuple(
+        cutting.Hop(
+            bytes_per_s * min(map(shapes.devices, pair)) / shapes.devices(0), latency_s
+        )
+        for pair in pairwise(group_of)
     )
 
 

@@ -69,15 +69,15 @@ class Unstacked:
         )
 
     @classmethod
-    def of(cls, closed: Any, program: Program, count: int) -> Unstacked:
-        """The step in parts; of `count` 0, or without a loop to cut, as it is.
+    def of(cls, closed: Any, program: Program, shares: Sequence[int]) -> Unstacked:
+        """The step in parts; of no `shares`, or without a loop to cut, as it is.
 
         Its equations no longer name the mesh in which they were traced: they run on
         parts of that.
         """
         with without_mesh():
             closed = in_current_mesh(closed)
-        found = unstacked(closed, program, count) if count else None
+        found = unstacked(closed, program, shares) if shares else None
         return cls.none(closed, program) if found is None else found
 
     @property
@@ -86,30 +86,32 @@ class Unstacked:
         return len(self.sizes)
 
 
-def unstacked(closed: Any, program: Program, count: int) -> Unstacked | None:
-    """A step with its longest loop over stacks of weights in `count` equal parts; None
-    where it has no such loop.
+def unstacked(closed: Any, program: Program, shares: Sequence[int]) -> Unstacked | None:
+    """A step with its longest loop over stacks of weights in parts; None where it has
+    no such loop.
 
     Args:
       closed: a closed jaxpr.
       program: imported from it.
-      count: parts.
+      shares: of every part, out of their sum.
     """
-    stacks = _stacks(program, count)
+    stacks = _stacks(program, sum(shares))
     if stacks is None or jaxpr_consts(closed):
         return None
     length, slots = stacks
-    sizes = (length // count,) * count
+    sizes = tuple(length // sum(shares) * share for share in shares)
     walk = InParts(program, length, sizes)
     opened = open_jaxpr(closed)
     inputs: list[End] = []
     types: list[Any] = []
     for i, var in enumerate(opened.invars):
         is_stack = i in slots
-        for part in range(count) if is_stack else (None,):
+        for part in range(len(sizes)) if is_stack else (None,):
             inputs.append(End(i, part))
-            shape = (sizes[0], *var.aval.shape[1:])
-            types.append(var.aval.update(shape=shape) if is_stack else var.aval)
+            aval = var.aval
+            if part is not None:
+                aval = aval.update(shape=(sizes[part], *aval.shape[1:]))
+            types.append(aval)
     outputs: list[End] = []
 
     def run(*arrays: Any) -> list[Any]:
@@ -122,7 +124,7 @@ def unstacked(closed: Any, program: Program, count: int) -> Unstacked | None:
         found: list[Any] = []
         for k, (x, out) in enumerate(zip(outs, program.outputs, strict=True)):
             if isinstance(x, Parts) and x.dim == 0 and out.state_of in slots:
-                outputs.extend(End(k, part) for part in range(count))
+                outputs.extend(End(k, part) for part in range(len(sizes)))
                 found += x.arrays
             else:
                 outputs.append(End(k))
@@ -133,9 +135,10 @@ def unstacked(closed: Any, program: Program, count: int) -> Unstacked | None:
     return _imported(made, program, inputs, outputs, sizes)
 
 
-def _stacks(program: Program, count: int) -> tuple[int, frozenset[int]] | None:
-    """The length of the loop that does the most, and the inputs that are stacks of its
-    layers: of the shape of what it reads slice by slice, and state."""
+def _stacks(program: Program, divisor: int) -> tuple[int, frozenset[int]] | None:
+    """The length of the loop that does the most, of lengths that can be divided so, and
+    the inputs that are stacks of its layers: of the shape of what it reads slice by
+    slice, and state."""
     loops: dict[int, float] = {}
     shapes: dict[int, set[tuple[int, ...]]] = {}
     for op, times in program.walk():
@@ -152,7 +155,7 @@ def _stacks(program: Program, count: int) -> tuple[int, frozenset[int]] | None:
         )
     state = {end.state_of for end in program.outputs if end.state_of is not None}
     for length in sorted(loops, key=lambda n: -loops[n]):
-        if length % count:
+        if length % divisor:
             continue
         slots = frozenset(
             i

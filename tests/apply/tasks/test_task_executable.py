@@ -86,6 +86,8 @@ def assert_equal(got, expected):
             marks=pytest.mark.slow,
         ),
         {"stages": 2, "microbatches": 4, "schedule": "searched"},
+        {"stages": (4, 2, 2), "microbatches": 4},
+        {"stages": [2, 1, 5], "microbatches": 8, "schedule": "1f1b"},
     ],
     ids=str,
 )

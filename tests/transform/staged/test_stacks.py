@@ -23,13 +23,16 @@ def cut(x, end, sizes):
     [
         ("gpt-tiny", {}),
         ("gpt-tiny", {"optimizer": "adamw", "clip_norm": 0.5}),
+        ("gpt-tiny", {"num_layers": 4, "optimizer": "adamw"}),
         pytest.param("llama-tiny", {"remat": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_numbers_are_those_of_one_loop(name, overrides):
     traced, arrays = of_zoo(name, **overrides)
-    made = unstacked(traced.closed_jaxpr, traced.program, 2)
+    shares = (1, 2, 1) if "num_layers" in overrides else (1, 1)
+    made = unstacked(traced.closed_jaxpr, traced.program, shares)
+    assert made.sizes == shares
     given = [cut(arrays[e.whole], e, made.sizes) for e in made.inputs]
     opened = open_jaxpr(made.closed)
     got = jax.jit(lambda xs: jax.core.eval_jaxpr(opened, (), *xs))(given)
@@ -41,7 +44,7 @@ def test_numbers_are_those_of_one_loop(name, overrides):
 
 def test_no_stack_is_put_together():
     traced, _ = of_zoo("gpt-tiny", optimizer="adamw")
-    made = unstacked(traced.closed_jaxpr, traced.program, 2)
+    made = unstacked(traced.closed_jaxpr, traced.program, (1, 1))
     names = [eqn.primitive.name for eqn in open_jaxpr(made.closed).eqns]
     assert names.count("scan") == 4
     assert "concatenate" not in names
@@ -53,6 +56,6 @@ def test_no_stack_is_put_together():
 
 def test_steps_without_such_a_loop_stay_as_they_are():
     traced, _ = of_zoo("gpt-tiny-unrolled")
-    assert unstacked(traced.closed_jaxpr, traced.program, 2) is None
+    assert unstacked(traced.closed_jaxpr, traced.program, (1, 1)) is None
     traced, _ = of_zoo("gpt-tiny")  # of two layers
-    assert unstacked(traced.closed_jaxpr, traced.program, 3) is None
+    assert unstacked(traced.closed_jaxpr, traced.program, (2, 1)) is None

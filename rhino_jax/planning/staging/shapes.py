@@ -1,0 +1,85 @@
+"""The groups' meshes, and how fast each is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.planning.meshes import MeshAxes, own_mesh
+from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.priced import seconds_by_op
+from rhino_jax.search.driver import find
+from rhino_jax.transform.staged.sides import Sides
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """All groups, each with its part of one mesh.
+
+    Attributes:
+      mesh_axes: of all devices.
+      places: of every group along the axis of the stages.
+      seconds: places → op → what it takes on a group that has so many.
+      hop: bytes per second, and latency, between groups.
+    """
+
+    mesh_axes: MeshAxes
+    places: tuple[int, ...]
+    seconds: Mapping[int, Mapping[int, float]]
+    hop: tuple[float, float]
+
+    @property
+    def groups(self) -> int:
+        return len(self.places)
+
+    @cached_property
+    def stage_axis(self) -> int:
+        """Its position in the mesh."""
+        return [name for name, _ in self.mesh_axes].index(STAGE_AXIS)
+
+    def mesh(self, group: int) -> MeshAxes:
+        """Of one group."""
+        return own_mesh(self.mesh_axes, self.places[group])
+
+    def devices(self, group: int) -> int:
+        return math.prod(size for _, size in self.mesh(group))
+
+    def speed(self, group: int) -> float:
+        """Of all ops together, over that of the first group."""
+        first, own = (sum(self.seconds[self.places[g]].values()) for g in (0, group))
+        return first / own if own else 1.0
+
+
+def shapes_of(search: Search, sides: Sides, places: tuple[int, ...]) -> Shapes:
+    """The best of the meshes for a whole micro-batch on the largest group, and what its
+    ops take on every group.
+
+    Args:
+      search: of the step; its meshes are those of all devices.
+      sides: of a micro-batch.
+      places: of every group along the axis of the stages.
+    """
+    asked = replace(
+        search.request,
+        pins={},
+        output_pins={},
+        value_pins={},
+        has_recipes=False,
+        level="fast",
+        memory_budget_bytes=math.inf,
+    )
+    meshes, seconds = search.meshes, {}
+    for size in sorted({*places}, reverse=True):
+        own = [own_mesh(axes, size) for axes in meshes]
+        found = find(sides.program, own, search.target, asked)
+        mesh = found.solved[0].mesh_problem.model.mesh
+        best = own.index(tuple((a.name, a.size) for a in mesh.axes))
+        meshes, seconds[size] = [meshes[best]], seconds_by_op(found)
+    (axes,) = meshes
+    shapes = Shapes(axes, places, seconds, (0.0, 0.0))
+    link = lay_out(search.target, axes).axes[shapes.stage_axis]
+    return replace(shapes, hop=(link.bytes_per_s, link.alpha_s))

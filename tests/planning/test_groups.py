@@ -1,0 +1,93 @@
+"""Groups of devices of unequal size: their meshes, what they get of a step, and what is
+refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.planning.meshes import places_of
+
+
+WIDTH, ROWS, LAYERS = 512, 256, 12
+
+
+def train_step(params, x):
+    def loss(params):
+        h = x
+        for w in params:
+            h = jnp.tanh(h @ w)
+        return jnp.mean((h - x) ** 2)
+
+    gradients = jax.grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def arguments():
+    def f32(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    return [f32(WIDTH, WIDTH)] * LAYERS, f32(ROWS, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("asked", "axes", "places"),
+    [
+        ("auto", None, (1,)),
+        ("auto", (("stage", 4), ("x", 2)), (1, 1, 1, 1)),
+        (2, None, (1, 1)),
+        ((4, 4), None, (1, 1)),
+        ((4, 2, 2), None, (2, 1, 1)),
+        ((5, 3), None, (5, 3)),
+        ((4, 2, 2), (("stage", 4), ("x", 2)), (2, 1, 1)),
+        ((4, 2, 2), (("stage", 8),), (4, 2, 2)),
+        ((8,), None, (1,)),
+    ],
+    ids=str,
+)
+def test_groups_have_places_along_the_axis_of_the_stages(asked, axes, places):
+    assert places_of(asked, axes, 8) == places
+
+
+def test_a_larger_group_gets_more_layers():
+    plan = rhino.plan(
+        train_step,
+        *arguments(),
+        stages=[4, 2, 2],
+        microbatches=8,
+        schedule="1f1b",
+        hardware="h100",
+    )
+    assert plan.mesh_axes == (("stage", 4), ("x", 2))
+    assert [s.mesh_axes for s in plan.stages] == [
+        (("stage", 2), ("x", 2)),
+        (("stage", 1), ("x", 2)),
+        (("stage", 1), ("x", 2)),
+    ]
+    assert [s.devices for s in plan.stages] == [(0, 1, 2, 3), (4, 5), (6, 7)]
+    layers = [sum(leaf.stage == s for leaf in plan.inputs[:LAYERS]) for s in range(3)]
+    assert layers[0] > max(layers[1:]) and sum(layers) == LAYERS
+
+
+@pytest.mark.parametrize(
+    ("stages", "mesh", "told"),
+    [
+        ([4, 2], None, "4 \\+ 2 devices are not all devices"),
+        ([4, 2, 2], {"stage": 2, "x": 4}, "no parts of the mesh along `stage`"),
+        ([4, 2, 2], {"x": 8}, "no parts of the mesh along `stage`"),
+        (3, None, "stages=\\[3, 3, 2\\]"),
+    ],
+    ids=str,
+)
+def test_groups_that_cannot_be_are_refused(stages, mesh, told):
+    with pytest.raises(rhino.StageError, match=told) as refused:
+        rhino.plan(train_step, *arguments(), stages=stages, mesh=mesh)
+    assert refused.value.where and refused.value.numbers and refused.value.fix
+
+
+@pytest.mark.parametrize("stages", [[], [4, 0, 4], [4, "2", 2], [4.5, 3.5]], ids=str)
+def test_sizes_are_whole_numbers(stages):
+    with pytest.raises(rhino.RhinoError, match="stages must be"):
+        rhino.plan(train_step, *arguments(), stages=stages)
