@@ -3,7 +3,7 @@
 In: a plan with a pipeline, and the traced function.
 Out: `executable.TaskExecutable`.
 Order: `held` (how values are laid out between tasks), `programs` (what is compiled for
-a group), `controller` (which task is dispatched when), `stacks` (arrays over all
-stages, and their parts); over several processes `transfers`, `exchange`, `processes`
-and `joining`; `executable`.
+a group), `moves` (what goes from group to group), `controller` (which task is
+dispatched when), `stacks` (arrays over all stages, and their parts); over several
+processes `transfers`, `exchange`, `processes` and `joining`; `executable`.
 """

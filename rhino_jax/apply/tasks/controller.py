@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
-from rhino_jax._compat import context_mesh
+from rhino_jax.apply.tasks.moves import Move, Relaid, in_mesh, leaving
 from rhino_jax.apply.tasks.programs import Programs
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Kind as Work, Schedule
@@ -56,6 +56,8 @@ class Controller:
     order: Sequence[tuple[TaskKind, int, int]]
     is_emulated: bool
     _numbers: dict[tuple[int, int], Any] = field(default_factory=dict)
+    _moves: dict[Any, Move] = field(default_factory=dict)
+    _relaid: Relaid = field(default_factory=Relaid)
 
     def __post_init__(self) -> None:
         self._at = {
@@ -126,17 +128,16 @@ class Controller:
 
     def _inputs(self, group: int, arrays: Sequence[Any]) -> dict[Key, Any]:
         keys = self.step.inputs(group)
-        shardings = self.programs[group].shardings
         found = {
             key: arrays[key.number]
             for key in keys
             if self.step.home[key.number] == group
         }
-        away = [key for key in keys if key not in found]
-        moved = jax.device_put(
-            [arrays[key.number] for key in away], [shardings[key] for key in away]
-        )
-        return found | dict(zip(away, moved, strict=True))
+        for key in keys:
+            if key not in found:
+                x = arrays[key.number]
+                found[key] = self._moved(x, key, x.sharding, group)
+        return found
 
     def _number(self, group: int, m: int) -> Any:
         if (group, m) not in self._numbers:
@@ -166,8 +167,7 @@ class Controller:
         task, group = programs.of.tasks[position], programs.group
         mine, here = once[group], now[group]
         arrays = [here[k] if k in here else mine[k] for k in task.reads]
-        # A mesh that the user has set is of all devices.
-        with jax.set_mesh(programs.mesh) if context_mesh() else nullcontext():
+        with in_mesh(programs.mesh):
             results = programs.all[position](*arrays)
         for key, x in zip(task.makes, results, strict=True):
             (here if key.kind is Kind.INSIDE else mine)[key] = x
@@ -192,7 +192,23 @@ class Controller:
     ) -> None:
         for send in sends:
             env = now if send.key.kind is Kind.INSIDE else once
-            where = self.programs[send.target].shardings[send.key]
-            env[send.target][send.key] = jax.device_put(
-                env[send.source][send.key], where
-            )
+            x = env[send.source][send.key]
+            have = self.programs[send.source].shardings[send.key]
+            env[send.target][send.key] = self._moved(x, send.key, have, send.target)
+
+    def _moved(self, x: Any, key: Key, have: NamedSharding, group: int) -> Any:
+        """A value of one group on another; where both have as many devices along each
+        mesh axis, as JAX does it."""
+        want = self.programs[group].shardings[key]
+        if have.mesh.shape == want.mesh.shape:
+            return jax.device_put(x, want)
+        if (key, have.mesh, group) not in self._moves:
+            aval = self.step.types[key]
+            as_sent = leaving(have, want, aval.shape)
+            move = Move.of(f"{key.kind} {key.number}", aval, as_sent, want)
+            self._moves[key, have.mesh, group] = move
+        move = self._moves[key, have.mesh, group]
+        x = self._relaid(x, have, move.source)
+        if self.is_emulated:
+            jax.block_until_ready(x)
+        return move.here(x)

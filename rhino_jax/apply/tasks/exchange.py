@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,9 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rhino_jax._compat import context_mesh
+from rhino_jax.apply.tasks.moves import Move, Relaid, leaving
 from rhino_jax.apply.tasks.programs import Programs
-from rhino_jax.apply.tasks.transfers import Move, Packet, Port
+from rhino_jax.apply.tasks.transfers import Packet, Port
 from rhino_jax.processes.across import assembled, here
 from rhino_jax.processes.running import Running
 from rhino_jax.transform.staged.step import Key, Send, Step
@@ -61,7 +60,7 @@ class Exchange:
         self.mine = [self.running.me in on for on in self.on]
         self._ways: dict[Any, list[Way]] = {}
         self._packets: dict[Any, Packet] = {}
-        self._resharded: dict[Any, Any] = {}
+        self._relaid = Relaid()
         self._sent = 0
 
     def begin(self) -> None:
@@ -102,12 +101,10 @@ class Exchange:
     ) -> Sequence[Any]:
         """Values from group to group; None in processes outside of the target."""
         laid_out = [
-            self._laid_out(x, source, a, b)
-            for x, a, b in zip(arrays, have, want, strict=True)
+            self._laid_out(x, source, a, leaving(a, b, self.step.types[key].shape))
+            for key, x, a, b in zip(keys, arrays, have, want, strict=True)
         ]
         self._sent += 1
-        if self.on[source] == self.on[target] == [self.running.me]:
-            return list(jax.device_put([x for x, _ in laid_out], list(want)))
         found = self._packets.get((source, target, *keys))
         if found is None:
             found = Packet(
@@ -117,6 +114,9 @@ class Exchange:
                 )
             )
             self._packets[source, target, *keys] = found
+        if self.on[source] == self.on[target] == [self.running.me]:
+            moves = zip(found.moves, laid_out, strict=True)
+            return [move.here(x) for move, (x, _) in moves]
         return self._carry(found, [x for x, _ in laid_out], source, self.mine[target])
 
     def _carry(
@@ -161,22 +161,14 @@ class Exchange:
     def _laid_out(
         self, x: Any, group: int, have: NamedSharding, want: NamedSharding
     ) -> tuple[Any, NamedSharding]:
-        """A value on its group as another group wants it."""
-        if have.spec == want.spec:
-            return x, have
-        here_as = NamedSharding(have.mesh, want.spec)
-        if not self.mine[group]:
-            return x, here_as
-        key = have, here_as
-        if key not in self._resharded:
-            self._resharded[key] = jax.jit(_same, out_shardings=here_as)
-        self.meet(group, "to lay out what is sent")
-        with in_mesh(have.mesh):
-            x = self._resharded[key](x)
-        if self.is_emulated:
-            done = partial(jax.block_until_ready, x)
-            self.running.wait(done, self.on[group], "to lay out what is sent")
-        return x, here_as
+        """A value on its group, laid out anew."""
+        if self.mine[group] and have != want:
+            self.meet(group, "to lay out what is sent")
+            x = self._relaid(x, have, want)
+            if self.is_emulated:
+                done = partial(jax.block_until_ready, x)
+                self.running.wait(done, self.on[group], "to lay out what is sent")
+        return x, want
 
     def show(self, x: Any, group: int, key: Key, sharding: NamedSharding) -> Any:
         """A result of one group in all processes."""
@@ -195,12 +187,3 @@ class Exchange:
         (one,) = (s.data for s in on_head.addressable_shards)
         devices = here(sharding)
         return assembled(aval, sharding, jax.device_put([one] * len(devices), devices))
-
-
-def in_mesh(mesh: Any) -> Any:
-    """A context for a group's programs: a mesh that the user has set is of all."""
-    return jax.set_mesh(mesh) if context_mesh() else nullcontext()
-
-
-def _same(x: Any) -> Any:
-    return x

@@ -18,7 +18,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from rhino_jax.apply.tasks.controller import Controller
-from rhino_jax.apply.tasks.exchange import HEARD_S, Exchange, in_mesh
+from rhino_jax.apply.tasks.exchange import HEARD_S, Exchange
+from rhino_jax.apply.tasks.moves import in_mesh
 from rhino_jax.errors import ProcessError
 from rhino_jax.processes.across import away, placed
 from rhino_jax.transform.staged.step import Key, Kind, Send, TaskKind

@@ -15,11 +15,11 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import transfer
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from rhino_jax.apply.placing import impl_of
+from rhino_jax.apply.tasks.moves import Move, part_of, shards_of
 from rhino_jax.processes.across import assembled, here
 
 
@@ -28,72 +28,6 @@ MASK = (1 << 62) - 1
 
 _STRIDE = 0x9E3779B97F4A7C15
 """2⁶⁴ ÷ golden ratio: spreads counted numbers (Knuth, TAOCP 3, section 6.4)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A value that goes from one mesh to another, laid out alike.
-
-    Attributes:
-      name: of the value.
-      aval: its shape and dtype.
-      source, target: its shardings.
-      pairs: (device that has a shard, device that gets it), in the target's order.
-    """
-
-    name: str
-    aval: Any
-    source: NamedSharding
-    target: NamedSharding
-    pairs: tuple[tuple[Any, Any], ...]
-
-    @classmethod
-    def of(
-        cls, name: str, aval: Any, source: NamedSharding, target: NamedSharding
-    ) -> Move:
-        """
-        Args:
-          source: as the value is; it must have every shard that the target has.
-        """
-        shape = tuple(aval.shape)
-        have = {d: str(i) for d, i in source.devices_indices_map(shape).items()}
-        want = target.devices_indices_map(shape)
-        flat = list(source.mesh.devices.flat)
-        pairs = []
-        for i, device in enumerate(target.mesh.devices.flat):
-            # A shard comes from the device at its own place, if that has it.
-            turned = [*flat[i % len(flat) :], *flat[: i % len(flat)]]
-            near = [d for d in turned if d.process_index == device.process_index]
-            index = str(want[device])
-            found = next((d for d in (*near, *turned) if have[d] == index), None)
-            if found is None:
-                raise ValueError(f"{name}: {source} has no shard {index} of {target}")
-            pairs.append((found, device))
-        return cls(name, aval, source, target, tuple(pairs))
-
-    @property
-    def text(self) -> str:
-        ids = " ".join(f"{a.id}→{b.id}" for a, b in self.pairs)
-        what = f"{self.name} {self.aval.dtype}{list(self.aval.shape)}"
-        return f"{what} {self.source.spec} → {self.target.spec} {ids}"
-
-    @property
-    def is_straight(self) -> bool:
-        """Whether every shard goes to its own place in the other mesh."""
-        flat = self.source.mesh.devices.flat, self.target.mesh.devices.flat
-        return self.pairs == tuple(zip(*flat, strict=False))
-
-    @property
-    def is_key(self) -> bool:
-        return bool(jnp.issubdtype(self.aval.dtype, jax.dtypes.prng_key))
-
-    def between(self, source: int, target: int) -> list[tuple[Any, Any]]:
-        """Pairs of devices of two processes."""
-        return [
-            (a, b)
-            for a, b in self.pairs
-            if (a.process_index, b.process_index) == (source, target)
-        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,9 +106,9 @@ class Port:
                 continue
             parts = []
             for move, x in zip(packet.moves, arrays, strict=True):
-                shards = _shards(x)
-                for a, _ in move.between(source, target):
-                    part = shards[a]
+                shards = shards_of(x)
+                for a, _, piece in move.between(source, target):
+                    part = part_of(shards[a], piece)
                     parts.append(jax.random.key_data(part) if move.is_key else part)
             self._server.await_pull(packet.number(base, n, source, target), parts)
 
@@ -196,11 +130,12 @@ class Port:
                 continue
             if source == self.me:
                 for parts, move, x in zip(got, packet.moves, arrays, strict=True):
-                    shards, pairs = _shards(x), move.between(source, target)
+                    shards, pairs = shards_of(x), move.between(source, target)
+                    into = [b for _, b, _ in pairs]
                     moved = jax.device_put(
-                        [shards[a] for a, _ in pairs], [b for _, b in pairs]
+                        [part_of(shards[a], piece) for a, _, piece in pairs], into
                     )
-                    parts |= dict(zip((b for _, b in pairs), moved, strict=True))
+                    parts |= dict(zip(into, moved, strict=True))
                 continue
             number = packet.number(base, n, source, target)
             self._pull(packet, source, number, got)
@@ -221,16 +156,12 @@ class Port:
         wanted = [
             (parts, move, b)
             for parts, move in zip(got, packet.moves, strict=True)
-            for _, b in move.between(source, self.me)
+            for _, b, _ in move.between(source, self.me)
         ]
         shapes = [_shape_of_part(move, b) for _, move, b in wanted]
         pulled = self._peer(source).pull(number, shapes)
         for (parts, move, b), x in zip(wanted, pulled, strict=True):
             parts[b] = _as_key(x, move.aval.dtype) if move.is_key else x
-
-
-def _shards(x: Any) -> dict[Any, Any]:
-    return {s.device: s.data for s in x.addressable_shards}
 
 
 def _shape_of_part(move: Move, device: Any) -> jax.ShapeDtypeStruct:

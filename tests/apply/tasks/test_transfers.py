@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from rhino_jax.apply.tasks.transfers import Move, Packet
+from rhino_jax.apply.tasks.moves import Move
+from rhino_jax.apply.tasks.transfers import Packet
 
 
 def meshes() -> tuple[Mesh, Mesh]:
