@@ -101,6 +101,13 @@ def in_two_stages(i: int) -> Any:
     return [sgd[:2], adamw[:2]]
 
 
+def in_unequal_stages(i: int) -> Any:
+    """A group of four devices, and two of two."""
+    losses, state, plan = trained(ADAMW, stages=[4, 2, 2], microbatches=4)
+    assert [len(stage.devices) for stage in plan.stages] == [4, 2, 2]
+    return [[losses, state]]
+
+
 def in_four_stages(i: int) -> Any:
     return [trained(ADAMW, mesh=mesh(4), microbatches=8)[:2]]
 

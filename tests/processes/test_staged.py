@@ -48,6 +48,11 @@ def test_two_processes_hold_two_stages_each() -> None:
     check(staged.ADAMW, [one[0] for one in found])
 
 
+def test_groups_of_unequal_size_in_two_processes() -> None:
+    found = results(together("in_unequal_stages", worker="staged", devices=4))
+    check(staged.ADAMW, [one[0] for one in found])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["in_two_stages", "in_four_stages"])
 def test_four_processes(scenario: str) -> None:
