@@ -47,19 +47,9 @@ class Config:
     microbatches: int | str
 
     @property
-    def group(self) -> tuple[Any, ...]:
-        """Equal for configurations that differ in their budgets alone."""
-        hardware = (
-            self.hardware if isinstance(self.hardware, str) else id(self.hardware)
-        )
-        return (
-            hardware,
-            self.devices,
-            self.mesh,
-            self.batch,
-            self.stages,
-            self.microbatches,
-        )
+    def passes(self) -> tuple[int | None, int | str, int | str]:
+        """What is done to the program: batch, stages, micro-batches."""
+        return self.batch, self.stages, self.microbatches
 
 
 def configurations(lists: Mapping[str, Any]) -> list[Config]:

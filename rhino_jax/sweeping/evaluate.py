@@ -1,16 +1,12 @@
-"""Configurations that share a model, solved together.
-
-Those that differ in their budgets alone are one problem: the best choice without limit
-is the best within every budget that it fits, so that the largest budget is solved
-first, and the others only where what was found does not fit.
-"""
+"""What configurations cost: those that share a model together."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.apply.meshes import devices_here, make_mesh
@@ -19,8 +15,8 @@ from rhino_jax.errors import RhinoError
 from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
-from rhino_jax.hardware.target import Device, Target
-from rhino_jax.optimize.incumbents import EFFORTS
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.plan.pins.resolve import resolve_pins
 from rhino_jax.plan.pins.trees import expand_pins
@@ -31,15 +27,12 @@ from rhino_jax.planning.origin import with_origin
 from rhino_jax.planning.search import Search, tell_nobody
 from rhino_jax.planning.variants import cut_in
 from rhino_jax.planning.wishes import Wishes
-from rhino_jax.search.driver import COMPARED, distinct_meshes
 from rhino_jax.search.found import Found
 from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.passes import SOLVE
-from rhino_jax.search.read_back.assemble import costs_of
-from rhino_jax.search.recipe_choices import first_choices
-from rhino_jax.search.records import MeshProblem, SolvedMesh
+from rhino_jax.search.records import SolvedMesh
 from rhino_jax.search.solve_on_mesh import as_solution
 from rhino_jax.sweeping.configs import WHAT, Config
+from rhino_jax.sweeping.meshes import Asked, Best, Meshes
 from rhino_jax.sweeping.point import Point, price_per_step
 from rhino_jax.units import format_bytes
 
@@ -55,27 +48,57 @@ class Evaluator:
     Attributes:
       wishes: what is asked of every plan.
       level: "fast": the best mesh's first plan; "best": searched on.
-      analyses: by program and device.
+      meshes: searches them.
+      programs: that were met, each with its passes done.
+      targets: by hardware and number of devices, as they are asked for.
     """
 
     wishes: Wishes
     level: str
-    analyses: dict[tuple[int, Device], ProgramAnalysis] = field(default_factory=dict)
+    meshes: Meshes = field(default_factory=Meshes)
+    programs: list[Program] = field(default_factory=list)
+    targets: dict[tuple[Any, int | None], Target] = field(default_factory=dict)
 
-    def analysis(self, traced: Traced, target: Target) -> ProgramAnalysis:
-        """Of a program; the same for all targets of one kind of device."""
-        key = id(traced.program), target.device
-        found = self.analyses.get(key)
+    def target(self, config: Config) -> Target:
+        """The hardware of a configuration, with as many devices as it says.
+
+        Raises:
+          HardwareError: there is no such hardware.
+        """
+        hardware = config.hardware
+        key = hardware if isinstance(hardware, str) else id(hardware), config.devices
+        found = self.targets.get(key)
         if found is None:
-            found = ProgramAnalysis.of(traced.program, target)
-            self.analyses[key] = found
-        return replace(found, target=target)
+            found = self.targets[key] = target_of(config, self.wishes)
+        return found
+
+    def group(self, config: Config) -> Hashable:
+        """Equal for configurations that differ in their budgets alone, however their
+        hardware is written: "v5e" of 8 devices is "v5e:8"."""
+        try:
+            target = self.target(config)
+        except RhinoError:
+            return id(config)
+        devices = config.devices or target.num_devices
+        return target, devices, config.mesh, *config.passes
+
+    def number(self, program: Program) -> int:
+        """The same for the same program."""
+        for i, known in enumerate(self.programs):
+            if known is program:
+                return i
+        self.programs.append(program)
+        return len(self.programs) - 1
+
+    def analysis(self, program: Program, target: Target) -> ProgramAnalysis:
+        """Of a program; the same for all targets of one kind of device."""
+        return self.meshes.analysis(self.number(program), program, target)
 
     def points(self, traced: Traced, group: Sequence[Config]) -> list[Point]:
         """What configurations that differ in their budgets alone cost."""
         first = group[0]
         try:
-            target = target_of(first, self.wishes)
+            target = self.target(first)
             wishes = replace(self.wishes, hardware=target)
             is_whole = first.stages != 1 or first.microbatches == "auto"
             if is_whole or wishes.recompute == "auto":
@@ -131,50 +154,31 @@ class Evaluator:
         budgets = [
             int(c.memory_budget_bytes or wishes.budget_bytes(target)) for c in group
         ]
-        best: dict[int, _Solved] = {}
-        for axes in distinct_meshes(meshes, target):
-            for budget, found in self._on_mesh(search, tuple(axes), budgets).items():
-                if budget not in best or found.worth < best[budget].worth:
-                    best[budget] = found
+        program = search.running.program
+        asked = Asked(
+            self.number(program),
+            program,
+            target,
+            tuple(map(tuple, meshes)),
+            search.request,
+            tuple(budgets),
+            self.level,
+        )
+        best = self.meshes.best(asked)
         return [
             self._told(search, wishes, c, b, best[b])
             for c, b in zip(group, budgets, strict=True)
         ]
 
-    def _on_mesh(
-        self, search: Search, axes: MeshAxes, budgets: Sequence[int]
-    ) -> dict[int, _Solved]:
-        """Budget → the best choice on a mesh."""
-        analysis = self.analysis(search.running, search.target)
-        request = search.request
-        # What copies are too small to count depends on the budget.
-        smallest = replace(request, memory_budget_bytes=min(budgets))
-        problem = build_mesh_problem(analysis, axes, smallest)
-        starts = first_choices(problem)
-        effort = COMPARED if self.level == "fast" else EFFORTS[self.level]
-        found: dict[int, _Solved] = {}
-        last: SolvedMesh | None = None
-        for budget in sorted(set(budgets), reverse=True):
-            # What fits no budget fits no smaller one.
-            is_open = last is None or last.solution.labels is not None
-            if last is None or (is_open and last.solution.peak > budget):
-                if last is not None and last.solution.labels is not None:
-                    starts = [last.solution.labels, *starts]
-                mine = problem.within(budget)
-                last = SOLVE.run(None, mine, effort, request, None, starts)
-            found[budget] = _Solved(axes, last, min(budgets))
-        return found
-
     def _told(
-        self, search: Search, wishes: Wishes, config: Config, budget: int, best: _Solved
+        self, search: Search, wishes: Wishes, config: Config, budget: int, best: Best
     ) -> Point:
-        solution, target = best.solved.solution, search.target
-        if solution.labels is None:
-            peak = math.ceil(solution.smallest_peak)
+        target, labels = search.target, best.labels
+        if labels is None or best.predicted is None:
+            peak = math.ceil(best.smallest_peak)
             why = f"needs {format_bytes(peak)} of {format_bytes(budget)} per device"
             devices = math.prod(n for _, n in best.axes)
             return _nothing(config, target.name, devices, best.axes, budget, why, peak)
-        labels, bound_s = solution.labels, solution.bound
         wishes = replace(
             wishes,
             memory_budget_bytes=budget,
@@ -183,13 +187,11 @@ class Evaluator:
             level=self.level,
         )
         asked = search.asking(memory_budget_bytes=budget).on(best.axes)
-        priced = best.priced_bytes
 
         def make() -> Plan:
-            return self._plan(asked, wishes, labels, bound_s, priced)
+            return self._plan(asked, wishes, labels, best.bound_s, best.priced_bytes)
 
-        predicted = best.predicted()
-        return _point(config, target, best.axes, budget, predicted, make)
+        return _point(config, target, best.axes, budget, best.predicted, make)
 
     def _plan(
         self,
@@ -201,7 +203,7 @@ class Evaluator:
     ) -> Plan:
         """The plan of a choice that was found, priced again."""
         started, (axes,) = time.monotonic(), search.meshes
-        analysis = self.analysis(search.running, search.target)
+        analysis = self.analysis(search.running.program, search.target)
         request = replace(search.request, memory_budget_bytes=priced_bytes)
         problem = build_mesh_problem(analysis, axes, request)
         problem = problem.within(search.request.memory_budget_bytes)
@@ -211,38 +213,6 @@ class Evaluator:
         mesh = make_mesh(axes, WHAT)
         plan = with_trees(Plan.of(search.plan(found)), search.traced, mesh)
         return with_origin(plan, wishes, search.traced, mesh, None)
-
-
-@dataclass(slots=True, eq=False)
-class _Solved:
-    """The best choice on a mesh.
-
-    Attributes:
-      axes: of the mesh.
-      solved: what was found.
-      priced_bytes: the budget by which its model was priced.
-    """
-
-    axes: MeshAxes
-    solved: SolvedMesh
-    priced_bytes: int
-    _predicted: Predicted | None = None
-
-    @property
-    def worth(self) -> tuple[float, float]:
-        """The less the better: the step, and where nothing fits what it would need."""
-        solution = self.solved.solution
-        fits = solution.labels is not None
-        return (solution.objective if fits else math.inf, solution.smallest_peak)
-
-    def predicted(self) -> Predicted:
-        """What the choice costs."""
-        if self._predicted is None:
-            problem: MeshProblem = self.solved.mesh_problem
-            labels = self.solved.solution.labels
-            assert labels is not None
-            self._predicted = costs_of(problem, labels)[0]
-        return self._predicted
 
 
 def target_of(config: Config, wishes: Wishes) -> Target:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rhino_jax.apply.sharded import ShardedFunction
@@ -108,7 +108,7 @@ def sweep(
         from rhino_jax.sweeping.batch import with_batch
 
         # Which dims are the batch does not depend on the hardware.
-        analysis = evaluator.analysis(written, load_target("cpu"))
+        analysis = evaluator.analysis(written.program, load_target("cpu"))
         return with_batch(parameters, call, analysis, size)
 
     points = _points(evaluator, configs, written, traced_for, _telling(progress))
@@ -123,9 +123,9 @@ def _points(
     tell: Told,
 ) -> list[Point]:
     """A point for every configuration, those of a group solved together."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for i, config in enumerate(configs):
-        groups.setdefault(config.group, []).append(i)
+        groups.setdefault(evaluator.group(config), []).append(i)
     found: dict[int, Point] = {}
     programs: dict[int | None, Traced] = {None: written}
     best: Point | None = None

@@ -11,6 +11,8 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.errors import RhinoError
 from rhino_jax.hardware.files import hardware_names, load_target
+from rhino_jax.search.driver import COMPARED
+from rhino_jax.sweeping.meshes import Asked, Meshes
 
 
 def step(params: dict[str, Any], x: jax.Array) -> tuple[dict[str, Any], jax.Array]:
@@ -64,6 +66,44 @@ def test_points_are_what_plans_give() -> None:
         # left open by rhino.plan's.
         assert fresh.predicted.step_time_s <= 1.001 * point.step_s
         assert point.step_s <= 1.2 * fresh.predicted.step_time_s
+
+
+def test_hardware_is_one_however_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What differs in its budget alone is searched once; targets are told apart by what
+    they are."""
+    asked: list[Asked] = []
+    best = Meshes.best
+
+    def counted(self: Meshes, one: Asked) -> Any:
+        asked.append(one)
+        return best(self, one)
+
+    monkeypatch.setattr(Meshes, "best", counted)
+    same, other = load_target("v5e:8"), load_target("v5e:8").replace(launch_s=1e-3)
+    found = swept(
+        hardware=["v5e:8", same, load_target("v5e:8"), other],
+        memory_budget_bytes=[None, "8GiB"],
+    )
+    assert len(asked) == 2
+    named, *_, slow, _ = found
+    assert len({p.step_s for p in found[:6]}) == 1
+    assert slow.step_s > named.step_s
+    asked.clear()
+    found = swept(hardware=["v5e", "v5e:8"], devices=[8])
+    assert len(asked) == 1 and found[0] == found[1]
+
+
+def test_no_mesh_that_is_left_out_is_faster() -> None:
+    """Of meshes that are not searched within a budget it is proved that they gain at
+    most what a search leaves open."""
+    budgets = [None, "4MiB", "2MiB", "1MiB"]
+    lists = {"hardware": "h100:8", "memory_budget_bytes": budgets}
+    meshes = [{"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}]
+    free, *every = [swept(**lists)] + [swept(mesh=mesh, **lists) for mesh in meshes]
+    for i, point in enumerate(free):
+        single = [one[i].step_s for one in every]
+        assert point.fits
+        assert point.step_s <= min(single) / (1 - COMPARED.near)
 
 
 def test_a_plan_of_a_point_can_be_asked_why() -> None:
