@@ -35,7 +35,7 @@ def auto_shard(
     microbatches: int | str = "auto",
     per_microbatch: str | Sequence[str] = (),
     recompute: str = "auto",
-    stages: int | str = "auto",
+    stages: int | str | Sequence[int] = "auto",
     schedule: str = "auto",
     storage: str = "as written",
     like: ShardedFunction | Plan | None = None,
@@ -98,7 +98,8 @@ def auto_shard(
       stages: into how many groups devices are divided, each of which runs a part of
         the model, on one micro-batch after another. "auto": as many as the mesh has by
         an axis named `stage`; without a mesh, those that are fastest, where slow links
-        or too little memory say that several may be.
+        or too little memory say that several may be. `[4, 2, 2]`: groups of so many
+        devices, which together are all.
       schedule: in which order stages run their micro-batches: "gpipe", "1f1b", "kfkb";
         "zero-bubble": gradients of weights fill the gaps; "interleaved" and
         "zero-bubble-v": two chunks of the model on each; "searched"; "auto": the
@@ -181,7 +182,7 @@ def plan(
     microbatches: int | str = "auto",
     per_microbatch: str | Sequence[str] = (),
     recompute: str = "auto",
-    stages: int | str = "auto",
+    stages: int | str | Sequence[int] = "auto",
     schedule: str = "auto",
     storage: str = "as written",
     like: ShardedFunction | Plan | None = None,

@@ -80,6 +80,13 @@ def count_or_auto(text: str) -> int | str:
     return text if text == "auto" else positive_int(text)
 
 
+def stages_of(text: str) -> int | str | list[int]:
+    """A number from 1 on, "auto", or the devices of every group."""
+    if "," not in text:
+        return count_or_auto(text)
+    return [positive_int(part) for part in text.split(",")]
+
+
 def add_planning(parser: argparse.ArgumentParser) -> None:
     """What is asked of a plan."""
     parser.add_argument("--mesh", type=mesh_axes, metavar="data=4,model=2")
@@ -147,10 +154,10 @@ def add_stages(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stages",
-        type=count_or_auto,
+        type=stages_of,
         default="auto",
         metavar="N",
-        help="groups of devices that each run a part of the model",
+        help="groups of devices that each run a part of the model; 4,2,2: their sizes",
     )
     parser.add_argument(
         "--schedule",

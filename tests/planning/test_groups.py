@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.commands.planning import stages_of
 from rhino_jax.planning.meshes import places_of
 
 
@@ -91,3 +92,23 @@ def test_groups_that_cannot_be_are_refused(stages, mesh, told):
 def test_sizes_are_whole_numbers(stages):
     with pytest.raises(rhino.RhinoError, match="stages must be"):
         rhino.plan(train_step, *arguments(), stages=stages)
+
+
+def test_layers_of_one_loop_need_a_group_of_one_part():
+    def step(params, x):
+        def loss(params):
+            h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params)
+            return jnp.mean((h - x) ** 2)
+
+        return params - 0.1 * jax.grad(loss)(params)
+
+    _, x = arguments()
+    layers = jax.ShapeDtypeStruct((8, WIDTH, WIDTH), jnp.float32)
+    with pytest.raises(rhino.StageError, match="layers are in one loop") as refused:
+        rhino.plan(step, layers, x, stages=[5, 3], microbatches=4, donate_argnums=0)
+    assert "5 + 3" in refused.value.numbers and "params" in refused.value.where
+
+
+def test_sizes_are_read_from_the_command_line():
+    assert stages_of("4,2,2") == [4, 2, 2]
+    assert (stages_of("auto"), stages_of("2")) == ("auto", 2)

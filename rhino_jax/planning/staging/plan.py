@@ -88,6 +88,8 @@ def plan_stages(
     of_step = Unstacked.of(traced.closed_jaxpr, traced.program, shares)
     if of_step.count and schedule in when.SEVERAL:
         raise _stacks_are_whole(of_step, schedule)
+    if of_step.count and min(shares) > 1:
+        raise _no_group_of_one(of_step, shares)
     counts = _counts(of_step, len(shares), microbatches, places)
     cuts = [
         cut_step
@@ -126,6 +128,19 @@ def _stacks_are_whole(of_step: Unstacked, schedule: str) -> StageError:
         where=path,
         numbers=f"{of_step.count} parts of {of_step.sizes[0]} layers",
         fix='write layers one by one, or take "1f1b" or "zero-bubble".',
+    )
+
+
+def _no_group_of_one(of_step: Unstacked, shares: tuple[int, ...]) -> StageError:
+    end = next(e for e in of_step.inputs if e.part is not None)
+    path = of_step.program.inputs[of_step.inputs.index(end)].path
+    return StageError(
+        "layers are in one loop, and every group of devices is several times what all"
+        " sizes divide by: stacks of weights lie in equal parts of such a size.",
+        where=path,
+        numbers="groups of " + " + ".join(map(str, shares)) + " such parts",
+        fix="let the smallest group be of the size that the others divide by, as in"
+        " [4, 2, 2], or write layers one by one.",
     )
 
 

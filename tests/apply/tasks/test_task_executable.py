@@ -137,6 +137,9 @@ def test_a_step_is_simulated():
     assert "one step" in plan.table() and f"{plan.schedule}, 8" in plan.table()
 
 
+UNEQUAL = {"stages": [4, 2, 2], "microbatches": 8}
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -144,6 +147,9 @@ def test_a_step_is_simulated():
         ("gpt-tiny", {}),
         pytest.param("t5-tiny", {}, marks=pytest.mark.slow),
         pytest.param("unet-tiny", {}, marks=pytest.mark.slow),
+        pytest.param("gpt-tiny-unrolled", UNEQUAL, marks=pytest.mark.slow),
+        pytest.param("llama-tiny", UNEQUAL, marks=pytest.mark.slow),
+        pytest.param("unet-tiny", UNEQUAL, marks=pytest.mark.slow),
         pytest.param(
             "wide-resnet-tiny",
             {"per_microbatch": "batch_norm"},
