@@ -189,13 +189,7 @@ class _Pricing:
         """The memory of values, and of the converted copies of whole stacks."""
         graph, liveness = self.analysis.graph, self.analysis.liveness
         alike, sizes = self.analysis.alike, self.builder.sizes
-        ports = [
-            port
-            for port, is_materialised in zip(
-                graph.ports, liveness.is_materialised, strict=True
-            )
-            if is_materialised and _holds_memory(graph, port)
-        ]
+        ports = held_ports(self.analysis)
         values = [_value_of(graph, port) for port in ports]
 
         def held_bytes(at: int) -> np.ndarray:
@@ -256,6 +250,13 @@ def _is_copied(graph: Graph, edge: Edge) -> bool:
         NodeKind.INPUT,
         NodeKind.JOIN,
     )
+
+
+def held_ports(analysis: ProgramAnalysis) -> list[Port]:
+    """Whose values are in memory: of these are the first usages of a model's nodes."""
+    is_materialised = analysis.liveness.is_materialised
+    ports = zip(analysis.graph.ports, is_materialised, strict=True)
+    return [p for p, is_it in ports if is_it and _holds_memory(analysis.graph, p)]
 
 
 def _holds_memory(graph: Graph, port: Port) -> bool:

@@ -108,7 +108,9 @@ class _Builder:
             Kind.BETWEEN: self.work.between[group].seconds if self.has_between else 0.0,
             Kind.UPDATE: self.work.update_s[group] if self.has_update else 0.0,
         }
-        is_whole = not kind.is_per_micro_batch
+        working = cost.working_bytes if kind.is_per_micro_batch else 0
+        if kind is Kind.UPDATE and self.work.update_bytes:
+            working = self.work.update_bytes[group]
         return Task(
             kind=kind,
             group=group,
@@ -117,7 +119,7 @@ class _Builder:
             slice=s,
             seconds=seconds.get(kind, 0.0),
             holds=self._holds(key, cost),
-            working_bytes=0 if is_whole else cost.working_bytes,
+            working_bytes=working,
             after=tuple(self.at[k] for k in self._after(key)),
         )
 

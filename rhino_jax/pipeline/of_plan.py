@@ -38,9 +38,10 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
     firsts = [group_of.index(g) for g in range(1 + max(group_of))]
     whole = [pipeline.costs[chunk] for chunk in firsts]
     is_forward_only = pipeline.schedule == FORWARD_ONLY
+    once = [c.update_bytes if is_forward_only else 0 for c in whole]
     return Work(
         chunks=tuple(
-            Chunk(group, (_cost(cost),))
+            Chunk(group, (_cost(cost, once[group]),))
             for group, cost in zip(group_of, pipeline.costs, strict=True)
         ),
         edges=tuple(
@@ -54,13 +55,18 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
         links=tuple(links),
         routes=routes,
         update_s=() if is_forward_only else tuple(c.update_s for c in whole),
+        update_bytes=tuple(c.update_bytes for c in whole),
         fixed_bytes=tuple(cost.fixed_bytes for cost in whole),
         limit_bytes=(limit_bytes,) * len(firsts) if limit_bytes else (),
         between=pipeline.between,
     )
 
 
-def _cost(cost: StageCost) -> Cost:
+def _cost(cost: StageCost, once_bytes: int) -> Cost:
+    """
+    Args:
+      once_bytes: of what runs once a step, where no task stands for that.
+    """
     return Cost(
         forward_s=cost.forward_s,
         backward_s=cost.backward_s + cost.weights_s,
@@ -69,7 +75,7 @@ def _cost(cost: StageCost) -> Cost:
         activation_bytes=cost.activation_bytes,
         kept_bytes=cost.kept_bytes,
         output_gradient_bytes=cost.handed_bytes,
-        working_bytes=cost.working_bytes,
+        working_bytes=max(cost.working_bytes, once_bytes),
     )
 
 

@@ -98,6 +98,7 @@ class Work:
         wait for one another without time or bytes.
       loss_s: seconds of the loss after the last chunk, where it is a task of its own.
       update_s: of every group, seconds of the optimizer; empty for none.
+      update_bytes: of every group, what that takes while it runs; empty for nothing.
       between: of every group, what it does when all forward passes are done and before
         any of its backward passes; empty where micro-batches are not coupled.
       coupling_bytes: what all groups exchange before any updates, as the global norm
@@ -112,6 +113,7 @@ class Work:
     routes: Mapping[tuple[int, int], int] = field(default_factory=dict)
     loss_s: float = 0.0
     update_s: tuple[float, ...] = ()
+    update_bytes: tuple[int, ...] = ()
     between: tuple[Between, ...] = ()
     coupling_bytes: int = 0
     fixed_bytes: tuple[int, ...] = ()

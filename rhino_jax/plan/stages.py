@@ -42,10 +42,13 @@ class StageCost:
       update_s: of the stage, seconds once a step.
       activation_bytes: what a micro-batch leaves for the backward pass.
       fixed_bytes: of the stage, held all the time: state, and sums of gradients.
-      working_bytes: the most that a task takes beyond these while it runs.
+      working_bytes: the most that a task of a micro-batch takes beyond these while it
+        runs.
       weights_s: of the backward pass, what is in a task apart.
       kept_bytes: of `activation_bytes`, what that task reads.
       handed_bytes: what it reads beyond, made or received by the rest of the pass.
+      update_bytes: of the stage, the most that what runs once a step takes beyond
+        `fixed_bytes`.
     """
 
     forward_s: float
@@ -57,6 +60,7 @@ class StageCost:
     weights_s: float = 0.0
     kept_bytes: int = 0
     handed_bytes: int = 0
+    update_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

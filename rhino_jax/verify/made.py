@@ -17,6 +17,7 @@ class Made:
     compiled: what a step takes; None where it does not fit.
     collectives: of a step.
     memory: the compiler's account, of one program.
+    stage_peak_bytes: what each of several stages holds at its peak.
     out_of_memory: the compiler's word that something does not fit, or None.
     rematerialised: the compiler's lines on values that it replicated in full.
     evidence: what is known of the causes of differences.
@@ -29,6 +30,7 @@ class Made:
     compiled: Predicted | None
     collectives: tuple[CompiledCollective, ...]
     memory: MemoryUse | None = None
+    stage_peak_bytes: tuple[int, ...] = ()
     out_of_memory: OutOfMemory | None = None
     rematerialised: tuple[str, ...] = ()
     evidence: Evidence | None = None

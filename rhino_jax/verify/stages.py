@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,14 +12,16 @@ from rhino_jax.apply.bound import Bound
 from rhino_jax.apply.tasks.executable import TaskExecutable
 from rhino_jax.apply.tasks.programs import Programs
 from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Predicted
 from rhino_jax.plan.stages import Between, StageCost
-from rhino_jax.transform.staged.step import Task, TaskKind
+from rhino_jax.transform.staged.holding import Holding, earlier_results, is_once
+from rhino_jax.transform.staged.step import Key, Task, TaskKind
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.reading import read_compiled
-from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
+from rhino_jax.verify.hlo.records import CompiledCollective, OutOfMemory
 from rhino_jax.verify.made import Made
 from rhino_jax.verify.places import CompilePlace
 
@@ -45,9 +47,13 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
         _cost(cost, [c for c in found if _is_of(c.task, chunk, group_of)])
         for chunk, cost in enumerate(plan.pipeline.costs)
     )
+    between = _between(plan.pipeline.between, found)
+    pipeline = replace(plan.pipeline, costs=costs, between=between)
+    compiled = simulate(schedule_of(pipeline))
     return Made(
         platform=found[0].platform,
-        compiled=None if lacking else _predicted(plan, costs, found),
+        compiled=None if lacking else _predicted(plan, compiled, found),
+        stage_peak_bytes=compiled.group_peak_bytes,
         collectives=tuple(
             _times(c, plan.microbatches if x.task.is_per_micro_batch else 1)
             for x in found
@@ -72,7 +78,7 @@ class _Compiled:
     """One task.
 
     Attributes:
-      working_bytes: see `_working_bytes`.
+      working_bytes: see `own_bytes`.
     """
 
     task: Task
@@ -98,12 +104,19 @@ def _compiled(
     lowered = programs.all[position].lower(*shapes)
     compilation = compile_lowered(lowered, mesh=programs.mesh)
     reading = read_compiled(compilation, programs.stage.mesh_axes, place.target)
+    tile = place.target.device.tile
+    # What earlier tasks made once a step is in memory, though this one reads it not.
+    tasks = programs.of.tasks
+    beside = [k for k in earlier_results(tasks, task) if k not in programs.in_place]
+    peak_bytes = reading.compiled.peak_bytes + sum(
+        programs.bytes(key, tile) for key in beside
+    )
     return _Compiled(
         task=task,
         platform=compilation.platform,
         predicted=reading.compiled,
-        working_bytes=_working_bytes(
-            task, reading.compiled.peak_bytes, compilation.memory
+        working_bytes=own_bytes(
+            peak_bytes, tasks, task, lambda key: programs.bytes(key, tile)
         ),
         collectives=reading.collectives,
         out_of_memory=compilation.out_of_memory,
@@ -112,15 +125,20 @@ def _compiled(
     )
 
 
-def _working_bytes(task: Task, peak_bytes: int, memory: MemoryUse | None) -> int:
-    """What a task takes while it runs: arguments are held by the schedule, and so is
-    what a forward pass leaves, from when it begins."""
-    if memory is None:
-        return peak_bytes
-    left = 0
-    if task.kind is TaskKind.FORWARD:
-        left = memory.output_bytes - memory.alias_bytes
-    return max(peak_bytes - memory.argument_bytes - left, 0)
+def own_bytes(
+    peak_bytes: int, tasks: Sequence[Task], task: Task, size_of: Callable[[Key], int]
+) -> int:
+    """What a compiled task takes beyond what its group holds whether or not it runs.
+
+    Args:
+      peak_bytes: of the task: arguments, results that are not written in place of
+        these, and all else.
+      tasks: of the group.
+      task: one of them.
+      size_of: bytes of one device.
+    """
+    held = Holding.of(tasks).held(task)
+    return max(peak_bytes - sum(map(size_of, held)), 0)
 
 
 def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
@@ -129,13 +147,16 @@ def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
         kind: sum(c.predicted.step_time_s for c in tasks if c.task.kind is kind)
         for kind in TaskKind
     }
+    working = [c.working_bytes for c in tasks if not is_once(c.task)]
+    once = [c.working_bytes for c in tasks if is_once(c.task)]
     return replace(
         planned,
         forward_s=seconds[TaskKind.FORWARD],
         backward_s=seconds[TaskKind.BACKWARD],
         weights_s=seconds[TaskKind.WEIGHTS],
         update_s=seconds[TaskKind.START] + seconds[TaskKind.UPDATE],
-        working_bytes=max((c.working_bytes for c in tasks), default=0),
+        working_bytes=max(working, default=0),
+        update_bytes=max(once, default=0),
     )
 
 
@@ -150,15 +171,8 @@ def _between(
     )
 
 
-def _predicted(
-    plan: Plan, costs: tuple[StageCost, ...], found: list[_Compiled]
-) -> Predicted:
+def _predicted(plan: Plan, simulation: Simulation, found: list[_Compiled]) -> Predicted:
     """A step of the schedule with compiled tasks."""
-    assert plan.pipeline is not None
-    pipeline = replace(
-        plan.pipeline, costs=costs, between=_between(plan.pipeline.between, found)
-    )
-    simulation = simulate(schedule_of(pipeline))
     compute, flops = [0.0] * len(plan.stages), [0.0] * len(plan.stages)
     for c in found:
         times = plan.microbatches if c.task.is_per_micro_batch else 1

@@ -54,6 +54,8 @@ class Verification:
       collectives: the compiled program's collectives, in run order.
       differences: where they depart from the plan, most seconds first.
       memory: the compiler's account; None where the program does not fit.
+      stage_peak_bytes: what a device of each stage holds at its peak, with compiled
+        tasks; empty where there is one stage.
       memory_budget_bytes: the budget that was planned for, per device.
       out_of_memory: the compiler's word that the program does not fit, or None.
       rematerialised: the compiler's lines on values that it replicated in full.
@@ -75,6 +77,7 @@ class Verification:
     collectives: tuple[CompiledCollective, ...]
     differences: tuple[Difference, ...]
     memory: MemoryUse | None
+    stage_peak_bytes: tuple[int, ...]
     memory_budget_bytes: int
     out_of_memory: OutOfMemory | None
     rematerialised: tuple[str, ...]
@@ -227,6 +230,7 @@ def _beside(plan: Plan, made: Made, place: CompilePlace) -> Verification:
         collectives=made.collectives,
         differences=differences,
         memory=made.memory,
+        stage_peak_bytes=made.stage_peak_bytes,
         memory_budget_bytes=plan.memory_budget_bytes,
         out_of_memory=made.out_of_memory,
         rematerialised=made.rematerialised,

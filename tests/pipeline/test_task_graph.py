@@ -55,6 +55,15 @@ def test_what_input_gradients_free_is_free_before_the_weights() -> None:
     assert peaks[1] == (16, 10)
 
 
+def test_what_updates_take_is_theirs_and_no_micro_batchs() -> None:
+    cost = replace(COST, working_bytes=3)
+    work = replace(chain([cost] * 2, 4), update_s=(1.0, 1.0), fixed_bytes=(10, 10))
+    peaks = simulate(make("1f1b", work)).group_peak_bytes
+    assert peaks == (10 + 2 * 8 + 3, 10 + 8 + 3)
+    work = replace(work, update_bytes=(9, 15))
+    assert simulate(make("1f1b", work)).group_peak_bytes == (29, 10 + 15)
+
+
 def test_updates_wait_for_all_gradients_of_all_groups() -> None:
     """A global norm couples groups: no update before the last gradient has come."""
     base = chain([COST] * 3, 4, link=Link("", latency_s=0.5))

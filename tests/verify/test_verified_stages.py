@@ -8,6 +8,11 @@ import pytest
 from extras import skipped_without_extra
 
 import rhino_jax as rhino
+from rhino_jax.models import registry
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.transform.staged.step import Key, Kind, Task, TaskKind
+from rhino_jax.verify.stages import own_bytes
 
 
 def loss(params, x, y):
@@ -67,3 +72,42 @@ def test_stages_compile_for_hardware_that_is_not_here(hardware):
         found = plan.verify(train_step, *args, compile_for=hardware)
     assert found.out_of_memory is None
     assert 0.4 < found.compiled.step_time_s / plan.predicted.step_time_s < 2.5
+
+
+def test_a_compiled_tasks_own_bytes_are_beside_what_its_group_holds_anyway():
+    weight, left, sent = Key(Kind.INPUT), Key(Kind.INSIDE, 0), Key(Kind.INSIDE, 1)
+
+    def task(kind, reads, makes):
+        return Task(kind, 0, 0, reads, makes, lambda *arrays: [*arrays])
+
+    forward = task(TaskKind.FORWARD, (weight,), (left, sent))
+    backward = task(TaskKind.BACKWARD, (weight, left), ())
+    sizes = {weight: 1000, left: 100, sent: 10}
+    tasks = [forward, backward]
+    # All of them, and a temporary: what is sent is nobody else's.
+    assert own_bytes(1111, tasks, forward, sizes.__getitem__) == 11
+    assert own_bytes(1107, tasks, backward, sizes.__getitem__) == 7
+    assert own_bytes(900, tasks, backward, sizes.__getitem__) == 0
+
+
+PEAKS = [
+    ("mlp-tiny", 2, {}),
+    ("gpt-tiny", 2, {"schedule": "1f1b"}),
+    ("gpt-tiny", 4, {"schedule": "gpipe"}),
+    ("gpt-tiny-unrolled", 2, {"schedule": "zero-bubble"}),
+    ("gpt-tiny-unrolled", 2, {"schedule": "interleaved"}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, stages, options", PEAKS)
+def test_stages_hold_what_was_predicted_within_a_tenth(name, stages, options):
+    workload = registry.get(name)
+    args, mesh = workload.abstract_args(), {"stage": stages, "data": 8 // stages}
+    donated = workload.donate_argnums
+    plan = rhino.plan(
+        workload.step, *args, mesh=mesh, donate_argnums=donated, **options
+    )
+    found = plan.verify(workload.step, *args)
+    predicted = simulate(schedule_of(plan.pipeline)).group_peak_bytes
+    assert predicted == pytest.approx(found.stage_peak_bytes, rel=0.1)

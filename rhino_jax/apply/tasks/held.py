@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from rhino_jax.ir.spec import Spec, replicated
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rhino_jax.cost.tiles import tile_padding
+from rhino_jax.ir.spec import Spec, local_shape, replicated
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.transform.staged.group import GroupProgram
 from rhino_jax.transform.staged.step import Key
@@ -29,3 +34,19 @@ def held_specs(of: GroupProgram, decisions: Decisions) -> dict[Key, Spec]:
     # What leaves the group leaves it as the plan's results are.
     found.update(zip(of.results, decisions.outputs, strict=True))
     return found
+
+
+def held_bytes(
+    aval: Any, spec: Spec, sizes: Sequence[int], tile: tuple[int, ...] = ()
+) -> int:
+    """What one device holds of a value.
+
+    Args:
+      aval: its shape and dtype.
+      spec: how it is laid out.
+      sizes: of the mesh's axes.
+      tile: of the device's memory; see `hardware.target.Device`.
+    """
+    item = getattr(aval.dtype, "itemsize", 4)
+    shard = local_shape(spec, aval.shape, sizes)
+    return math.ceil(math.prod(shard) * item * tile_padding(shard, item, tile))

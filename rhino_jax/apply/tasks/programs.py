@@ -12,10 +12,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.apply.constraints import partition_spec
 from rhino_jax.apply.interpret import constrained_call
-from rhino_jax.apply.tasks.held import held_specs
+from rhino_jax.apply.tasks.donated import donated
+from rhino_jax.apply.tasks.held import held_bytes, held_specs
+from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.stages import StagePlan
 from rhino_jax.transform.staged.group import GroupProgram
-from rhino_jax.transform.staged.step import Key, Kind, Step, Task
+from rhino_jax.transform.staged.step import Key, Kind, Step
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +39,22 @@ class Programs:
     mesh: Mesh
 
     @cached_property
-    def shardings(self) -> dict[Key, NamedSharding]:
+    def specs(self) -> dict[Key, Spec]:
         """Of every value that the group has between tasks."""
+        return held_specs(self.of, self.stage.decisions)
+
+    @cached_property
+    def shardings(self) -> dict[Key, NamedSharding]:
         types, mesh = self.step.types, self.mesh
         return {
             key: NamedSharding(mesh, partition_spec(spec, types[key].shape, mesh))
-            for key, spec in held_specs(self.of, self.stage.decisions).items()
+            for key, spec in self.specs.items()
         }
+
+    def bytes(self, key: Key, tile: tuple[int, ...] = ()) -> int:
+        """Of one device; see `held_bytes`."""
+        sizes = [size for _, size in self.stage.mesh_axes]
+        return held_bytes(self.step.types[key], self.specs[key], sizes, tile)
 
     @cached_property
     def everywhere(self) -> NamedSharding:
@@ -63,7 +74,7 @@ class Programs:
         run.__name__ = run.__qualname__ = task.name
         return jax.jit(
             run,
-            donate_argnums=self._donated(task),
+            donate_argnums=list(donated(self.step, self.of, task)),
             out_shardings=[self.shardings[key] for key in task.makes],
         )
 
@@ -71,34 +82,14 @@ class Programs:
     def all(self) -> Sequence[Any]:
         return [self.jitted(i) for i in range(len(self.of.tasks))]
 
-    def _donated(self, task: Task) -> list[int]:
-        """Sums that are added to, and state that is replaced."""
-        program = self.of.program
-        replaced = {
-            self.of.arguments[end.state_of]: key
-            for key, end in zip(self.of.results, program.outputs, strict=True)
-            if end.state_of is not None
-        }
-        found = []
-        for i, key in enumerate(task.reads):
-            if key.kind is Kind.SUM:
-                is_last = key in task.makes
-            elif key.kind is Kind.INPUT and replaced.get(key) in task.makes:
-                entry = program.inputs[self.of.arguments.index(key)]
-                is_last = entry.is_donated and not self._is_read_later(task, key)
-            else:
-                is_last = False
-            if is_last:
-                found.append(i)
-        return found
+    @cached_property
+    def in_place(self) -> frozenset[Key]:
+        """What tasks write in the memory of what they read."""
+        found = (donated(self.step, self.of, task).values() for task in self.of.tasks)
+        return frozenset().union(*found)
 
     def replaced(self, position: int) -> list[Key]:
         """State that a task consumes."""
         task = self.of.tasks[position]
-        reads = [task.reads[i] for i in self._donated(task)]
+        reads = [task.reads[i] for i in donated(self.step, self.of, task)]
         return [key for key in reads if key.kind is Kind.INPUT]
-
-    def _is_read_later(self, task: Task, key: Key) -> bool:
-        later = self.of.tasks[self.of.tasks.index(task) + 1 :]
-        given = any(isinstance(o, tuple) and o[1] == key for o in self.step.outputs)
-        return given or any(key in other.reads for other in later)

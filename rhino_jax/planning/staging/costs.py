@@ -29,14 +29,14 @@ def _cost(step: Step, group: PlannedGroup, chunk: int, is_first: bool) -> StageC
             parts[task.kind] += with_regions(program, group.seconds, op_id)
     times = step.micro_batches
     left, kept, handed = group.held(step, chunk)
-    fixed, peak = group.fixed_bytes(step), group.plan.predicted.peak_bytes
     return StageCost(
         forward_s=parts[TaskKind.FORWARD] / times,
         backward_s=parts[TaskKind.BACKWARD] / times,
         update_s=parts[TaskKind.START] + parts[TaskKind.UPDATE],
         activation_bytes=left,
-        fixed_bytes=fixed if is_first else 0,
-        working_bytes=max(peak - fixed - group.left_bytes(step), 0),
+        fixed_bytes=group.fixed_bytes(step) if is_first else 0,
+        working_bytes=group.working_bytes(chunk),
+        update_bytes=group.update_bytes if is_first else 0,
         weights_s=parts[TaskKind.WEIGHTS] / times,
         kept_bytes=kept,
         handed_bytes=handed,

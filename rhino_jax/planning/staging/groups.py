@@ -7,19 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rhino_jax.apply.tasks.held import held_specs
+from rhino_jax.apply.tasks.held import held_bytes, held_specs
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.ir.spec import Spec, share_of, without
+from rhino_jax.ir.spec import Spec, without
 from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.planning.staging.shapes import Shapes
+from rhino_jax.planning.staging.working import working_bytes
 from rhino_jax.search.driver import find
+from rhino_jax.search.found import Found
 from rhino_jax.search.records import Request
 from rhino_jax.transform.staged.group import GroupProgram, group_program
+from rhino_jax.transform.staged.holding import FIXED, Holding, is_once
 from rhino_jax.transform.staged.stacks import End, Unstacked
-from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
+from rhino_jax.transform.staged.step import Key, Kind, Step
 from rhino_jax.units import format_bytes
 
 
@@ -36,12 +39,16 @@ class PlannedGroup:
       plan: of that.
       specs: of everything that it has between tasks.
       seconds: predicted, of every op.
+      tile: of its devices' memory.
+      working: of every task, the bytes that it takes beyond what is held anyway.
     """
 
     of: GroupProgram
     plan: Plan
     specs: Mapping[Key, Spec]
     seconds: Mapping[int, float]
+    tile: tuple[int, ...] = ()
+    working: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -49,9 +56,7 @@ class PlannedGroup:
 
     def bytes(self, step: Step, key: Key) -> int:
         """Of one device."""
-        aval = step.types[key]
-        share = share_of(self.specs[key], tuple(aval.shape), self.sizes)
-        return int(aval.size * getattr(aval.dtype, "itemsize", 4) * share)
+        return held_bytes(step.types[key], self.specs[key], self.sizes, self.tile)
 
     def left_bytes(self, step: Step) -> int:
         """What the forward pass of a micro-batch leaves for its backward pass."""
@@ -64,36 +69,40 @@ class PlannedGroup:
         return tuple(sorted(of))
 
     def held(self, step: Step, chunk: int) -> tuple[int, int, int]:
-        """What a chunk's tasks leave for one another, of a micro-batch.
-
-        What several chunks' forward passes have is counted with the first of them.
-
-        Returns:
-          Bytes that its forward pass leaves; those of them that gradients of weights
-          read, where these are a task apart; what that reads beyond.
-        """
-        ahead: dict[Key, int] = {}
-        late: set[Key] = set()
-        read: set[Key] = set()
-        for task in self.of.tasks:
-            keys = {k for k in (*task.makes, *task.reads) if k.kind is Kind.INSIDE}
-            if task.kind is TaskKind.FORWARD:
-                ahead = {**dict.fromkeys(keys, task.place), **ahead}
-            elif task.is_per_micro_batch:
-                read |= keys
-                if task.kind is TaskKind.WEIGHTS:
-                    late |= keys if task.place == chunk else set()
-        left = {key for key, at in ahead.items() if at == chunk and key in read}
-        found = left, left & late, late - ahead.keys()
-        size = [sum(self.bytes(step, key) for key in keys) for keys in found]
-        return size[0], size[1], size[2]
+        """Bytes of what a chunk's tasks leave for one another, of a micro-batch: see
+        `Holding.of_chunk`."""
+        left, kept, handed = Holding.of(self.of.tasks).of_chunk(chunk)
+        sizes = [sum(self.bytes(step, k) for k in ks) for ks in (left, kept, handed)]
+        return sizes[0], sizes[1], sizes[2]
 
     def fixed_bytes(self, step: Step) -> int:
         """What it holds all the time."""
         made = {key for task in self.of.tasks for key in task.makes}
         held = {*self.of.arguments, *made}
-        kinds = (Kind.INPUT, Kind.ENTERING, Kind.SUM, Kind.COUPLED)
-        return sum(self.bytes(step, key) for key in held if key.kind in kinds)
+        return sum(self.bytes(step, key) for key in held if key.kind in FIXED)
+
+    def working_bytes(self, chunk: int) -> int:
+        """The most that a task of a chunk takes while it runs."""
+        tasks = zip(self.of.tasks, self.working, strict=True)
+        return max(
+            (n for t, n in tasks if not is_once(t) and t.place == chunk), default=0
+        )
+
+    @property
+    def update_bytes(self) -> int:
+        """The most that what runs once a step takes."""
+        tasks = zip(self.of.tasks, self.working, strict=True)
+        return max((n for t, n in tasks if is_once(t)), default=0)
+
+    def peak_bytes(self, step: Step, in_flight: int) -> int:
+        """The most that it holds, but for what arrives ahead of its time.
+
+        Args:
+          in_flight: micro-batches of which its forward passes have left something.
+        """
+        working = max(self.working_bytes(chunk) for chunk in self.chunks)
+        flying = in_flight * self.left_bytes(step) + working
+        return self.fixed_bytes(step) + max(flying, self.update_bytes)
 
 
 def plan_groups(
@@ -229,23 +238,34 @@ def _planned(
             plan = found.plan()
         except InfeasiblePlanError as error:
             raise _does_not_fit(error, group, in_flight, more) from None
-        planned = PlannedGroup(
-            of, plan, held_specs(of, plan.decisions), seconds_by_op(found)
+        planned = _with_working(
+            PlannedGroup(
+                of,
+                plan,
+                held_specs(of, plan.decisions),
+                seconds_by_op(found),
+                search.target.device.tile,
+            ),
+            step,
+            found,
         )
-        peak, left = plan.predicted.peak_bytes, planned.left_bytes(step)
-        # What passes from task to task is in memory, whatever could be fused within.
-        others = max(planned.fixed_bytes(step) + left - peak, 0)
-        others += (in_flight - 1) * left
-        if peak + others <= budget:
+        needed = planned.peak_bytes(step, in_flight)
+        if needed <= budget:
             return planned
-        more = others
+        more = needed - plan.predicted.peak_bytes
+    fixed, left = planned.fixed_bytes(step), planned.left_bytes(step)
     raise InfeasiblePlanError(
         f"stage {group} does not fit with what it holds between its tasks.",
         where=f"memory budget {format_bytes(int(budget))} per device",
-        numbers=f"{format_bytes(peak)} within tasks, {format_bytes(others)} beside,"
-        f" with {in_flight} micro-batches in flight",
+        numbers=f"{format_bytes(needed)} needed: {format_bytes(fixed)} all the time,"
+        f" {format_bytes(left)} for each of {in_flight} micro-batches in flight",
         fix=_FIX,
     )
+
+
+def _with_working(planned: PlannedGroup, step: Step, found: Found) -> PlannedGroup:
+    taken = working_bytes(step, planned.of, found, lambda key: planned.bytes(step, key))
+    return replace(planned, working=taken)
 
 
 _FIX = "take more micro-batches, more stages or more devices."
