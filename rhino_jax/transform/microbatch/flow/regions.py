@@ -152,7 +152,36 @@ class Flow:
 
 
 def _call(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
-    return Ran(tuple(states), tuple(flow.block(item.blocks[0], states)))
+    block = item.blocks[0]
+    results = flow.block(block, states)
+    cut = _cut_inside(flow, block, states)
+    if cut != list(states):
+        results = flow.block(block, cut)
+    return Ran(tuple(cut), tuple(results))
+
+
+def _cut_inside(flow: Flow, block: Block, states: Sequence[State]) -> list[State]:
+    """States of a region's first inputs, with whole ones as rows where that is all that
+    is read of them: a mask that is broadcast to the batch outside of a loop over layers
+    is then not made for the whole batch.
+
+    Args:
+      states: as which they entered when the region was walked.
+    """
+    read: dict[int, list[State]] = {v: [flow.states[v]] for v in block.outputs}
+    for item in block.items:
+        uses = flow.ran[item.op.id].uses
+        for value, use in zip(item.operands, uses, strict=True):
+            read.setdefault(value, []).append(use)
+    found: list[State] = []
+    for value, state in zip(block.inputs, states, strict=False):
+        uses_of = read.get(value, [])
+        places = {use.place for use in uses_of if isinstance(use, Rows)}
+        is_cut = isinstance(state, Whole) and len(places) == 1
+        if is_cut and all(isinstance(use, Rows) for use in uses_of):
+            state = Rows(*places.pop())
+        found.append(state)
+    return found
 
 
 def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
@@ -167,16 +196,20 @@ def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
             state = state.moved(-1)
         enters.append(state)
 
+    consts = list(states[: call.num_consts])
+
     def body(carries: Sequence[State]) -> list[State]:
-        return flow.block(
-            item.blocks[0], [*states[: call.num_consts], *carries, *enters]
-        )
+        return flow.block(item.blocks[0], [*consts, *carries, *enters])
 
     carries, leaves = _fixed(flow, item, states[call.num_consts : first], body)
+    cut = _cut_inside(flow, item.blocks[0], consts)
+    if cut != consts:
+        consts = cut
+        carries, leaves = _fixed(flow, item, carries, body)
     stacks = [
         s.moved(1) if isinstance(s, Rows) else s for s in leaves[call.num_carry :]
     ]
-    uses = (*states[: call.num_consts], *carries, *states[first:])
+    uses = (*consts, *carries, *states[first:])
     return Ran(uses, (*carries, *stacks))
 
 

@@ -1,0 +1,56 @@
+"""Masks that do not depend on the batch, in loops over layers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rhino_jax.frontend.trace import trace
+from rhino_jax.planning.variants import cut_in
+from rhino_jax.transform.remade import remade
+
+
+ROWS, LENGTH, WIDTH, LAYERS = 12, 8, 4, 3
+
+
+def train_step(params, x):
+    """`jnp.where` broadcasts the mask to the batch; `jax.grad` does so before the loop,
+    since the mask is the same in all layers."""
+
+    def layer(h, w):
+        scores = jnp.einsum("bid,bjd->bij", h @ w, h)
+        mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
+        weights = jax.nn.softmax(jnp.where(mask, scores, -1e9))
+        return h + jnp.einsum("bij,bjd->bid", weights, h), None
+
+    def loss(params):
+        h, _ = jax.lax.scan(jax.checkpoint(layer), x, params)
+        return jnp.mean(h**2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return params - 0.1 * gradients, value
+
+
+def operands_of_loops(jaxpr):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "scan":
+            yield from (v.aval.shape for v in eqn.invars)
+            yield from operands_of_loops(eqn.params["jaxpr"].jaxpr)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_they_are_made_for_a_micro_batch(count):
+    params = jax.random.normal(jax.random.key(0), (LAYERS, WIDTH, WIDTH))
+    x = jax.random.normal(jax.random.key(1), (ROWS, LENGTH, WIDTH))
+    traced = trace(train_step, (params, x), {})
+    mask = (ROWS, LENGTH, LENGTH)
+    assert mask in operands_of_loops(traced.closed_jaxpr.jaxpr)
+    cut = remade(traced, [cut_in(count)])
+    assert mask not in operands_of_loops(cut.closed_jaxpr.jaxpr)
+    got = jax.core.eval_jaxpr(
+        cut.closed_jaxpr.jaxpr, cut.closed_jaxpr.consts, params, x
+    )
+    for a, b in zip(got, train_step(params, x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
