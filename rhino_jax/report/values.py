@@ -89,7 +89,7 @@ def _section(title: str, plan: Plan, leaves: Sequence[Leaf], *, full: bool) -> S
             f"and {format_count(count)} more:"
             f" {format_bytes(sum(bytes_of(f) for f in rest))} per device"
         )
-    whole = sum(leaf.bytes_per_device * _cuts(leaf, plan.mesh_axes) for leaf in leaves)
+    whole = sum(leaf.bytes_per_device * _cuts(leaf, plan) for leaf in leaves)
     noun = "array" if len(leaves) == 1 else "arrays"
     return Section(
         f"{title}: {format_count(len(leaves))} {noun}, {format_bytes(total)} per"
@@ -100,8 +100,11 @@ def _section(title: str, plan: Plan, leaves: Sequence[Leaf], *, full: bool) -> S
     )
 
 
-def _cuts(leaf: Leaf, mesh_axes: Sequence[tuple[str, int]]) -> int:
-    """Into how many pieces a value is cut."""
+def _cuts(leaf: Leaf, plan: Plan) -> int:
+    """Into how many pieces a value is cut, on its stage's mesh if it is of one."""
+    # What every stage has a part of is laid out on the mesh of all devices.
+    is_of_one = leaf.stage >= 0
+    mesh_axes = plan.stages[leaf.stage].mesh_axes if is_of_one else plan.mesh_axes
     return math.prod(mesh_axes[a][1] for dim in leaf.spec for a in dim)
 
 

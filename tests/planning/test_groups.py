@@ -3,6 +3,8 @@ refused."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -70,6 +72,12 @@ def test_a_larger_group_gets_more_layers():
     assert [s.devices for s in plan.stages] == [(0, 1, 2, 3), (4, 5), (6, 7)]
     layers = [sum(leaf.stage == s for leaf in plan.inputs[:LAYERS]) for s in range(3)]
     assert layers[0] > max(layers[1:]) and sum(layers) == LAYERS
+    # 12 matrices of 1 MiB and the rows, 0.5 MiB; a group has as many parts as it has
+    # places along `stage`, which is 2 of 4.
+    first, *rest = plan.inputs
+    halved = replace(first, spec=((0,), ()), bytes_per_device=2**19)
+    assert first.stage == 0
+    assert "(12.5 MiB in all)" in replace(plan, inputs=(halved, *rest)).table()
 
 
 @pytest.mark.parametrize(
