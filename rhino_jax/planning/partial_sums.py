@@ -14,7 +14,7 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.ir.spec import Spec, replicated, share_of
+from rhino_jax.ir.spec import Spec, replicated, share_of, without
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import PARTIAL_SUMS, Transform
 from rhino_jax.plan.decisions import Decisions
@@ -66,9 +66,7 @@ class PlannedPrices:
     def _made(self, value: int, axes: Sequence[int]) -> tuple[Spec, float]:
         """How a value is laid out while it is a sum over mesh axes, and the bytes of it
         on one device."""
-        spec = tuple(
-            tuple(a for a in dim if a not in axes) for dim in self._spec(value)
-        )
+        spec = without(self._spec(value), axes)
         whole = self.program.values[value]
         return spec, whole.bytes * share_of(spec, whole.shape, self.mesh.sizes)
 
