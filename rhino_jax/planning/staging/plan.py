@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -37,8 +38,9 @@ MOST_OPS_OF_BEST = 1500
 
 NO_PINS: Mapping[str, int] = {}
 
-PER_STAGE = (2, 4, 8)
-"""Micro-batches for every stage that are compared where rhino chooses."""
+PER_STAGE = ((2, 4, 8), (16,), (32,), (64,))
+"""Micro-batches for every stage that are compared where rhino chooses, and those that
+are tried after them where nothing fits: their activations are smaller."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +92,32 @@ def plan_stages(
         raise _stacks_are_whole(of_step, schedule)
     if of_step.count and min(shares) > 1:
         raise _no_group_of_one(of_step, shares)
-    counts = _counts(of_step, len(shares), microbatches, places)
+    rounds = _counts(of_step, len(shares), microbatches, places)
+    for counts in rounds[:-1]:
+        with contextlib.suppress(InfeasiblePlanError):
+            return _best_of(
+                search, of_step, shares, counts, schedule, places, stage_pins, started
+            )
+    return _best_of(
+        search, of_step, shares, rounds[-1], schedule, places, stage_pins, started
+    )
+
+
+def _best_of(
+    search: Search,
+    of_step: Unstacked,
+    shares: tuple[int, ...],
+    counts: Sequence[int],
+    schedule: str,
+    places: tuple[str, ...],
+    stage_pins: Mapping[str, int],
+    started: float,
+) -> Plan:
+    """The best of some numbers of micro-batches.
+
+    Raises:
+      InfeasiblePlanError: with none of them every group fits.
+    """
     cuts = [
         cut_step
         for count in counts
@@ -267,15 +294,22 @@ def _cut_into(
 
 def _counts(
     of_step: Unstacked, stages: int, microbatches: int | str, places: tuple[str, ...]
-) -> list[int]:
-    """Numbers of micro-batches to be compared."""
+) -> list[list[int]]:
+    """Numbers of micro-batches to be compared; each list where nothing of those before
+    fits."""
     if isinstance(microbatches, int):
-        return [microbatches]
+        return [[microbatches]]
     choice = Choice(2, per_microbatch=places)
     rows = find_cut(of_step.closed, of_step.program, choice)[0].rows
     counts = [n for n in range(2, rows + 1) if rows % n == 0]
-    near = [
-        min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n))
-        for k in PER_STAGE
-    ]
-    return list(dict.fromkeys(near))
+    rounds: list[list[int]] = []
+    seen = set[int]()
+    for factors in PER_STAGE:
+        near = (
+            min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n))
+            for k in factors
+        )
+        found = [n for n in dict.fromkeys(near) if n not in seen]
+        seen.update(found)
+        rounds += [found] if found else []
+    return rounds
