@@ -50,8 +50,13 @@ class Found:
     @property
     def mesh_axes(self) -> tuple[tuple[str, int], ...]:
         """(name, size) of the best mesh's axes."""
-        axes = self.solved[0].mesh_problem.model.mesh.axes
-        return tuple((a.name, a.size) for a in axes)
+        return self.meshes[0]
+
+    @property
+    def meshes(self) -> list[tuple[tuple[str, int], ...]]:
+        """Axes of the best few meshes, as `mesh_axes`, the best first."""
+        meshes = (found.mesh_problem.model.mesh for found in self.solved)
+        return [tuple((a.name, a.size) for a in mesh.axes) for mesh in meshes]
 
     def decisions(self) -> Decisions:
         """The specs of the plan, where there is one."""

@@ -4,7 +4,8 @@ In: a `planning.search.Search`, and how many stages, micro-batches and which sch
 Out: a `plan.plan.Plan` with a pipeline.
 Order: `pins` (what is to be in which stage), `priced` (what ops take), `shapes` (the
 groups' meshes, and how fast each is), `problem` (a step as `pipeline.cut` sees it),
-`estimated` (what its chunks cost then), `when` (schedules compared by that), `groups`
-(each planned on its own devices; `working`: what its tasks take while they run),
-`costs` (of their tasks), `assembled` (all of these as one plan), `plan`, `auto`.
+`estimated` (what its chunks cost then), `when` (schedules compared by that), `cuts`
+(of any number of micro-batches), `groups` (each planned on its own devices; `working`:
+what its tasks take while they run), `costs` (of their tasks), `assembled` (all of these
+as one plan), `plan`, `auto`.
 """

@@ -111,6 +111,7 @@ def plan_groups(
     of_step: Unstacked,
     shapes: Shapes,
     in_flight: tuple[int, ...],
+    ahead: Sequence[int],
 ) -> list[PlannedGroup]:
     """Plan all groups; what one sends another is laid out alike on both.
 
@@ -120,6 +121,7 @@ def plan_groups(
       of_step: the step; parts of a stack are laid out alike.
       shapes: of the groups.
       in_flight: of every group, the micro-batches of which it holds something.
+      ahead: of every group, bytes of a device that what arrives early takes.
     Raises:
       InfeasiblePlanError: a group does not fit; says which.
     """
@@ -134,7 +136,9 @@ def plan_groups(
         laid = _Laid(of_step, at, shapes.places[group] > 1, request, known, stacks)
         pins = laid.pins(of, step.outputs)
         mesh = shapes.mesh(group)
-        one = _planned(search, step, of, mesh, pins, group, in_flight[group])
+        one = _planned(
+            search, step, of, mesh, pins, group, in_flight[group], ahead[group]
+        )
         found[group] = one
         for key in of.arguments:
             if key.kind is Kind.INPUT and of_step.inputs[key.number].part is not None:
@@ -217,10 +221,11 @@ def _planned(
     pins: Pins,
     group: int,
     in_flight: int,
+    ahead: int,
 ) -> PlannedGroup:
     """A group, with room for what micro-batches in flight leave."""
     request = search.request
-    budget = request.memory_budget_bytes
+    budget = request.memory_budget_bytes - ahead
     # The other groups' devices are not idle.
     own = search.target.replace(num_devices=math.prod(n for _, n in mesh_axes))
     more = 0
@@ -256,9 +261,10 @@ def _planned(
     fixed, left = planned.fixed_bytes(step), planned.left_bytes(step)
     raise InfeasiblePlanError(
         f"stage {group} does not fit with what it holds between its tasks.",
-        where=f"memory budget {format_bytes(int(budget))} per device",
-        numbers=f"{format_bytes(needed)} needed: {format_bytes(fixed)} all the time,"
-        f" {format_bytes(left)} for each of {in_flight} micro-batches in flight",
+        where=f"memory budget {format_bytes(int(budget + ahead))} per device",
+        numbers=f"{format_bytes(needed + ahead)} needed: {format_bytes(fixed)} all the"
+        f" time, {format_bytes(left)} for each of {in_flight} micro-batches in flight,"
+        f" {format_bytes(ahead)} for what arrives early",
         fix=_FIX,
     )
 

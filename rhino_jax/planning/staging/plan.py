@@ -3,65 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rhino_jax.errors import InfeasiblePlanError, ScheduleError, StageError
-from rhino_jax.pipeline.cut.choose import cut
-from rhino_jax.pipeline.cut.ops import Cut, Problem
-from rhino_jax.pipeline.of_plan import FORWARD_ONLY
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY, schedule_of
+from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline, runs_of
-from rhino_jax.planning.meshes import AUTO
+from rhino_jax.planning.meshes import AUTO, MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
 from rhino_jax.planning.staging.assembled import assembled
 from rhino_jax.planning.staging.costs import between_of, chunk_costs, hops_of
-from rhino_jax.planning.staging.estimated import estimated
-from rhino_jax.planning.staging.groups import plan_groups
-from rhino_jax.planning.staging.pins import pinned_ops
-from rhino_jax.planning.staging.problem import problem_of
-from rhino_jax.planning.staging.shapes import Shapes, shapes_of
-from rhino_jax.transform.microbatch.choice import Choice
-from rhino_jax.transform.microbatch.cutting import find_cut
-from rhino_jax.transform.staged.apart import Apart, take_apart
-from rhino_jax.transform.staged.sides import Sides, sides_of
+from rhino_jax.planning.staging.cuts import (
+    Asked,
+    CutStep,
+    counts_of,
+    cuts_of,
+    worth_comparing,
+)
+from rhino_jax.planning.staging.groups import PlannedGroup, plan_groups
 from rhino_jax.transform.staged.stacks import Unstacked
-from rhino_jax.transform.staged.staging import staged, with_split_loops
+from rhino_jax.transform.staged.staging import staged
+from rhino_jax.transform.staged.step import Step
+from rhino_jax.units import format_bytes
 
-
-MOST_OPS_OF_BEST = 1500
-"""Forward ops of programs whose cut CP-SAT looks at; of more, orders are cut."""
 
 NO_PINS: Mapping[str, int] = {}
 
-PER_STAGE = ((2, 4, 8), (16,), (32,), (64,))
-"""Micro-batches for every stage that are compared where rhino chooses, and those that
-are tried after them where nothing fits: their activations are smaller."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Cut:
-    """A step in so many micro-batches, and where it is cut.
-
-    Attributes:
-      apart: the step.
-      shapes: of the groups.
-      has_backward: whether there is a backward pass.
-      chosen: the cut.
-      group_of: of every chunk; empty where each has its own.
-      work: what chunks take, by an estimate.
-    """
-
-    apart: Apart
-    shapes: Shapes
-    has_backward: bool
-    chosen: Cut
-    group_of: tuple[int, ...]
-    work: Work
+MOST_TRIES = 3
+"""To make room for what arrives early, which shows when all groups are planned."""
 
 
 def plan_stages(
@@ -92,52 +65,36 @@ def plan_stages(
         raise _stacks_are_whole(of_step, schedule)
     if of_step.count and min(shares) > 1:
         raise _no_group_of_one(of_step, shares)
-    rounds = _counts(of_step, len(shares), microbatches, places)
+    asked = Asked(search, of_step, shares, schedule, places, stage_pins, started)
+    rounds = counts_of(asked, microbatches)
     for counts in rounds[:-1]:
         with contextlib.suppress(InfeasiblePlanError):
-            return _best_of(
-                search, of_step, shares, counts, schedule, places, stage_pins, started
-            )
-    return _best_of(
-        search, of_step, shares, rounds[-1], schedule, places, stage_pins, started
-    )
+            return _best_of(asked, counts)
+    return _best_of(asked, rounds[-1])
 
 
-def _best_of(
-    search: Search,
-    of_step: Unstacked,
-    shares: tuple[int, ...],
-    counts: Sequence[int],
-    schedule: str,
-    places: tuple[str, ...],
-    stage_pins: Mapping[str, int],
-    started: float,
-) -> Plan:
+def _best_of(asked: Asked, counts: Sequence[int]) -> Plan:
     """The best of some numbers of micro-batches.
 
     Raises:
       InfeasiblePlanError: with none of them every group fits.
     """
-    cuts = [
-        cut_step
-        for count in counts
-        for cut_step in _cuts(
-            search, of_step, shares, count, schedule, places, stage_pins
-        )
-    ]
-    all_ways = _ways(cuts, schedule)
-    ways = when.tried(all_ways, schedule)
+    cuts: list[CutStep] = []
+    meshes: Sequence[MeshAxes] = asked.search.meshes
+    for count in counts:
+        cuts += cuts_of(asked, meshes, count)
+        meshes = worth_comparing(cuts[-1], max(counts))
+    all_ways = _ways(cuts, asked.schedule)
+    ways = when.tried(all_ways, asked.schedule)
     for i, way in enumerate(ways):
         try:
-            plan = _planned(
-                search, of_step, cuts[way.cut], way, schedule, places, started
-            )
+            plan = _planned(asked, cuts[way.cut], way)
         except (InfeasiblePlanError, ScheduleError):
             # More micro-batches, or fewer in flight, hold less.
             if i == len(ways) - 1:
                 raise
             continue
-        if schedule != AUTO or not cuts[way.cut].has_backward:
+        if asked.schedule != AUTO or not cuts[way.cut].has_backward:
             return plan
         assert plan.pipeline is not None
         if when.is_worth_it(plan.pipeline, plan.predicted.step_time_s):
@@ -171,7 +128,7 @@ def _no_group_of_one(of_step: Unstacked, shares: tuple[int, ...]) -> StageError:
     )
 
 
-def _ways(cuts: Sequence[_Cut], schedule: str) -> list[when.Way]:
+def _ways(cuts: Sequence[CutStep], schedule: str) -> list[when.Way]:
     """Schedules of cuts, the best first."""
     if all(c.has_backward for c in cuts):
         return when.compared([c.work for c in cuts], schedule)
@@ -183,133 +140,62 @@ def _ways(cuts: Sequence[_Cut], schedule: str) -> list[when.Way]:
     ]
 
 
-def _planned(
-    search: Search,
-    of_step: Unstacked,
-    cut_step: _Cut,
-    way: when.Way,
-    schedule: str,
-    places: tuple[str, ...],
-    started: float,
-) -> Plan:
+def _planned(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
     """A step that is cut, with every group planned.
 
     Raises:
       InfeasiblePlanError: a group does not fit.
       ScheduleError: a schedule that is searched for does not.
     """
-    chosen = cut_step.chosen
+    search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
     step = staged(
-        cut_step.apart, chosen.stages, cut_step.group_of, is_split=way.is_split
+        cut_step.apart,
+        cut_step.chosen.stages,
+        cut_step.group_of,
+        is_split=way.is_split,
     )
-    shapes = cut_step.shapes
-    groups = plan_groups(search, step, of_step, shapes, way.in_flight)
+    limit = search.request.memory_budget_bytes
+    ahead = [0] * shapes.groups
+    for _ in range(MOST_TRIES):
+        groups = plan_groups(search, step, of_step, shapes, way.in_flight, ahead)
+        pipeline = _pipeline(asked, cut_step, way, step, groups)
+        peaks = simulate(schedule_of(pipeline)).group_peak_bytes
+        if max(peaks) <= limit:
+            return assembled(
+                search, of_step, step, groups, pipeline, shapes, asked.started
+            )
+        over = [max(0, peak - int(limit)) for peak in peaks]
+        ahead = [n + more for n, more in zip(ahead, over, strict=True)]
+    group = peaks.index(max(peaks))
+    raise InfeasiblePlanError(
+        f"stage {group} does not fit with what reaches it early.",
+        where=f"memory budget {format_bytes(int(limit))} per device",
+        numbers=f"{format_bytes(peaks[group])} at its peak",
+        fix="take more micro-batches, more stages or more devices.",
+    )
+
+
+def _pipeline(
+    asked: Asked,
+    cut_step: CutStep,
+    way: when.Way,
+    step: Step,
+    groups: Sequence[PlannedGroup],
+) -> Pipeline:
+    """How micro-batches pass through planned groups."""
     pipeline = Pipeline(
         micro_batches=step.micro_batches,
         schedule=way.name,
-        runs=runs_of(chosen.stages),
+        runs=runs_of(cut_step.chosen.stages),
         costs=chunk_costs(step, groups),
-        hops=hops_of(step, groups, *shapes.hop),
-        per_microbatch=places,
-        parts=of_step.count,
+        hops=hops_of(step, groups, *cut_step.shapes.hop),
+        per_microbatch=asked.places,
+        parts=asked.of_step.count,
         group_of=cut_step.group_of,
         is_split=way.is_split,
         between=between_of(step, groups),
     )
-    if cut_step.has_backward:
-        limit = search.request.memory_budget_bytes
-        pipeline = when.settled(pipeline, schedule, limit)
-    return assembled(search, of_step, step, groups, pipeline, shapes, started)
-
-
-def _cuts(
-    search: Search,
-    of_step: Unstacked,
-    shares: tuple[int, ...],
-    count: int,
-    schedule: str,
-    places: tuple[str, ...],
-    stage_pins: Mapping[str, int],
-) -> list[_Cut]:
-    """A step in `count` micro-batches, cut where that is best: into a chunk for every
-    stage, and several, as the schedule may need."""
-    apart = take_apart(of_step.closed, of_step.program, count, places)
-    sides = sides_of(apart)
-    if sides.is_coupled:
-        when.check_runs_coupled(schedule, apart.cut.why)
-    shapes = shapes_of(search, sides, shares)
-    pins = pinned_ops(stage_pins, of_step, apart, sides)
-    found: list[_Cut] = []
-    known: dict[tuple[int, ...], tuple[Problem, Cut]] = {}
-    for group_of in when.placements(schedule, shapes.groups):
-        chunks = len(group_of)
-        is_asked = not found
-        # A pinned op is in the only chunk of its stage.
-        is_one = of_step.count or stage_pins or sides.is_coupled
-        if not is_asked and (is_one or not sides.backward):
-            continue
-        sizes = tuple(shares[group] for group in group_of)
-        try:
-            if sizes not in known:
-                known[sizes] = _cut_into(search, sides, shapes, group_of, count, pins)
-        except (StageError, InfeasiblePlanError):
-            if is_asked:
-                raise
-            continue
-        problem, chosen = known[sizes]
-        apart_too = sides, shapes
-        if when.may_split(schedule) and sides.backward:
-            loops = with_split_loops(apart, chosen.stages, group_of)
-            if loops is not apart:
-                of_loops = sides_of(loops)
-                apart_too = of_loops, shapes_of(search, of_loops, shares)
-        work = estimated(problem, chosen, *apart_too, group_of)
-        own = group_of if chunks > shapes.groups else ()
-        back = bool(sides.backward)
-        found.append(_Cut(apart, shapes, back, chosen, own, work))
-    return found
-
-
-def _cut_into(
-    search: Search,
-    sides: Sides,
-    shapes: Shapes,
-    group_of: tuple[int, ...],
-    count: int,
-    pins: Mapping[int, int],
-) -> tuple[Problem, Cut]:
-    """Where a step in `count` micro-batches is best cut."""
-    request = search.request
-    limit = request.memory_budget_bytes
-    problem = problem_of(sides, shapes, group_of, count, limit, pins)
-    level = request.level if len(sides.forward) <= MOST_OPS_OF_BEST else "fast"
-    try:
-        return problem, cut(problem, level, seed=request.seed)
-    except InfeasiblePlanError:
-        # What optimizers hold is a guess here; when groups are planned it is known.
-        groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
-        problem = replace(problem, groups=groups)
-        return problem, cut(problem, level, seed=request.seed)
-
-
-def _counts(
-    of_step: Unstacked, stages: int, microbatches: int | str, places: tuple[str, ...]
-) -> list[list[int]]:
-    """Numbers of micro-batches to be compared; each list where nothing of those before
-    fits."""
-    if isinstance(microbatches, int):
-        return [[microbatches]]
-    choice = Choice(2, per_microbatch=places)
-    rows = find_cut(of_step.closed, of_step.program, choice)[0].rows
-    counts = [n for n in range(2, rows + 1) if rows % n == 0]
-    rounds: list[list[int]] = []
-    seen = set[int]()
-    for factors in PER_STAGE:
-        near = (
-            min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n))
-            for k in factors
-        )
-        found = [n for n in dict.fromkeys(near) if n not in seen]
-        seen.update(found)
-        rounds += [found] if found else []
-    return rounds
+    if not cut_step.has_backward:
+        return pipeline
+    limit = asked.search.request.memory_budget_bytes
+    return when.settled(pipeline, asked.schedule, limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,12 +25,14 @@ class Shapes:
       places: of every group along the axis of the stages.
       seconds: places → op → what it takes on a group that has so many.
       hop: bytes per second, and latency, between groups.
+      good: the best few meshes that were compared, this first.
     """
 
     mesh_axes: MeshAxes
     places: tuple[int, ...]
     seconds: Mapping[int, Mapping[int, float]]
     hop: tuple[float, float]
+    good: tuple[MeshAxes, ...] = ()
 
     @property
     def groups(self) -> int:
@@ -54,14 +56,20 @@ class Shapes:
         return first / own if own else 1.0
 
 
-def shapes_of(search: Search, sides: Sides, places: tuple[int, ...]) -> Shapes:
+def shapes_of(
+    search: Search,
+    sides: Sides,
+    places: tuple[int, ...],
+    meshes: Sequence[MeshAxes],
+) -> Shapes:
     """The best of the meshes for a whole micro-batch on the largest group, and what its
     ops take on every group.
 
     Args:
-      search: of the step; its meshes are those of all devices.
+      search: of the step.
       sides: of a micro-batch.
       places: of every group along the axis of the stages.
+      meshes: of all devices, to be compared.
     """
     asked = replace(
         search.request,
@@ -72,14 +80,17 @@ def shapes_of(search: Search, sides: Sides, places: tuple[int, ...]) -> Shapes:
         level="fast",
         memory_budget_bytes=math.inf,
     )
-    meshes, seconds = search.meshes, {}
+    seconds: dict[int, dict[int, float]] = {}
+    good: tuple[MeshAxes, ...] = tuple(meshes)
     for size in sorted({*places}, reverse=True):
-        own = [own_mesh(axes, size) for axes in meshes]
+        # Smaller groups have the mesh that is best for the largest.
+        left = good[:1] if seconds else good
+        own = [own_mesh(axes, size) for axes in left]
         found = find(sides.program, own, search.target, asked)
-        mesh = found.solved[0].mesh_problem.model.mesh
-        best = own.index(tuple((a.name, a.size) for a in mesh.axes))
-        meshes, seconds[size] = [meshes[best]], seconds_by_op(found)
-    (axes,) = meshes
-    shapes = Shapes(axes, places, seconds, (0.0, 0.0))
+        seconds[size] = seconds_by_op(found)
+        if not seconds.keys() - {size}:
+            good = tuple(left[own.index(axes)] for axes in found.meshes)
+    axes = good[0]
+    shapes = Shapes(axes, places, seconds, (0.0, 0.0), good)
     link = lay_out(search.target, axes).axes[shapes.stage_axis]
     return replace(shapes, hop=(link.bytes_per_s, link.alpha_s))

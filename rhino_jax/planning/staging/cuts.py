@@ -1,0 +1,185 @@
+"""Where a step may be cut, in some number of micro-batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rhino_jax.errors import InfeasiblePlanError, StageError
+from rhino_jax.pipeline.cut.choose import cut
+from rhino_jax.pipeline.cut.ops import Cut, Problem
+from rhino_jax.pipeline.work import Work
+from rhino_jax.planning.meshes import MeshAxes
+from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging import when
+from rhino_jax.planning.staging.estimated import estimated
+from rhino_jax.planning.staging.pins import pinned_ops
+from rhino_jax.planning.staging.problem import problem_of
+from rhino_jax.planning.staging.shapes import Shapes, shapes_of
+from rhino_jax.transform.microbatch.choice import Choice
+from rhino_jax.transform.microbatch.cutting import find_cut
+from rhino_jax.transform.staged.apart import Apart, take_apart
+from rhino_jax.transform.staged.sides import Sides, sides_of
+from rhino_jax.transform.staged.stacks import Unstacked
+from rhino_jax.transform.staged.staging import with_split_loops
+
+
+MOST_OPS_OF_BEST = 1500
+"""Forward ops of programs whose cut CP-SAT looks at; of more, orders are cut."""
+
+PER_STAGE = ((4, 2, 8), (16,), (32,), (64,))
+"""Micro-batches for every stage that are compared where rhino chooses, and those that
+are tried after them where nothing fits: their activations are smaller. Meshes are
+compared for the first of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A step that is to be planned in stages.
+
+    Attributes:
+      search: of the step as its user wrote it.
+      of_step: it, with stacks in parts.
+      shares: of every group of devices, its places along the axis of the stages.
+      schedule: name of a family, or "auto".
+      places: where sums over the batch are those of a micro-batch.
+      stage_pins: key → stage.
+      started: `time.monotonic()` when planning began.
+    """
+
+    search: Search
+    of_step: Unstacked
+    shares: tuple[int, ...]
+    schedule: str
+    places: tuple[str, ...]
+    stage_pins: Mapping[str, int]
+    started: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutStep:
+    """A step in so many micro-batches, and where it is cut.
+
+    Attributes:
+      apart: the step.
+      shapes: of the groups.
+      has_backward: whether there is a backward pass.
+      chosen: the cut.
+      group_of: of every chunk; empty where each has its own.
+      work: what chunks take, by an estimate.
+    """
+
+    apart: Apart
+    shapes: Shapes
+    has_backward: bool
+    chosen: Cut
+    group_of: tuple[int, ...]
+    work: Work
+
+
+def counts_of(asked: Asked, microbatches: int | str) -> list[list[int]]:
+    """Numbers of micro-batches to be compared; each list where nothing of those before
+    fits."""
+    of_step, stages = asked.of_step, len(asked.shares)
+    if isinstance(microbatches, int):
+        return [[microbatches]]
+    choice = Choice(2, per_microbatch=asked.places)
+    rows = find_cut(of_step.closed, of_step.program, choice)[0].rows
+    counts = [n for n in range(2, rows + 1) if rows % n == 0]
+    rounds: list[list[int]] = []
+    seen = set[int]()
+    for factors in PER_STAGE:
+        near = (
+            min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n))
+            for k in factors
+        )
+        found = [n for n in dict.fromkeys(near) if n not in seen]
+        seen.update(found)
+        rounds += [found] if found else []
+    return rounds
+
+
+def worth_comparing(cut_step: CutStep, most: int) -> Sequence[MeshAxes]:
+    """Meshes for other numbers of micro-batches than that of a cut.
+
+    The best of one is that of all where every device has rows of a micro-batch in each;
+    where there are too few rows for that, the best few are compared again.
+    """
+    shapes, rows = cut_step.shapes, cut_step.apart.cut.rows
+    devices = max(map(shapes.devices, range(shapes.groups)))
+    return shapes.good[:1] if rows // most >= devices else shapes.good
+
+
+def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutStep]:
+    """A step in `count` micro-batches, cut where that is best: into a chunk for every
+    stage, and several, as the schedule may need.
+
+    Args:
+      asked: what is planned.
+      meshes: of all devices, to be compared.
+      count: of micro-batches.
+    Raises:
+      StageError, MicrobatchError, InfeasiblePlanError, PinError.
+    """
+    of_step, shares, schedule = asked.of_step, asked.shares, asked.schedule
+    apart = take_apart(of_step.closed, of_step.program, count, asked.places)
+    sides = sides_of(apart)
+    if sides.is_coupled:
+        when.check_runs_coupled(schedule, apart.cut.why)
+    shapes = shapes_of(asked.search, sides, shares, meshes)
+    pins = pinned_ops(asked.stage_pins, of_step, apart, sides)
+    found: list[CutStep] = []
+    known: dict[tuple[int, ...], tuple[Problem, Cut]] = {}
+    for group_of in when.placements(schedule, shapes.groups):
+        chunks = len(group_of)
+        is_asked = not found
+        # A pinned op is in the only chunk of its stage.
+        is_one = of_step.count or asked.stage_pins or sides.is_coupled
+        if not is_asked and (is_one or not sides.backward):
+            continue
+        sizes = tuple(shares[group] for group in group_of)
+        try:
+            if sizes not in known:
+                known[sizes] = _cut_into(
+                    asked.search, sides, shapes, group_of, count, pins
+                )
+        except (StageError, InfeasiblePlanError):
+            if is_asked:
+                raise
+            continue
+        problem, chosen = known[sizes]
+        apart_too = sides, shapes
+        if when.may_split(schedule) and sides.backward:
+            loops = with_split_loops(apart, chosen.stages, group_of)
+            if loops is not apart:
+                of_loops = sides_of(loops)
+                again = shapes_of(asked.search, of_loops, shares, [shapes.mesh_axes])
+                apart_too = of_loops, again
+        work = estimated(problem, chosen, *apart_too, group_of)
+        own = group_of if chunks > shapes.groups else ()
+        back = bool(sides.backward)
+        found.append(CutStep(apart, shapes, back, chosen, own, work))
+    return found
+
+
+def _cut_into(
+    search: Search,
+    sides: Sides,
+    shapes: Shapes,
+    group_of: tuple[int, ...],
+    count: int,
+    pins: Mapping[int, int],
+) -> tuple[Problem, Cut]:
+    """Where a step in `count` micro-batches is best cut."""
+    request = search.request
+    limit = request.memory_budget_bytes
+    problem = problem_of(sides, shapes, group_of, count, limit, pins)
+    level = request.level if len(sides.forward) <= MOST_OPS_OF_BEST else "fast"
+    try:
+        return problem, cut(problem, level, seed=request.seed)
+    except InfeasiblePlanError:
+        # What optimizers hold is a guess here; when groups are planned it is known.
+        groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
+        problem = replace(problem, groups=groups)
+        return problem, cut(problem, level, seed=request.seed)
