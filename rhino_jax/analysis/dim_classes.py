@@ -218,23 +218,16 @@ def _split_state(
     graph: Graph, dim_classes: DimClasses, batch: frozenset[Element], data: set[int]
 ) -> tuple[set[int], set[int]]:
     """Inputs that reach compute on the batch, and those that only meet the update."""
-
-    touches = dim_classes.have(batch)
-    params: set[int] = set()
-    state: set[int] = set()
-    for node in graph.nodes:
-        if node.kind is not NodeKind.INPUT or node.slot in data:
-            continue
-        seen, queue, found = {node.id}, [node.id], False
-        while queue and not found:
-            for target in (e.target for e in graph.outgoing[queue.pop()]):
-                if target in seen:
-                    continue
-                seen.add(target)
-                if touches[target]:
-                    found = True
-                    break
-                if graph.nodes[target].kind is not NodeKind.INPUT:
-                    queue.append(target)
-        (params if found else state).add(node.slot)
-    return params, state
+    touches, nodes = dim_classes.have(batch), graph.nodes
+    reaches, queue = set[int](), [node.id for node in nodes if touches[node.id]]
+    while queue:
+        for source in (e.source.node for e in graph.incoming[queue.pop()]):
+            if source not in reaches:
+                reaches.add(source)
+                # What is fed into an input of the program is not what reads it.
+                if nodes[source].kind is not NodeKind.INPUT and not touches[source]:
+                    queue.append(source)
+    inputs = (n for n in nodes if n.kind is NodeKind.INPUT and n.slot not in data)
+    own = {node.slot: node.id for node in inputs}
+    params = {slot for slot, node in own.items() if node in reaches}
+    return params, own.keys() - params
