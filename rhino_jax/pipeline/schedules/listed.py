@@ -25,6 +25,11 @@ _BACKWARD_FIRST = {
 }  # fmt: skip
 
 
+_Needs = tuple[int, int, int]
+"""Bytes that a task sets aside, bytes that it takes while it runs, and the number of
+activations that it sets aside."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """Which task comes first.
@@ -103,7 +108,10 @@ class _Lister:
         self.urgency = urgency
         self.count = len(graph.tasks)
         self.orders: list[list[int]] = [[] for _ in range(graph.groups)]
-        self.ready: list[list[tuple[float, int]]] = [[] for _ in range(graph.groups)]
+        # Tasks that set the same aside fit alike: of these only the first is looked at.
+        self.ready: list[dict[_Needs, list[tuple[float, int]]]] = [
+            {} for _ in range(graph.groups)
+        ]
         self.is_free = [True] * graph.groups
         self.link_free_at = [0.0] * len(graph.links)
         self.missing = [
@@ -119,7 +127,7 @@ class _Lister:
         now = 0.0
         while True:
             for group, is_free in enumerate(self.is_free):
-                if is_free and self.ready[group]:
+                if is_free:
                     self._choose(group, now)
             if not self.events:
                 return
@@ -128,23 +136,23 @@ class _Lister:
                 self._end(heapq.heappop(self.events)[1], now)
 
     def _ready(self, task: int) -> None:
-        group = self.graph.tasks[task].group
-        heapq.heappush(self.ready[group], (self.urgency[task], task))
+        ready = self.ready[self.graph.tasks[task].group]
+        alike = ready.setdefault(self.budget.needs[task], [])
+        heapq.heappush(alike, (self.urgency[task], task))
 
     def _choose(self, group: int, now: float) -> None:
-        passed = []
-        while self.ready[group]:
-            entry = heapq.heappop(self.ready[group])
-            if self.budget.fits(entry[1]):
-                self.budget.take(entry[1])
-                self.is_free[group] = False
-                self.orders[group].append(entry[1])
-                seconds = self.graph.tasks[entry[1]].seconds
-                heapq.heappush(self.events, (now + seconds, entry[1]))
-                break
-            passed.append(entry)
-        for entry in passed:
-            heapq.heappush(self.ready[group], entry)
+        first: list[tuple[float, int]] = []
+        for needs, alike in self.ready[group].items():
+            is_first = alike and (not first or alike[0] < first[0])
+            if is_first and self.budget.fits(group, needs):
+                first = alike
+        if not first:
+            return
+        _, task = heapq.heappop(first)
+        self.budget.take(task)
+        self.is_free[group] = False
+        self.orders[group].append(task)
+        heapq.heappush(self.events, (now + self.graph.tasks[task].seconds, task))
 
     def _end(self, node: int, now: float) -> None:
         graph = self.graph
@@ -190,7 +198,8 @@ class _Budget:
         kinds = {t.kind for t in graph.tasks}
         self.last = Kind.WEIGHT_GRADIENT if Kind.WEIGHT_GRADIENT in kinds else None
         self.last = self.last or Kind.BACKWARD
-        self.sets_aside = self._forwards() if rule.is_reserved else _each(graph)
+        sets_aside = self._forwards() if rule.is_reserved else _each(graph)
+        self.needs = [self._needs(i, sets_aside(i)) for i in range(len(graph.tasks))]
 
     def _forwards(self) -> Callable[[int], list[int]]:
         """Of a group's first forward pass of a micro-batch all of them, else none."""
@@ -201,24 +210,22 @@ class _Budget:
         by_first = {min(tasks): tasks for tasks in found.values()}
         return lambda task: by_first.get(task, [])
 
-    def _needs(self, task: int) -> tuple[int, int]:
-        """Bytes and number of activations that a task sets aside at its start."""
+    def _needs(self, task: int, forwards: list[int]) -> _Needs:
+        """What a task sets aside at its start: of forward passes, these."""
         tasks = self.graph.tasks
-        taken = self.sets_aside(task)
-        holders = taken if tasks[task].kind is Kind.FORWARD else [task]
-        return sum(h.bytes for i in holders for h in tasks[i].holds), len(taken)
+        holders = forwards if tasks[task].kind is Kind.FORWARD else [task]
+        size = sum(h.bytes for i in holders for h in tasks[i].holds)
+        return size, tasks[task].working_bytes, len(forwards)
 
-    def fits(self, task: int) -> bool:
-        group = self.graph.tasks[task].group
-        size, number = self._needs(task)
-        working = self.graph.tasks[task].working_bytes
+    def fits(self, group: int, needs: _Needs) -> bool:
+        size, working, number = needs
         # What sets nothing aside goes on: without it nothing is ever given back.
         has_room = size + working <= self.bytes[group] or not size
         return has_room and number <= self.number[group]
 
     def take(self, task: int) -> None:
         group = self.graph.tasks[task].group
-        size, number = self._needs(task)
+        size, _, number = self.needs[task]
         self.bytes[group] -= size
         self.number[group] -= number
 
