@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,17 +27,23 @@ class Labels:
     what of them no other chunk waits for, once more the other way round. An op reads
     what has its own label or a lower one.
 
+    The backward pass of a chunk that is recomputed makes again what it reads of the
+    forward pass, of what that read: for all in-flight micro-batches only this is kept
+    (full activation recomputation: Korthikanti et al. 2022, arXiv:2205.05198).
+
     Attributes:
       sides: of a micro-batch.
       group_of: of every chunk its group.
       of: of every equation its label; None of free ones.
       is_split: whether backward passes are.
+      recomputed: chunks whose forward passes run again in their backward passes.
     """
 
     sides: Sides
     group_of: tuple[int, ...]
     of: tuple[int | None, ...]
     is_split: bool = False
+    recomputed: frozenset[int] = frozenset()
 
     @classmethod
     def at(
@@ -47,13 +53,18 @@ class Labels:
         group_of: Sequence[int] = (),
         *,
         is_split: bool = False,
+        recomputed: Collection[int] = (),
     ) -> Labels:
         """Args:
         sides: of a micro-batch.
         stages: of every forward equation its chunk, from 0 on.
         group_of: of every chunk; its own unless said.
         is_split: whether to split backward passes.
+        recomputed: chunks whose forward passes run again in their backward passes,
+          where these are whole: of a split pass both parts would make them again, or
+          the second one would wait with all of it in memory.
         """
+        assert not (is_split and recomputed), "split passes are not recomputed"
         chunks = 1 + max(stages)
         placed = sides.placed(dict(zip(sides.forward, stages, strict=True)))
         of = [
@@ -63,7 +74,8 @@ class Labels:
         is_split = is_split and bool(sides.backward)
         if is_split:
             of = _split(sides.lines, of, chunks)
-        return cls(sides, tuple(group_of) or tuple(range(chunks)), tuple(of), is_split)
+        groups = tuple(group_of) or tuple(range(chunks))
+        return cls(sides, groups, tuple(of), is_split, frozenset(recomputed))
 
     @property
     def lines(self) -> Lines:
@@ -117,15 +129,23 @@ class Labels:
 
     @cached_property
     def equations(self) -> tuple[frozenset[int], ...]:
-        """Of every label its equations, free ones that it needs among them."""
+        """Of every label its equations, and among them free ones that it needs, and
+        those of its chunk's forward pass that it runs again."""
         found = []
         for label in range(self.count):
             mine = [i for i, at in enumerate(self.of) if at == label]
             wanted = [v for i in mine for v in self.lines.reads[i]]
             wanted += [v for v in self._left(label) if v not in self.made_at]
-            free, _ = self.lines.needed(wanted, self.made_at)
-            found.append(frozenset({*mine, *free}))
+            more, _ = self.lines.needed(wanted, self._known(label))
+            found.append(frozenset({*mine, *more}))
         return tuple(found)
+
+    def _known(self, label: int) -> set[int]:
+        """Values that a label makes, or finds made by others."""
+        # Callbacks are not in a micro-batch: they run where all of the batch is there.
+        chunk = self.chunk(label)
+        is_again = self.turn(label) > 0 and chunk in self.recomputed
+        return {v for v, at in self.made_at.items() if not (is_again and at == chunk)}
 
     @cached_property
     def reads(self) -> tuple[frozenset[int], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,7 @@ def staged(
     group_of: Sequence[int] = (),
     *,
     is_split: bool = False,
+    recomputed: Collection[int] = (),
 ) -> Step:
     """The tasks of a step.
 
@@ -40,11 +41,19 @@ def staged(
         reads only what is made in its own chunk or an earlier one.
       group_of: of every chunk its group; its own unless said.
       is_split: whether what nothing waits for of backward passes is in tasks apart.
+      recomputed: chunks whose backward passes run their forward passes again; none
+        where those are split.
     """
     if is_split:
         apart = with_split_loops(apart, stages, group_of)
     while True:
-        labels = Labels.at(sides_of(apart), stages, group_of, is_split=is_split)
+        labels = Labels.at(
+            sides_of(apart),
+            stages,
+            group_of,
+            is_split=is_split,
+            recomputed=recomputed,
+        )
         again = apart_sums(apart, labels)
         if again is None:
             break
