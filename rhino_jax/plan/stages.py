@@ -113,6 +113,7 @@ class Pipeline:
       orders: of every stage its tasks, as `F0.2` for the forward pass of chunk 0 and
         micro-batch 2; empty where the schedule's name says it all.
       between: of every stage, where micro-batches are coupled; empty elsewhere.
+      recomputed: chunks whose backward passes run their forward passes again.
     """
 
     micro_batches: int
@@ -126,6 +127,7 @@ class Pipeline:
     is_split: bool = False
     orders: tuple[str, ...] = ()
     between: tuple[Between, ...] = ()
+    recomputed: tuple[int, ...] = ()
 
     @property
     def groups(self) -> tuple[int, ...]:

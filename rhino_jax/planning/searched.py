@@ -170,4 +170,5 @@ def _in_stages(
         wishes.schedule,
         wishes.per_microbatch,
         stage_pins,
+        may_recompute=wishes.recompute == AUTO,
     )

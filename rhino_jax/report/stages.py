@@ -76,7 +76,17 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
         for i, stage in enumerate(plan.stages)
     )
     header = ("stage", "mesh", "forward", "backward", "update", "peak", "sends a step")
-    return Table(header, rows, "><>>>><", (6, 1))
+    if not pipeline.recomputed:
+        return Table(header, rows, "><>>>><", (6, 1))
+    again = (_again(pipeline, stage) for stage in range(len(plan.stages)))
+    wider = tuple((*row, cell) for row, cell in zip(rows, again, strict=True))
+    return Table((*header, "backward runs again"), wider, "><>>>><<", (6, 1))
+
+
+def _again(pipeline: Pipeline, stage: int) -> str:
+    """What of a stage's forward pass its backward pass makes again."""
+    own = [c for c, at in enumerate(pipeline.groups) if at == stage]
+    return "forward pass" if set(own) <= set(pipeline.recomputed) else ""
 
 
 PASSES = ("forward", "backward", "update")

@@ -111,12 +111,13 @@ def _compiled(
     peak_bytes = reading.compiled.peak_bytes + sum(
         programs.bytes(key, tile) for key in beside
     )
+    holding = Holding.of(tasks, programs.step.received(task.group))
     return _Compiled(
         task=task,
         platform=compilation.platform,
         predicted=reading.compiled,
         working_bytes=own_bytes(
-            peak_bytes, tasks, task, lambda key: programs.bytes(key, tile)
+            peak_bytes, holding, task, lambda key: programs.bytes(key, tile)
         ),
         collectives=reading.collectives,
         out_of_memory=compilation.out_of_memory,
@@ -126,19 +127,18 @@ def _compiled(
 
 
 def own_bytes(
-    peak_bytes: int, tasks: Sequence[Task], task: Task, size_of: Callable[[Key], int]
+    peak_bytes: int, holding: Holding, task: Task, size_of: Callable[[Key], int]
 ) -> int:
     """What a compiled task takes beyond what its group holds whether or not it runs.
 
     Args:
       peak_bytes: of the task: arguments, results that are not written in place of
         these, and all else.
-      tasks: of the group.
+      holding: of the group's tasks.
       task: one of them.
       size_of: bytes of one device.
     """
-    held = Holding.of(tasks).held(task)
-    return max(peak_bytes - sum(map(size_of, held)), 0)
+    return max(peak_bytes - sum(map(size_of, holding.held(task))), 0)
 
 
 def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:

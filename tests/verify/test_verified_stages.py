@@ -11,6 +11,7 @@ import rhino_jax as rhino
 from rhino_jax.models import registry
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.transform.staged.holding import Holding
 from rhino_jax.transform.staged.step import Key, Kind, Task, TaskKind
 from rhino_jax.verify.stages import own_bytes
 
@@ -83,11 +84,11 @@ def test_a_compiled_tasks_own_bytes_are_beside_what_its_group_holds_anyway():
     forward = task(TaskKind.FORWARD, (weight,), (left, sent))
     backward = task(TaskKind.BACKWARD, (weight, left), ())
     sizes = {weight: 1000, left: 100, sent: 10}
-    tasks = [forward, backward]
+    holding = Holding.of([forward, backward])
     # All of them, and a temporary: what is sent is nobody else's.
-    assert own_bytes(1111, tasks, forward, sizes.__getitem__) == 11
-    assert own_bytes(1107, tasks, backward, sizes.__getitem__) == 7
-    assert own_bytes(900, tasks, backward, sizes.__getitem__) == 0
+    assert own_bytes(1111, holding, forward, sizes.__getitem__) == 11
+    assert own_bytes(1107, holding, backward, sizes.__getitem__) == 7
+    assert own_bytes(900, holding, backward, sizes.__getitem__) == 0
 
 
 PEAKS = [

@@ -80,7 +80,11 @@ class TaskExecutable:
             pipeline.per_microbatch,
         )
         return staged(
-            apart, pipeline.stage_of, pipeline.group_of, is_split=pipeline.is_split
+            apart,
+            pipeline.stage_of,
+            pipeline.group_of,
+            is_split=pipeline.is_split,
+            recomputed=pipeline.recomputed,
         )
 
     @cached_property

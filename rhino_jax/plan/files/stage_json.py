@@ -50,6 +50,7 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
         "is_split": pipeline.is_split,
         "orders": list(pipeline.orders),
         "between": [record_to_json(x) for x in pipeline.between],
+        "recomputed": list(pipeline.recomputed),
     }
 
 
@@ -77,6 +78,7 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
             Between(float(x["seconds"]), tuple((s, n) for s, n in x["receives"]))
             for x in data.get("between", ())
         ),
+        recomputed=tuple(data.get("recomputed", ())),
     )
 
 

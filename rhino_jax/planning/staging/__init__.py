@@ -5,7 +5,7 @@ Out: a `plan.plan.Plan` with a pipeline.
 Order: `pins` (what is to be in which stage), `priced` (what ops take), `shapes` (the
 groups' meshes, and how fast each is), `problem` (a step as `pipeline.cut` sees it),
 `estimated` (what its chunks cost then), `when` (schedules compared by that), `cuts`
-(of any number of micro-batches), `groups` (each planned on its own devices; `working`:
-what its tasks take while they run), `costs` (of their tasks), `assembled` (all of these
-as one plan), `plan`, `auto`.
+(of any number of micro-batches), `planned` (a group on its own devices; `working`: what
+its tasks take while they run), `groups` (all), `costs` (of their tasks), `assembled`
+(as one plan), `fitted` (until all fits), `plan` (the best of several ways), `auto`.
 """

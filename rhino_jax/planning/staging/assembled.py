@@ -22,7 +22,7 @@ from rhino_jax.plan.records import Predicted
 from rhino_jax.plan.stages import Pipeline, Send, StagePlan
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.costs import bytes_between
-from rhino_jax.planning.staging.groups import PlannedGroup
+from rhino_jax.planning.staging.planned import PlannedGroup
 from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.transform.staged.stacks import End, Unstacked
 from rhino_jax.transform.staged.step import Key, Kind, Step

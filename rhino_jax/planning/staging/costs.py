@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rhino_jax.ir.spec import share_of, without
 from rhino_jax.plan.stages import Between, Hop, StageCost
-from rhino_jax.planning.staging.groups import PlannedGroup
+from rhino_jax.planning.staging.planned import PlannedGroup
 from rhino_jax.planning.staging.priced import with_regions
 from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
 

@@ -20,7 +20,7 @@ from rhino_jax.planning.staging.shapes import Shapes, shapes_of
 from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cutting import find_cut
 from rhino_jax.transform.staged.apart import Apart, take_apart
-from rhino_jax.transform.staged.sides import Sides, sides_of
+from rhino_jax.transform.staged.sides import sides_of
 from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.staging import with_split_loops
 
@@ -46,6 +46,7 @@ class Asked:
       places: where sums over the batch are those of a micro-batch.
       stage_pins: key → stage.
       started: `time.monotonic()` when planning began.
+      may_recompute: whether stages that do not fit may run their forward passes again.
     """
 
     search: Search
@@ -55,6 +56,7 @@ class Asked:
     places: tuple[str, ...]
     stage_pins: Mapping[str, int]
     started: float
+    may_recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +115,8 @@ def worth_comparing(cut_step: CutStep, most: int) -> Sequence[MeshAxes]:
 
 def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutStep]:
     """A step in `count` micro-batches, cut where that is best: into a chunk for every
-    stage, and several, as the schedule may need.
+    stage, and several, as the schedule may need; where that does not fit, also as is
+    best where all stages are recomputed, if they may be.
 
     Args:
       asked: what is planned.
@@ -130,7 +133,8 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
     shapes = shapes_of(asked.search, sides, shares, meshes)
     pins = pinned_ops(asked.stage_pins, of_step, apart, sides)
     found: list[CutStep] = []
-    known: dict[tuple[int, ...], tuple[Problem, Cut]] = {}
+    known: dict[tuple[int, ...], list[tuple[Problem, Cut]]] = {}
+    limit = asked.search.request.memory_budget_bytes
     for group_of in when.placements(schedule, shapes.groups):
         chunks = len(group_of)
         is_asked = not found
@@ -141,45 +145,56 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
         sizes = tuple(shares[group] for group in group_of)
         try:
             if sizes not in known:
-                known[sizes] = _cut_into(
-                    asked.search, sides, shapes, group_of, count, pins
-                )
+                problem = problem_of(sides, shapes, group_of, count, limit, pins)
+                is_again = asked.may_recompute and is_asked and bool(sides.backward)
+                known[sizes] = _cut_into(asked.search, problem, may_recompute=is_again)
         except (StageError, InfeasiblePlanError):
             if is_asked:
                 raise
             continue
-        problem, chosen = known[sizes]
-        apart_too = sides, shapes
-        if when.may_split(schedule) and sides.backward:
-            loops = with_split_loops(apart, chosen.stages, group_of)
-            if loops is not apart:
-                of_loops = sides_of(loops)
-                again = shapes_of(asked.search, of_loops, shares, [shapes.mesh_axes])
-                apart_too = of_loops, again
-        work = estimated(problem, chosen, *apart_too, group_of)
-        own = group_of if chunks > shapes.groups else ()
-        back = bool(sides.backward)
-        found.append(CutStep(apart, shapes, back, chosen, own, work))
+        for problem, chosen in known[sizes]:
+            apart_too = sides, shapes
+            if when.may_split(schedule) and sides.backward:
+                loops = with_split_loops(apart, chosen.stages, group_of)
+                if loops is not apart:
+                    of_loops, one = sides_of(loops), [shapes.mesh_axes]
+                    apart_too = of_loops, shapes_of(asked.search, of_loops, shares, one)
+            work = estimated(problem, chosen, *apart_too, group_of)
+            own = group_of if chunks > shapes.groups else ()
+            back = bool(sides.backward)
+            found.append(CutStep(apart, shapes, back, chosen, own, work))
     return found
 
 
 def _cut_into(
-    search: Search,
-    sides: Sides,
-    shapes: Shapes,
-    group_of: tuple[int, ...],
-    count: int,
-    pins: Mapping[int, int],
-) -> tuple[Problem, Cut]:
-    """Where a step in `count` micro-batches is best cut."""
+    search: Search, problem: Problem, *, may_recompute: bool
+) -> list[tuple[Problem, Cut]]:
+    """Where a step is best cut; and besides, where that does not fit and stages may be
+    recomputed, where it is best cut if all of them are."""
     request = search.request
-    limit = request.memory_budget_bytes
-    problem = problem_of(sides, shapes, group_of, count, limit, pins)
-    level = request.level if len(sides.forward) <= MOST_OPS_OF_BEST else "fast"
+    level = request.level if len(problem.ops.ops) <= MOST_OPS_OF_BEST else "fast"
+    groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
+    free = replace(problem, groups=groups)
+    found = free, cut(free, level, seed=request.seed)
+    limits = [g.limit_bytes for g in problem.groups]
+    pairs = zip(found[1].held_bytes, limits, strict=True)
+    if all(limit is None or held <= limit for held, limit in pairs):
+        return [(problem, found[1])]
     try:
-        return problem, cut(problem, level, seed=request.seed)
+        found = problem, cut(problem, level, seed=request.seed)
     except InfeasiblePlanError:
         # What optimizers hold is a guess here; when groups are planned it is known.
-        groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
-        problem = replace(problem, groups=groups)
-        return problem, cut(problem, level, seed=request.seed)
+        pass
+    if not may_recompute:
+        return [found]
+    again = cut(_recomputed(free), level, seed=request.seed)
+    return [found] if again.stages == found[1].stages else [found, (problem, again)]
+
+
+def _recomputed(problem: Problem) -> Problem:
+    """With forward passes that run twice, and leave nothing."""
+    ops = (
+        replace(op, backward_s=op.forward_s + op.backward_s, activation_bytes=0)
+        for op in problem.ops.ops
+    )
+    return replace(problem, ops=replace(problem.ops, ops=tuple(ops)))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rhino_jax.errors import InfeasiblePlanError, ScheduleError, StageError
-from rhino_jax.pipeline.of_plan import FORWARD_ONLY, schedule_of
-from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.stages import Pipeline, runs_of
 from rhino_jax.planning.meshes import AUTO, MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
-from rhino_jax.planning.staging.assembled import assembled
-from rhino_jax.planning.staging.costs import between_of, chunk_costs, hops_of
 from rhino_jax.planning.staging.cuts import (
     Asked,
     CutStep,
@@ -24,17 +19,11 @@ from rhino_jax.planning.staging.cuts import (
     cuts_of,
     worth_comparing,
 )
-from rhino_jax.planning.staging.groups import PlannedGroup, plan_groups
+from rhino_jax.planning.staging.fitted import fitted
 from rhino_jax.transform.staged.stacks import Unstacked
-from rhino_jax.transform.staged.staging import staged
-from rhino_jax.transform.staged.step import Step
-from rhino_jax.units import format_bytes
 
 
 NO_PINS: Mapping[str, int] = {}
-
-MOST_TRIES = 3
-"""To make room for what arrives early, which shows when all groups are planned."""
 
 
 def plan_stages(
@@ -44,6 +33,8 @@ def plan_stages(
     schedule: str,
     places: tuple[str, ...] = (),
     stage_pins: Mapping[str, int] = NO_PINS,
+    *,
+    may_recompute: bool = False,
 ) -> Plan:
     """The plan of a step in so many stages.
 
@@ -54,6 +45,7 @@ def plan_stages(
       schedule: name of a family, or "auto".
       places: where sums over the batch are those of a micro-batch.
       stage_pins: key → stage.
+      may_recompute: whether stages that do not fit may run their forward passes again.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, ScheduleError, PinError.
     """
@@ -65,12 +57,26 @@ def plan_stages(
         raise _stacks_are_whole(of_step, schedule)
     if of_step.count and min(shares) > 1:
         raise _no_group_of_one(of_step, shares)
-    asked = Asked(search, of_step, shares, schedule, places, stage_pins, started)
+    asked = Asked(
+        search, of_step, shares, schedule, places, stage_pins, started, may_recompute
+    )
+    best: Plan | None = None
     rounds = counts_of(asked, microbatches)
-    for counts in rounds[:-1]:
-        with contextlib.suppress(InfeasiblePlanError):
-            return _best_of(asked, counts)
-    return _best_of(asked, rounds[-1])
+    for i, counts in enumerate(rounds):
+        # Once a plan recomputes, only plans that do not may be faster.
+        asked = replace(asked, may_recompute=may_recompute and best is None)
+        try:
+            plan = _best_of(asked, counts)
+        except InfeasiblePlanError:
+            if best is None and i == len(rounds) - 1:
+                raise
+            continue
+        if best is None or _seconds(plan) < _seconds(best):
+            best = plan
+        if not _is_recomputed(plan):
+            break
+    assert best is not None, "nothing was tried"
+    return best
 
 
 def _best_of(asked: Asked, counts: Sequence[int]) -> Plan:
@@ -86,21 +92,65 @@ def _best_of(asked: Asked, counts: Sequence[int]) -> Plan:
         meshes = worth_comparing(cuts[-1], max(counts))
     all_ways = _ways(cuts, asked.schedule)
     ways = when.tried(all_ways, asked.schedule)
-    for i, way in enumerate(ways):
-        try:
-            plan = _planned(asked, cuts[way.cut], way)
-        except (InfeasiblePlanError, ScheduleError):
-            # More micro-batches, or fewer in flight, hold less.
-            if i == len(ways) - 1:
-                raise
+    best: Plan | None = None
+    refused: InfeasiblePlanError | ScheduleError | None = None
+    for way in ways:
+        if best is not None and not _may_be_faster(best, way):
             continue
-        if asked.schedule != AUTO or not cuts[way.cut].has_backward:
-            return plan
-        assert plan.pipeline is not None
-        if when.is_worth_it(plan.pipeline, plan.predicted.step_time_s):
+        try:
+            plan = fitted(asked, cuts[way.cut], way)
+        except (InfeasiblePlanError, ScheduleError) as error:
+            # More micro-batches, or fewer in flight, hold less.
+            refused = error
+            continue
+        if asked.schedule == AUTO and cuts[way.cut].has_backward:
+            assert plan.pipeline is not None
+            if not when.is_worth_it(plan.pipeline, plan.predicted.step_time_s):
+                continue
             said = when.note(all_ways, [c.work for c in cuts], plan.schedule)
-            return replace(plan, notes=(*plan.notes, said))
-    raise AssertionError("nothing was tried")
+            plan = replace(plan, notes=(*plan.notes, said))
+        if best is None or _seconds(plan) < _seconds(best):
+            best = plan
+    if best is not None:
+        return best
+    assert refused is not None, "nothing was tried"
+    has_backward = all(c.has_backward for c in cuts)
+    is_split = all(way.is_split for way in ways)
+    if has_backward:
+        raise _advised(refused, asked.may_recompute, is_split)
+    raise refused
+
+
+def _advised(
+    error: InfeasiblePlanError | ScheduleError, may_recompute: bool, is_split: bool
+) -> InfeasiblePlanError | ScheduleError:
+    """With how stages could have been recomputed, where they were not."""
+    if isinstance(error, ScheduleError) or (may_recompute and not is_split):
+        return error
+    way = 'schedule="1f1b"' if may_recompute else 'recompute="auto"'
+    return InfeasiblePlanError(
+        error.what,
+        where=error.where,
+        numbers=error.numbers,
+        fix=f"{error.fix.rstrip('.')}, or {way}: stages then run their forward passes"
+        " again where that makes them fit.",
+    )
+
+
+def _may_be_faster(plan: Plan, way: when.Way) -> bool:
+    """Whether a way may make a faster plan than one that was tried before: where that
+    had to recompute; or by recomputing, where it does not fit else."""
+    least_s = way.step_time_s if _is_recomputed(plan) else way.recomputed_s
+    return least_s < _seconds(plan)
+
+
+def _is_recomputed(plan: Plan) -> bool:
+    assert plan.pipeline is not None
+    return bool(plan.pipeline.recomputed)
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.predicted.step_time_s
 
 
 def _stacks_are_whole(of_step: Unstacked, schedule: str) -> StageError:
@@ -138,64 +188,3 @@ def _ways(cuts: Sequence[CutStep], schedule: str) -> list[when.Way]:
     return [
         when.Way(i, name, False, cuts[i].chosen.step_time_s, True, one) for i in order
     ]
-
-
-def _planned(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
-    """A step that is cut, with every group planned.
-
-    Raises:
-      InfeasiblePlanError: a group does not fit.
-      ScheduleError: a schedule that is searched for does not.
-    """
-    search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
-    step = staged(
-        cut_step.apart,
-        cut_step.chosen.stages,
-        cut_step.group_of,
-        is_split=way.is_split,
-    )
-    limit = search.request.memory_budget_bytes
-    ahead = [0] * shapes.groups
-    for _ in range(MOST_TRIES):
-        groups = plan_groups(search, step, of_step, shapes, way.in_flight, ahead)
-        pipeline = _pipeline(asked, cut_step, way, step, groups)
-        peaks = simulate(schedule_of(pipeline)).group_peak_bytes
-        if max(peaks) <= limit:
-            return assembled(
-                search, of_step, step, groups, pipeline, shapes, asked.started
-            )
-        over = [max(0, peak - int(limit)) for peak in peaks]
-        ahead = [n + more for n, more in zip(ahead, over, strict=True)]
-    group = peaks.index(max(peaks))
-    raise InfeasiblePlanError(
-        f"stage {group} does not fit with what reaches it early.",
-        where=f"memory budget {format_bytes(int(limit))} per device",
-        numbers=f"{format_bytes(peaks[group])} at its peak",
-        fix="take more micro-batches, more stages or more devices.",
-    )
-
-
-def _pipeline(
-    asked: Asked,
-    cut_step: CutStep,
-    way: when.Way,
-    step: Step,
-    groups: Sequence[PlannedGroup],
-) -> Pipeline:
-    """How micro-batches pass through planned groups."""
-    pipeline = Pipeline(
-        micro_batches=step.micro_batches,
-        schedule=way.name,
-        runs=runs_of(cut_step.chosen.stages),
-        costs=chunk_costs(step, groups),
-        hops=hops_of(step, groups, *cut_step.shapes.hop),
-        per_microbatch=asked.places,
-        parts=asked.of_step.count,
-        group_of=cut_step.group_of,
-        is_split=way.is_split,
-        between=between_of(step, groups),
-    )
-    if not cut_step.has_backward:
-        return pipeline
-    limit = asked.search.request.memory_budget_bytes
-    return when.settled(pipeline, asked.schedule, limit)

@@ -63,6 +63,8 @@ class Way:
       step_time_s: simulated, of what the cut is estimated to take.
       fits: whether it does, by the same estimate.
       in_flight: of every group, micro-batches of which it holds something.
+      recomputed_s: as `step_time_s`, where all backward passes run their forward passes
+        again; infinite where they cannot.
     """
 
     cut: int
@@ -71,6 +73,7 @@ class Way:
     step_time_s: float
     fits: bool
     in_flight: tuple[int, ...]
+    recomputed_s: float = math.inf
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -218,7 +221,21 @@ def _way(at: int, name: str, work: Work) -> Way:
         fits = False
     chunks = len(work.chunks) // work.groups
     flights = tuple(-(-count // chunks) for count in in_flight(schedule))
-    return Way(at, name, schedule.is_split, simulation.step_time_s, fits, flights)
+    again_s = math.inf
+    if not fits and name in TABLE and not schedule.is_split:
+        again_s = simulate(TABLE[name].build(_recomputed(free))).step_time_s
+    time_s = simulation.step_time_s
+    return Way(at, name, schedule.is_split, time_s, fits, flights, again_s)
+
+
+def _recomputed(work: Work) -> Work:
+    """With forward passes that run again in backward passes."""
+
+    def cost(of: Cost) -> Cost:
+        return replace(of, backward_s=of.forward_s + of.backward_s)
+
+    chunks = (replace(c, costs=tuple(map(cost, c.costs))) for c in work.chunks)
+    return replace(work, chunks=tuple(chunks))
 
 
 def settled(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:

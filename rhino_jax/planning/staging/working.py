@@ -34,7 +34,8 @@ def working_bytes(
       found: the plan of that program.
       size_of: bytes of one device, of what is between tasks.
     """
-    holding, usages = Holding.of(of.tasks), _usages(found)
+    holding = Holding.of(of.tasks, step.received(of.tasks[0].group))
+    usages = _usages(found)
     in_place: set[Key] = set()
     taken = []
     for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 
 from rhino_jax.transform.staged.step import Key, Kind, Task, TaskKind
@@ -17,8 +17,8 @@ class Holding:
     """What the tasks of a group leave for one another.
 
     Attributes:
-      left: of a micro-batch, what forward passes make or receive and later tasks read
-        → the first chunk that has it.
+      left: of a micro-batch, what forward passes make or receive, there or elsewhere,
+        and later tasks read → the first chunk that has it.
       late: chunk → what its gradients of weights read, where these are a task apart.
       ahead: what forward passes have.
     """
@@ -28,9 +28,11 @@ class Holding:
     ahead: frozenset[Key]
 
     @classmethod
-    def of(cls, tasks: Sequence[Task]) -> Holding:
+    def of(cls, tasks: Sequence[Task], received: Collection[Key] = ()) -> Holding:
         """Args:
         tasks: of a group, in an order in which they can run.
+        received: of forward passes of other groups. Where none of this group reads
+          it, a backward pass does: it is there from when it would be read.
         """
         ahead: dict[Key, int] = {}
         read: set[Key] = set()
@@ -41,6 +43,8 @@ class Holding:
                 ahead = {**dict.fromkeys(keys, task.place), **ahead}
             elif task.is_per_micro_batch:
                 read |= keys
+                there = keys.intersection(received)
+                ahead = {**dict.fromkeys(there, task.place), **ahead}
                 if task.kind is TaskKind.WEIGHTS:
                     late[task.place] = frozenset(keys)
         left = {key: at for key, at in ahead.items() if key in read}

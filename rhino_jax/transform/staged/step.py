@@ -133,6 +133,16 @@ class Step:
         """What others read that a group makes."""
         return tuple(dict.fromkeys(s.key for s in self.sends if s.source == group))
 
+    def received(self, group: int) -> frozenset[Key]:
+        """Of a micro-batch, what forward passes of other groups make and it reads."""
+        return frozenset(
+            s.key
+            for s in self.sends
+            if s.target == group
+            and s.kind is TaskKind.FORWARD
+            and s.key.kind is Kind.INSIDE
+        )
+
     def inputs(self, group: int) -> tuple[Key, ...]:
         """Inputs of the step that tasks of a group read."""
         made = {key for task in self.tasks[group] for key in task.reads}

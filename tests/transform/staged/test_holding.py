@@ -32,6 +32,15 @@ def test_what_is_only_sent_is_a_tasks_own_and_so_is_what_only_it_receives():
     assert holding.held(START) == [WEIGHT, DATA, TOTAL]
 
 
+def test_what_is_received_ahead_of_a_backward_pass_that_alone_reads_it_is_held():
+    alone = task(TaskKind.FORWARD, [WEIGHT, DATA], [SENT])
+    holding = Holding.of([START, alone, WHOLE], [RECEIVED])
+    assert holding.of_chunk(0) == ({RECEIVED}, set(), set())
+    assert holding.held(WHOLE) == [WEIGHT, RECEIVED, TOTAL]
+    # The same where the group has no forward pass at all.
+    assert Holding.of([START, WHOLE], [RECEIVED]).of_chunk(0)[0] == {RECEIVED}
+
+
 def test_what_gradients_of_weights_read_later_is_held_until_then():
     holding = Holding.of([START, FORWARD, BACKWARD, LATE])
     left, kept, handed = holding.of_chunk(0)

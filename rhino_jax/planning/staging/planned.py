@@ -1,0 +1,227 @@
+"""One group, planned on its own devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rhino_jax.apply.tasks.held import held_bytes, held_specs
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.plan import Plan
+from rhino_jax.planning.meshes import MeshAxes
+from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.priced import seconds_by_op
+from rhino_jax.planning.staging.working import working_bytes
+from rhino_jax.search.driver import find
+from rhino_jax.search.found import Found
+from rhino_jax.transform.staged.group import GroupProgram
+from rhino_jax.transform.staged.holding import FIXED, Holding, is_once
+from rhino_jax.transform.staged.step import Key, Step
+from rhino_jax.units import format_bytes
+
+
+FIX = "take more micro-batches, more stages or more devices."
+
+Pins = tuple[dict[int, Spec], dict[int, Spec]]
+"""Of arguments and of results, by position."""
+
+
+class Refused(Exception):
+    """A group does not fit.
+
+    Attributes:
+      error: what to say.
+      is_alone: not even with one micro-batch, and nothing in flight.
+    """
+
+    def __init__(self, error: InfeasiblePlanError, *, is_alone: bool) -> None:
+        super().__init__(error)
+        self.error, self.is_alone = error, is_alone
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedGroup:
+    """One group.
+
+    Attributes:
+      of: its tasks as one program.
+      plan: of that.
+      specs: of everything that it has between tasks.
+      seconds: predicted, of every op.
+      tile: of its devices' memory.
+      working: of every task, the bytes that it takes beyond what is held anyway.
+      is_bound: whether it could be faster with more memory.
+    """
+
+    of: GroupProgram
+    plan: Plan
+    specs: Mapping[Key, Spec]
+    seconds: Mapping[int, float]
+    tile: tuple[int, ...] = ()
+    working: tuple[int, ...] = ()
+    is_bound: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(size for _, size in self.plan.mesh_axes)
+
+    def bytes(self, step: Step, key: Key) -> int:
+        """Of one device."""
+        return held_bytes(step.types[key], self.specs[key], self.sizes, self.tile)
+
+    def left_bytes(self, step: Step) -> int:
+        """What the forward pass of a micro-batch leaves for its backward pass."""
+        return sum(self.held(step, chunk)[0] for chunk in self.chunks)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Of the model, those that it runs."""
+        of = {t.place: None for t in self.of.tasks if t.is_per_micro_batch}
+        return tuple(sorted(of))
+
+    def held(self, step: Step, chunk: int) -> tuple[int, int, int]:
+        """Bytes of what a chunk's tasks leave for one another, of a micro-batch: see
+        `Holding.of_chunk`."""
+        tasks = self.of.tasks
+        holding = Holding.of(tasks, step.received(tasks[0].group))
+        left, kept, handed = holding.of_chunk(chunk)
+        sizes = [sum(self.bytes(step, k) for k in ks) for ks in (left, kept, handed)]
+        return sizes[0], sizes[1], sizes[2]
+
+    def fixed_bytes(self, step: Step) -> int:
+        """What it holds all the time."""
+        made = {key for task in self.of.tasks for key in task.makes}
+        held = {*self.of.arguments, *made}
+        return sum(self.bytes(step, key) for key in held if key.kind in FIXED)
+
+    def working_bytes(self, chunk: int) -> int:
+        """The most that a task of a chunk takes while it runs."""
+        tasks = zip(self.of.tasks, self.working, strict=True)
+        return max(
+            (n for t, n in tasks if not is_once(t) and t.place == chunk), default=0
+        )
+
+    @property
+    def update_bytes(self) -> int:
+        """The most that what runs once a step takes."""
+        tasks = zip(self.of.tasks, self.working, strict=True)
+        return max((n for t, n in tasks if is_once(t)), default=0)
+
+    def peak_bytes(self, step: Step, in_flight: int) -> int:
+        """The most that it holds, but for what arrives early.
+
+        Args:
+          in_flight: micro-batches of which its forward passes have left something.
+        """
+        working = max(self.working_bytes(chunk) for chunk in self.chunks)
+        flying = in_flight * self.left_bytes(step) + working
+        return self.fixed_bytes(step) + max(flying, self.update_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What groups have to hold beside what their tasks do.
+
+    Attributes:
+      in_flight: of every group, the micro-batches of which it holds something.
+      ahead_bytes: of every group, of one device, what arrives early.
+      may_recompute: whether the chunks of a group that does not fit may be recomputed.
+      recomputed: chunks that are, in any case.
+    """
+
+    in_flight: tuple[int, ...]
+    ahead_bytes: tuple[int, ...]
+    may_recompute: bool = False
+    recomputed: frozenset[int] = frozenset()
+
+
+def plan_group(
+    search: Search,
+    step: Step,
+    of: GroupProgram,
+    mesh_axes: MeshAxes,
+    pins: Pins,
+    room: Room,
+) -> PlannedGroup:
+    """Plan a group, with room for what micro-batches in flight leave.
+
+    Args:
+      search: how to plan.
+      step: all tasks of all groups.
+      of: the group's.
+      mesh_axes: of its devices.
+      pins: of what it meets others with, and the user's.
+      room: that groups need.
+    Raises:
+      Refused: it does not fit.
+    """
+    request = search.request
+    budget = request.memory_budget_bytes
+    group = of.tasks[0].group
+    in_flight, ahead = room.in_flight[group], room.ahead_bytes[group]
+    # The other groups' devices are not idle.
+    own = search.target.replace(num_devices=math.prod(n for _, n in mesh_axes))
+    more = 0
+    for _ in range(3):
+        asked = replace(
+            request,
+            pins=pins[0],
+            output_pins=pins[1],
+            value_pins={},
+            has_recipes=False,
+            memory_budget_bytes=budget - more,
+        )
+        try:
+            found = find(of.program, [mesh_axes], own, asked)
+            plan = found.plan()
+        except InfeasiblePlanError as error:
+            refused = _does_not_fit(error, group, in_flight, more)
+            raise Refused(refused, is_alone=not more) from None
+        planned = _with_working(
+            PlannedGroup(
+                of,
+                plan,
+                held_specs(of, plan.decisions),
+                seconds_by_op(found),
+                search.target.device.tile,
+                is_bound=more > 0 or found.is_bound_by_memory,
+            ),
+            step,
+            found,
+        )
+        needed = planned.peak_bytes(step, in_flight) + ahead
+        if needed <= budget:
+            return planned
+        more = needed - plan.predicted.peak_bytes
+    fixed, left = planned.fixed_bytes(step), planned.left_bytes(step)
+    too_large = InfeasiblePlanError(
+        f"stage {group} does not fit with what it holds between its tasks.",
+        where=f"memory budget {format_bytes(int(budget))} per device",
+        numbers=f"{format_bytes(needed)} needed: {format_bytes(fixed)} all the time,"
+        f" {format_bytes(left)} for each of {in_flight} micro-batches in flight,"
+        f" {format_bytes(ahead)} for what arrives early",
+        fix=FIX,
+    )
+    raise Refused(too_large, is_alone=False)
+
+
+def _with_working(planned: PlannedGroup, step: Step, found: Found) -> PlannedGroup:
+    taken = working_bytes(step, planned.of, found, lambda key: planned.bytes(step, key))
+    return replace(planned, working=taken)
+
+
+def _does_not_fit(
+    error: InfeasiblePlanError,
+    group: int,
+    in_flight: int,
+    more: int,
+) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"stage {group} does not fit: {error.what}",
+        where=error.where,
+        numbers=f"{error.numbers}; {in_flight} micro-batches in flight hold"
+        f" {format_bytes(more)} beside",
+        fix=FIX,
+    )

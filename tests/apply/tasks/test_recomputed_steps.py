@@ -1,0 +1,154 @@
+"""Plans whose stages run their forward passes again, as users run them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.models import registry
+
+
+WIDTH, ROWS, LAYERS = 64, 2048, 8
+
+
+def loss(params, key, x):
+    h = x
+    for i, w in enumerate(params):
+        h = jnp.tanh(h @ w)
+        keep = jax.random.bernoulli(jax.random.fold_in(key, i), 0.9, h.shape)
+        h = jnp.where(keep, h / 0.9, 0)
+    return jnp.mean((h - x) ** 2)
+
+
+def train_step(params, key, x):
+    value, gradients = jax.value_and_grad(loss)(params, key, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def deep(params, x):
+    """What a stage leaves is most of what it takes."""
+    h = x
+    for w in params:
+        h = jnp.tanh(h @ w)
+    return jnp.mean((h - x) ** 2)
+
+
+def deep_step(params, x):
+    gradients = jax.grad(deep)(params, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def arguments():
+    keys = jax.random.split(jax.random.key(0), LAYERS + 2)
+    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 8 for k in keys[:LAYERS]]
+    return params, keys[-2], jax.random.normal(keys[-1], (ROWS, WIDTH))
+
+
+def wishes(stages, schedule):
+    mesh = {"stage": stages, "data": 8 // stages}
+    return {"mesh": mesh, "schedule": schedule, "microbatches": 4}
+
+
+def planned(step, args, share, donated=0, **options):
+    """Plans with room for all, and with a share of the memory that this one takes."""
+    options = {"donate_argnums": donated, **options}
+    free = rhino.plan(step, *args, **options)
+    budget = int(share * free.predicted.peak_bytes)
+    return free, rhino.plan(step, *args, memory_budget_bytes=budget, **options)
+
+
+def two_steps(step, params, *rest):
+    values = []
+    for _ in range(2):
+        params, value = step(params, *rest)
+        values.append(value)
+    return params, values
+
+
+def assert_equal(got, expected):
+    most = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * most)
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return planned(train_step, arguments(), 0.7, **wishes(2, "1f1b"))
+
+
+@pytest.mark.slow
+def test_two_steps_are_those_of_one_device(plans, tmp_path):
+    _, plan = plans
+    assert plan.pipeline.recomputed
+    expected = two_steps(jax.jit(train_step), *arguments())
+    plan.save(tmp_path / "plan.json")
+    for each in (plan, rhino.load_plan(tmp_path / "plan.json")):
+        assert each.pipeline == plan.pipeline
+        step = each.jit(train_step, donate_argnums=0)
+        assert_equal(two_steps(step, *arguments()), expected)
+
+
+def test_compiled_stages_take_less_memory_as_well():
+    params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * 24
+    args = params, jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    options = {"mesh": {"stage": 2}, "schedule": "1f1b", "microbatches": 4}
+    plans = planned(deep_step, args, 0.6, **options)
+    assert plans[1].pipeline.recomputed == (0, 1)
+    before, after = (plan.verify(deep_step, *args) for plan in plans)
+    assert after.compiled.peak_bytes < 0.6 * before.compiled.peak_bytes
+    for stage in (0, 1):
+        assert after.stage_peak_bytes[stage] < before.stage_peak_bytes[stage]
+        assert after.compiled.peak_bytes <= plans[1].memory_budget_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stages", "schedule", "share"),
+    [(2, "gpipe", 0.5), (4, "1f1b", 0.8), (4, "gpipe", 0.5), (2, "interleaved", 0.7)],
+)
+def test_all_schedules_give_the_same(stages, schedule, share):
+    _, plan = planned(train_step, arguments(), share, **wishes(stages, schedule))
+    assert plan.pipeline.recomputed
+    step = plan.jit(train_step, donate_argnums=0)
+    assert_equal(
+        two_steps(step, *arguments()), two_steps(jax.jit(train_step), *arguments())
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "stages", "schedule", "share"),
+    [
+        ("gpt-tiny-unrolled", {}, 2, "1f1b", 0.7),
+        ("gpt-tiny-unrolled", {"clip_norm": 0.5}, 4, "gpipe", 0.6),
+        ("gpt-tiny", {}, 2, "gpipe", 0.7),
+        ("t5-tiny", {}, 2, "1f1b", 0.6),
+        ("unet-tiny", {}, 4, "gpipe", 0.6),
+    ],
+)
+def test_models_of_the_zoo_give_the_same(name, options, stages, schedule, share):
+    workload = registry.get(name, optimizer="sgd", **options)
+    args = workload.make_args(jax.random.key(0))
+    donated = workload.donate_argnums
+    _, plan = planned(
+        workload.step, args, share, donated=donated, **wishes(stages, schedule)
+    )
+    assert plan.pipeline.recomputed
+
+    def run(step):
+        mine = workload.make_args(jax.random.key(0))
+        for _ in range(2):
+            out = step(*mine)
+            count = len(donated)
+            mine = (*out[:count], *mine[count:])
+        return out
+
+    got, expected = (
+        run(plan.jit(workload.step, donate_argnums=donated)),
+        run(jax.jit(workload.step)),
+    )
+    assert_equal(got, expected)
