@@ -24,7 +24,7 @@ from rhino_jax.ir.program import (
 )
 
 
-_KINDS = {
+KINDS = {
     "all_gather": "all-gather",
     "all_gather_invariant": "all-gather",
     "all_to_all": "all-to-all",
@@ -106,7 +106,7 @@ def _sent(
         source = source_of(eqn.source_info, outer)
         if name in _UNPRICED:
             yield None
-        elif name in _KINDS:
+        elif name in KINDS:
             found = _collective(eqn, sizes, source, runs)
             if found is None or found.axes:
                 yield found
@@ -140,7 +140,7 @@ def _collective(
 ) -> ManualCollective | None:
     """One that an equation asks for, without axes where it sends nothing; None where
     that cannot be told."""
-    params, kind = eqn.params, _KINDS[eqn.primitive.name]
+    params, kind = eqn.params, KINDS[eqn.primitive.name]
     said = params.get("axes", params.get("axis_name"))
     names = said if isinstance(said, tuple | list) else (said,)
     if params.get("axis_index_groups") is not None or not set(names) <= set(sizes):

@@ -22,14 +22,15 @@ ALL_CASES: dict[str, tuple[Case, ...]] = {**CASES, **DATA_CASES, **WINDOW_CASES}
 IDENTITIES = {
     "copy_p", "layout_constraint", "pbroadcast", "pvary", "reduced_vary_cast",
     "reduced_vary_cast_p", "relayout", "reshard", "rhino_pin", "sharding_constraint",
-    "stage", "with_memory_space_constraint",
+    "stage", "with_memory_space_constraint", "pmax", "pmin", "ppermute", "psum",
+    "psum_invariant",
 }  # fmt: skip
 """Pass their operand on; running them alone takes a mesh or a device's memory."""
 
 UNCUT = {
-    "after_all", "create_token", "dce_sink", "debug_callback", "debug_print",
-    "dim_as_value", "dimension_size", "empty2", "platform_index", "rng_bit_generator",
-    "rng_uniform", "shape_assertion",
+    "after_all", "axis_index", "create_token", "dce_sink", "debug_callback",
+    "debug_print", "dim_as_value", "dimension_size", "empty2", "platform_index",
+    "rng_bit_generator", "rng_uniform", "shape_assertion",
 }  # fmt: skip
 """Their rules cut nothing, so there is nothing to be true."""
 

@@ -34,6 +34,7 @@ TOLD_APART = {
     "frontend/check/indexed.py": "how an op that follows indices runs on one shard",
     "frontend/check/local.py": "what an op's parameters are on one shard",
     "frontend/kernels.py": "in which parameter a kernel's name stands",
+    "frontend/manual.py": "which kind of collective a primitive is",
     "frontend/noops.py": "which parameter of a reshard says nothing",
     "frontend/provenance.py": "which parameters people want to read",
     "frontend/split_dims": "what an op's parameters become when dims are split",

@@ -17,6 +17,7 @@ shard needs other parameters than the whole, `check/local.py` says which.
 from __future__ import annotations
 
 from rhino_jax.frontend.rules import (  # noqa: F401
+    collective,
     conv,
     dot,
     dynamic,
