@@ -20,6 +20,9 @@ from jax.extend import core as jex_core
 from rhino_jax._compat.jaxprs import is_jaxpr, open_jaxpr, with_eqns
 
 
+NO_AXES: Mapping[str, int] = {}
+
+
 def new_primitive(name: str) -> Any:
     """A primitive of our own; same on both versions."""
     return jex_core.Primitive(name)
@@ -53,6 +56,7 @@ def retrace(
     fn: Callable[..., Any],
     jaxpr: Any,
     shapes: Sequence[tuple[int, ...]] | None = None,
+    axes: Mapping[str, int] = NO_AXES,
 ) -> tuple[Any, list[Any]]:
     """Trace `fn` on the very types of `jaxpr`'s inputs, references included.
 
@@ -63,6 +67,7 @@ def retrace(
       fn: the function.
       jaxpr: whose inputs it takes.
       shapes: of the inputs, where they are other ones.
+      axes: name → size of those over which `fn` has collectives.
     Returns:
       The jaxpr without its constants, and the constants.
     """
@@ -75,7 +80,7 @@ def retrace(
             else jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
             for aval, shape in zip(avals, shapes, strict=True)
         ]
-    with without_mesh():
+    with without_mesh(), jax_core.extend_axis_env_nd([*axes.items()]):
         new, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
     return new, list(consts)
 
@@ -102,6 +107,14 @@ def eqn_context(eqn: Any) -> Iterator[None]:
         source_info_util.user_context(info.traceback, name_stack=names),
         eqn.ctx.manager,
     ):
+        yield
+
+
+@contextlib.contextmanager
+def at_line_of(eqn: Any) -> Iterator[None]:
+    """Bind on the source line of an equation, under the names of this moment. Same on
+    both versions."""
+    with source_info_util.user_context(eqn.source_info.traceback):
         yield
 
 

@@ -14,6 +14,7 @@ MICROBATCHES = "micro-batches"
 RECOMPUTE = "recompute"
 PARTIAL_SUMS = "partial sums"
 BLOCKS = "stored in blocks"
+ONE_PROGRAM = "one program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +63,12 @@ def num_microbatches(transforms: Iterable[Transform]) -> int:
     for transform in transforms:
         if transform.name == MICROBATCHES and transform.choice:
             return int(transform.chosen["count"])
+    return 1
+
+
+def stages_in_one(transforms: Iterable[Transform]) -> int:
+    """How many stages of one program these make; 1 where there are none."""
+    for transform in transforms:
+        if transform.name == ONE_PROGRAM and transform.choice:
+            return int(transform.chosen["stages"])
     return 1

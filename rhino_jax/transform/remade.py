@@ -12,6 +12,7 @@ from rhino_jax.ir.transform import (
     BLOCKS,
     CHUNKS,
     MICROBATCHES,
+    ONE_PROGRAM,
     PARTIAL_SUMS,
     RECOMPUTE,
     UN_REMAT,
@@ -20,6 +21,7 @@ from rhino_jax.ir.transform import (
 from rhino_jax.transform.blocks.emit import in_blocks
 from rhino_jax.transform.chunks import chunked
 from rhino_jax.transform.microbatch import microbatched
+from rhino_jax.transform.one_program import on_stage
 from rhino_jax.transform.partial_sums.emit import delayed
 from rhino_jax.transform.recompute.as_kept import kept_instead
 from rhino_jax.transform.recompute.written_anew import recomputed
@@ -35,6 +37,7 @@ PASSES: Mapping[str, Pass] = {
     UN_REMAT: kept_instead,
     CHUNKS: chunked,
     MICROBATCHES: microbatched,
+    ONE_PROGRAM: on_stage,
     RECOMPUTE: recomputed,
     PARTIAL_SUMS: delayed,
 }

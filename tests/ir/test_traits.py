@@ -44,6 +44,8 @@ TOLD_APART = {
     "transform/blocks": "which part of a dim an op takes",
     "transform/microbatch": "in which operands ops are linear, and what becomes of"
     " their parameters on a piece",
+    "transform/one_program": "which ops combine what micro-batches leave, and products"
+    " in loops of a jaxpr, which has no traits",
     "transform/partial_sums": "in which operands an op takes open sums",
     "transform/staged/shared_sums.py": "in which operands ops are linear",
     "transform/staged/loops.py": "products in loops of a jaxpr, which has no traits",
