@@ -16,8 +16,9 @@ from rhino_jax.ir.spec import Spec, format_spec, is_even, shards_per_dim
 
 
 def auto_twin(mesh: Any) -> Any:
-    """A mesh with the same devices and names whose axes are all Auto."""
-    if all(kind is AxisType.Auto for kind in mesh.axis_types):
+    """A mesh with the same devices and names whose axes are all Auto; inside of
+    `shard_map`, those of it stay Manual."""
+    if all(kind is not AxisType.Explicit for kind in mesh.axis_types):
         return mesh
     kinds = (AxisType.Auto,) * len(mesh.axis_names)
     if isinstance(mesh, AbstractMesh):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from rhino_jax._compat import context_mesh, is_compile_only
+from rhino_jax._compat import context_mesh, in_current_mesh, is_compile_only
 from rhino_jax.apply.constraints import (
     auto_twin,
     check_divides,
@@ -17,8 +17,11 @@ from rhino_jax.apply.constraints import (
     partition_spec,
 )
 from rhino_jax.apply.interpret import constrained
+from rhino_jax.errors import StageError
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.transform import stages_in_one
 from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.stages import STAGE_AXIS
 
 
 class SpmdExecutable:
@@ -49,12 +52,15 @@ class SpmdExecutable:
 
     def function(self) -> Any:
         """The flat function of arguments and constants, with constraints in it."""
-        run = constrained(
-            self.traced.closed_jaxpr,
-            self.traced.program,
-            self.plan.decisions,
-            auto_twin(self.mesh),
-        )
+        if stages_in_one(self.plan.transforms) > 1:
+            run = over_stages(self.traced, self.plan, auto_twin(self.mesh))
+        else:
+            run = constrained(
+                self.traced.closed_jaxpr,
+                self.traced.program,
+                self.plan.decisions,
+                auto_twin(self.mesh),
+            )
         if any(kind is AxisType.Explicit for kind in self.mesh.axis_types):
             run = jax.sharding.auto_axes(
                 run,
@@ -76,7 +82,27 @@ class SpmdExecutable:
     @cached_property
     def _staged(self) -> Any:
         """For tracers: constraints only."""
+        if stages_in_one(self.plan.transforms) > 1:
+            return jax.jit(self._undifferentiated())
         return jax.jit(self.function())
+
+    def _undifferentiated(self) -> Any:
+        """The function, which says itself that it has no derivative: JAX 0.10.2 fails
+        at that of a loop where some axes of a mesh are manual."""
+        run, name = jax.custom_jvp(self.function()), self.traced.name
+
+        @run.defjvp
+        def refused(primals: Any, tangents: Any) -> Any:
+            raise StageError(
+                f"`{name}` is planned in several stages of one program, and is"
+                " differentiated from outside.",
+                where=f"`{name}`",
+                numbers=f"{self.plan.num_stages} stages",
+                fix="take the gradient inside of the function that is planned, as in a"
+                " training step.",
+            )
+
+        return run
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
         call = self.jitted if compiled is None else compiled
@@ -125,3 +151,33 @@ class SpmdExecutable:
         return not isinstance(self.mesh, AbstractMesh) and not is_compile_only(
             self.mesh.devices.flat[0]
         )
+
+
+def over_stages(traced: Traced, plan: Plan, mesh: Any) -> Callable[..., list[Any]]:
+    """The function of arguments and constants whose stages are an axis of the mesh.
+
+    Args:
+      traced: what one stage does (`transform.one_program`).
+      plan: its plan; what is given by layers is cut over the axis in dim 0.
+      mesh: its axes are Auto; all but that of the stages are left to the compiler.
+    """
+
+    def on_stage(*arrays: Any) -> list[Any]:
+        here = in_current_mesh(traced.closed_jaxpr)
+        around = jax.sharding.get_abstract_mesh()
+        return constrained(here, traced.program, plan.decisions, around)(*arrays)
+
+    return jax.shard_map(
+        on_stage,
+        mesh=mesh,
+        axis_names={STAGE_AXIS},
+        in_specs=tuple(_by_stage(leaf, mesh) for leaf in plan.inputs),
+        out_specs=[_by_stage(leaf, mesh) for leaf in plan.outputs],
+        check_vma=False,
+    )
+
+
+def _by_stage(leaf: Leaf, mesh: Any) -> PartitionSpec:
+    stage = mesh.axis_names.index(STAGE_AXIS)
+    cut = any(stage in dim for dim in leaf.spec)
+    return PartitionSpec(STAGE_AXIS) if cut else PartitionSpec()

@@ -15,7 +15,7 @@ def patch_of(plan: Plan) -> str:
     Constraints that stand there get the plan's specs; empty where there is nothing to
     change, or the plan is not of this process.
     """
-    if plan.traced is None or plan.pipeline is not None:
+    if plan.traced is None or not plan.is_one_mesh:
         return ""
     subject = Subject(plan, plan.traced)
     return diff_of(subject.constraints, constrained(subject), "import jax")
@@ -39,11 +39,11 @@ def code_of(plan: Plan, style: str) -> str:
             numbers=f"styles: {', '.join(STYLES)}",
             fix="use one of these.",
         )
-    if plan.pipeline is not None:
+    if not plan.is_one_mesh:
         raise RhinoError(
-            f"{what}: the plan has stages, tasks under rhino's controller.",
+            f"{what}: the plan has stages, which no constraints say.",
             where=f"the plan of `{plan.program_name}`",
-            numbers=f"{len(plan.stages)} stages, schedule {plan.schedule!r}",
+            numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
             fix="plan.jit(fn) runs it; or plan with stages=1 and write that out.",
         )
     if plan.in_tree is None or (plan.traced is None and style != "specs"):

@@ -52,7 +52,7 @@ def diff(a: Plan, b: Plan, *, worth: bool = True) -> PlanDiff:
     """
     found = data.diff(a, b)
     is_same = found.has_same_fingerprint and a.hardware == b.hardware
-    if worth and is_same and b.origin is not None and len(b.stages) == 1:
+    if worth and is_same and b.origin is not None and b.is_one_mesh:
         found = _with_worth(found, a, b)
     return dressed(PlanDiff, found)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from rhino_jax.ir.spec import Spec
-from rhino_jax.ir.transform import Transform, num_microbatches
+from rhino_jax.ir.transform import Transform, num_microbatches, stages_in_one
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import (
     CUT_BY_CLOCK,
@@ -19,7 +19,7 @@ from rhino_jax.plan.records import (
     SearchReport,
     Variant,
 )
-from rhino_jax.plan.stages import Pipeline, StagePlan
+from rhino_jax.plan.stages import IN_ONE_PROGRAM, Pipeline, StagePlan
 
 
 EVERY_STAGE = -1
@@ -147,7 +147,24 @@ class Plan:
     @property
     def schedule(self) -> str:
         """The family of schedules by which stages run; empty where there is one."""
+        if self.is_one_program:
+            return IN_ONE_PROGRAM
         return "" if self.pipeline is None else self.pipeline.schedule
+
+    @property
+    def num_stages(self) -> int:
+        """How many parts of its devices run different parts of the program at once."""
+        return max(len(self.stages), stages_in_one(self.transforms))
+
+    @property
+    def is_one_mesh(self) -> bool:
+        """Whether all devices run the whole program."""
+        return self.num_stages == 1
+
+    @property
+    def is_one_program(self) -> bool:
+        """Whether it has several stages that are an axis of its mesh."""
+        return stages_in_one(self.transforms) > 1
 
     def __eq__(self, other: object) -> bool:
         """By what they hold, whatever else their classes can do."""

@@ -14,6 +14,9 @@ from rhino_jax.plan.records import Predicted
 STAGE_AXIS = "stage"
 """Name of the mesh axis along which groups lie."""
 
+IN_ONE_PROGRAM = "one-program"
+"""`schedule=` of stages that are not groups with programs of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Send:

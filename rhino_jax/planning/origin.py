@@ -69,7 +69,7 @@ class Origin:
             changes["pins"] = self._and_pins(changes["pins"])
         wishes = replace(wishes, what="`plan.with_`", **changes)
         is_here = mesh is None and changes.keys() <= {"pins", "memory_budget_bytes"}
-        if is_here and len(plan.stages) == 1 and not wishes.refine:
+        if is_here and plan.is_one_mesh and not wishes.refine:
             found = self._again(plan, wishes)
             if found is not None:
                 return found
@@ -228,11 +228,11 @@ def _check_one_stage(plan: data.Plan, what: str) -> None:
     Raises:
       StageError: the plan has several stages, each of a program of its own.
     """
-    if len(plan.stages) > 1:
+    if not plan.is_one_mesh:
         raise StageError(
             f"`plan.{what}`: a plan of several stages cannot be asked.",
             where=f"the plan of `{plan.program_name}`",
-            numbers=f"{len(plan.stages)} stages, each laid out by itself",
+            numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
             fix="ask the plan of one: plan.with_(stages=1, mesh=…), on a mesh without"
             " the axis `stage`.",
         )

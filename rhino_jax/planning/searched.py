@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.blocks import Stored
 from rhino_jax.plan.pins.resolve import ResolvedPins
 from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
 from rhino_jax.planning.cuts import as_asked, best_cut
 from rhino_jax.planning.meshes import AUTO, MeshAxes, check_in_stages
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.auto import with_stages
+from rhino_jax.planning.staging.one_program import plan_in_one_program
 from rhino_jax.planning.staging.plan import plan_stages
 from rhino_jax.report.progress import shown
 from rhino_jax.search.dump import Dump
@@ -114,6 +116,8 @@ def search_for(
         if len(places) > 1:
             check_in_stages(asked.storage, len(places))
             return _in_stages(wishes, search, places, asked.stage_pins)
+        if wishes.schedule == IN_ONE_PROGRAM:
+            raise _no_stages(wishes.what)
         if not _may_have_stages(wishes, asked):
             return _on_one_mesh(wishes, search, asked.storage)
         on_one: Plan | InfeasiblePlanError
@@ -163,12 +167,40 @@ def _in_stages(
     places: tuple[int, ...],
     stage_pins: Mapping[str, int],
 ) -> Plan:
+    asked = as_asked(search, wishes.recompute)
+    if wishes.schedule == IN_ONE_PROGRAM:
+        if stage_pins:
+            raise _no_stage_pins(stage_pins)
+        return plan_in_one_program(
+            asked, places, wishes.microbatches, wishes.per_microbatch
+        )
     return plan_stages(
-        as_asked(search, wishes.recompute),
+        asked,
         places,
         wishes.microbatches,
         wishes.schedule,
         wishes.per_microbatch,
         stage_pins,
         may_recompute=wishes.recompute == AUTO,
+    )
+
+
+def _no_stages(what: str) -> StageError:
+    return StageError(
+        f"{what}: schedule={IN_ONE_PROGRAM!r} is of several stages, and nobody said how"
+        " many.",
+        where="`schedule=` and `stages=`",
+        numbers="one stage",
+        fix=f"give stages=2, say, or a mesh with an axis `{STAGE_AXIS}`.",
+    )
+
+
+def _no_stage_pins(stage_pins: Mapping[str, int]) -> PinError:
+    key, stage = next(iter(stage_pins.items()))
+    return PinError(
+        f"pin {key!r}: stages of one program have equal parts of every loop over"
+        " layers, and share the rest.",
+        where=repr(key),
+        numbers=f"pinned to stage {stage}",
+        fix="drop the pin, or take another schedule, as schedule='1f1b'.",
     )

@@ -34,6 +34,7 @@ from rhino_jax.plan.files.cache_key import cache_key
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins
+from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.planning.like import (
     Kept,
     Like,
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 LEVELS = ("fast", "best")
 AUTO = "auto"
 RECOMPUTE = (AUTO, "as written", "none")
-SCHEDULES = (AUTO, *TABLE)
+SCHEDULES = (AUTO, *TABLE, IN_ONE_PROGRAM)
 CUTS = ("microbatches", "recompute", "stages", "schedule")
 """Keywords that say how a program is cut; "auto" where nothing was said."""
 AS_WRITTEN = "as written"

@@ -69,12 +69,20 @@ def assert_equal(traced: Traced, got: Sequence[Any], expected: Sequence[Any]) ->
 
 
 def traced_step(
+    layer: Callable[[Any, Any], Any], **options: Any
+) -> tuple[Traced, list[Any]]:
+    """As `train_step`, traced, and its arrays."""
+    step, args = train_step(layer, **options)
+    return trace(step, args, {}, donate_argnums=(0, 1)), jax.tree.leaves(args)
+
+
+def train_step(
     layer: Callable[[Any, Any], Any],
     *,
     start: Callable[[Any, Any], Any] = lambda x, key: x,
     end: Callable[[Any], Any] = lambda carry: carry,
     tx: optax.GradientTransformation | None = None,
-) -> tuple[Traced, list[Any]]:
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A training step of a scan over `layer(carry, weights) -> carry`.
 
     Args:
@@ -106,4 +114,4 @@ def traced_step(
     }
     x, y = (jax.random.normal(k, (ROWS, WIDTH)) for k in keys[2:])
     args = params, tx.init(params), x, y, jax.random.key(1)
-    return trace(step, args, {}, donate_argnums=(0, 1)), jax.tree.leaves(args)
+    return step, args
