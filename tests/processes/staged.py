@@ -53,6 +53,25 @@ def arrays() -> Any:
     return params, {"x": draw(ROWS, D), "y": draw(ROWS, 8)}
 
 
+def stacked_step(params: Any, batch: Any) -> Any:
+    """The same model with its layers in a loop, and SGD."""
+
+    def loss(params: Any) -> Any:
+        x, _ = jax.lax.scan(
+            lambda x, p: (through([p], x), None), batch["x"], params["layers"]
+        )
+        return jnp.mean((x @ params["head"] - batch["y"]) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def stacked_arrays() -> Any:
+    params, batch = arrays()
+    layers = jax.tree.map(lambda *xs: np.stack(xs), *params["layers"])
+    return {**params, "layers": layers}, batch
+
+
 def sums(tree: Any) -> list[float | None]:
     """Of every leaf, its sum of squares; None of those that are elsewhere."""
     found: list[float | None] = []
@@ -224,6 +243,25 @@ def failing(i: int, fail: Any, *, again: bool = False, is_first: bool = True) ->
         params, state, second = step(params, state, batch)
         return [str(error), float(first), float(second), sums(params)]
     return "no error"
+
+
+def in_one_program(i: int) -> Any:
+    """Stages that are an axis of a mesh of all processes."""
+    import rhino_jax as rhino
+
+    params, batch = stacked_arrays()
+    step = rhino.auto_shard(
+        stacked_step,
+        mesh={"stage": jax.process_count(), "data": jax.local_device_count()},
+        schedule="one-program",
+        microbatches=4,
+        donate_argnums=0,
+    )
+    losses = []
+    for _ in range(2):
+        params, loss = step(params, batch)
+        losses.append(float(loss))
+    return losses, sums(params)
 
 
 if __name__ == "__main__":

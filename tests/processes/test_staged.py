@@ -54,6 +54,22 @@ def test_groups_of_unequal_size_in_two_processes() -> None:
 
 
 @pytest.mark.slow
+def test_one_program_over_two_processes() -> None:
+    params, batch = staged.stacked_arrays()
+    step, wanted = jax.jit(staged.stacked_step), []
+    for _ in range(2):
+        params, loss = step(params, batch)
+        wanted.append(float(loss))
+    state = staged.sums(params)
+    for losses, parts in results(together("in_one_program", worker="staged")):
+        np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+        # Each has its own layers, and all that is in none.
+        have = [(x, y) for x, y in zip(parts, state, strict=True) if x is not None]
+        assert len(have) == 1
+        np.testing.assert_allclose(*have[0], rtol=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["in_two_stages", "in_four_stages"])
 def test_four_processes(scenario: str) -> None:
     found = results(together(scenario, 4, worker="staged"))
