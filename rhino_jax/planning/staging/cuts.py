@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rhino_jax.errors import InfeasiblePlanError, StageError
 from rhino_jax.pipeline.cut.choose import cut
@@ -13,6 +13,7 @@ from rhino_jax.pipeline.work import Work
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
+from rhino_jax.planning.staging.alike import Finds
 from rhino_jax.planning.staging.estimated import estimated
 from rhino_jax.planning.staging.pins import pinned_ops
 from rhino_jax.planning.staging.problem import problem_of
@@ -47,6 +48,7 @@ class Asked:
       stage_pins: key → stage.
       started: `time.monotonic()` when planning began.
       may_recompute: whether stages that do not fit may run their forward passes again.
+      finds: what was found for its groups.
     """
 
     search: Search
@@ -57,6 +59,7 @@ class Asked:
     stage_pins: Mapping[str, int]
     started: float
     may_recompute: bool = False
+    finds: Finds = field(default_factory=Finds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

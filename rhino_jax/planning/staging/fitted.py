@@ -51,7 +51,9 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
     is_free = asked.may_recompute and cut_step.has_backward and not way.is_split
     room = Room(way.in_flight, (0,) * shapes.groups, is_free)
     for _ in range(MOST_TRIES):
-        step, groups, recomputed = plan_groups(search, step_of, of_step, shapes, room)
+        step, groups, recomputed = plan_groups(
+            search, step_of, of_step, shapes, room, asked.finds
+        )
         pipeline = _pipeline(asked, cut_step, way, step, groups)
         pipeline = replace(pipeline, recomputed=tuple(sorted(recomputed)))
         if cut_step.has_backward:

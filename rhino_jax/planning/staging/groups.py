@@ -9,6 +9,7 @@ from typing import Any
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.spec import Spec, without
 from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.alike import Finds
 from rhino_jax.planning.staging.auto import LEAST_GAIN
 from rhino_jax.planning.staging.planned import (
     Pins,
@@ -35,6 +36,7 @@ def plan_groups(
     of_step: Unstacked,
     shapes: Shapes,
     room: Room,
+    finds: Finds,
 ) -> tuple[Step, list[PlannedGroup], frozenset[int]]:
     """Plan all groups; what one sends another is laid out alike on both.
 
@@ -44,6 +46,7 @@ def plan_groups(
       of_step: the step; parts of a stack are laid out alike.
       shapes: of the groups.
       room: that it needs.
+      finds: what was found for groups of this step, in other tries too.
     Returns:
       The tasks; the groups; the chunks that are recomputed.
     Raises:
@@ -62,7 +65,7 @@ def plan_groups(
         laid = _Laid(of_step, at, shapes.places[group] > 1, request, known, stacks)
         pins = laid.pins(of, step.outputs)
         mesh = shapes.mesh(group)
-        return plan_group(search, step, of, mesh, pins, room)
+        return plan_group(search, step, of, mesh, pins, room, finds)
 
     # What a small group has, a larger one can have too: its other axes are the same.
     for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):

@@ -12,9 +12,9 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.alike import Finds
 from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.planning.staging.working import working_bytes
-from rhino_jax.search.driver import find
 from rhino_jax.search.found import Found
 from rhino_jax.transform.staged.group import GroupProgram
 from rhino_jax.transform.staged.holding import FIXED, Holding, is_once
@@ -144,6 +144,7 @@ def plan_group(
     mesh_axes: MeshAxes,
     pins: Pins,
     room: Room,
+    finds: Finds,
 ) -> PlannedGroup:
     """Plan a group, with room for what micro-batches in flight leave.
 
@@ -154,6 +155,7 @@ def plan_group(
       mesh_axes: of its devices.
       pins: of what it meets others with, and the user's.
       room: that groups need.
+      finds: what was found for other groups.
     Raises:
       Refused: it does not fit.
     """
@@ -174,7 +176,7 @@ def plan_group(
             memory_budget_bytes=budget - more,
         )
         try:
-            found = find(of.program, [mesh_axes], own, asked)
+            found = finds.find(of.program, mesh_axes, own, asked)
             plan = found.plan()
         except InfeasiblePlanError as error:
             refused = _does_not_fit(error, group, in_flight, more)
