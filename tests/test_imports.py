@@ -15,7 +15,10 @@ import rhino_jax
 
 ROOT = Path(rhino_jax.__file__).parent
 
-PLAIN = "errors units version memo garbage numbering disjoint keywords streams _compat"
+PLAIN = (
+    "errors units version memo garbage numbering disjoint keywords streams children"
+    " _compat"
+)
 """Modules that know nothing of ours but one another."""
 
 ORDER = (
@@ -58,6 +61,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
     ("sweeping.sweep", "sweeping.evaluate"): AT_START,
+    ("sweeping.sweep", "sweeping.searching"): AT_START,
     ("sweeping.sweep", "sweeping.batch"): ALONG,
     ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,
     ("pipeline.schedules.searched", "pipeline.schedules.cpsat"): AT_START,

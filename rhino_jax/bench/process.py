@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rhino_jax
 from rhino_jax.bench.store import write_json
+from rhino_jax.children import environment_of_child
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,16 +143,11 @@ def _last_error(text: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, such that the child finds this package, and starts on CPU.
+    """That of a child, whose number of emulated devices is its own to set.
 
-    Targets are compiled for, not run on. The number of emulated devices is the
-    child's to set. No plan comes from the cache: planning is what is measured.
+    No plan comes from the cache: planning is what is measured.
     """
-    found = dict(os.environ)
-    home = str(Path(rhino_jax.__file__).resolve().parents[1])
-    paths = [home, *filter(None, [found.get("PYTHONPATH")])]
-    found["PYTHONPATH"] = os.pathsep.join(paths)
-    found["JAX_PLATFORMS"] = "cpu"
+    found = environment_of_child()
     found["RHINO_CACHE"] = "0"
     flags = found.get("XLA_FLAGS", "").split()
     kept = [f for f in flags if "xla_force_host_platform_device_count" not in f]

@@ -70,6 +70,10 @@ def add_exploring(commands: Any) -> None:
     sweep.add_argument("--level", choices=("fast", "best"), default="fast")
     sweep.add_argument("--csv", metavar="FILE", help="write every point")
     sweep.add_argument("--full", action="store_true", help="leave nothing out")
+    sweep.add_argument(
+        "--workers", type=positive_int, metavar="N",
+        help="processes that search (default: one for each core, if worth it)",
+    )  # fmt: skip
     sweep.add_argument("--no-progress", action="store_true")
     sweep.set_defaults(run=_run_sweep)
 
@@ -107,6 +111,7 @@ def _run_sweep(args: argparse.Namespace) -> None:
         pins=read_pins(args.pins),
         level=args.level,
         progress=not args.no_progress,
+        workers=args.workers,
         **call.options,
         **call.kwargs,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +41,34 @@ MOST_AXES = 2
 """Axes of the meshes that are compared where none is given; a third seldom gains."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """Configurations that differ in their budgets alone, until they are searched.
+
+    Attributes:
+      group: the configurations.
+      search: what is planned.
+      wishes: what is asked of every plan.
+      asked: what is to be searched.
+    """
+
+    group: tuple[Config, ...]
+    search: Search
+    wishes: Wishes
+    asked: Asked
+
+    @property
+    def title(self) -> str:
+        """What these are, for messages."""
+        first, axes = self.group[0], max(self.asked.meshes, key=len)
+        said = [f"{math.prod(n for _, n in axes)} devices of {self.asked.target.name}"]
+        for name in ("batch", "stages", "microbatches"):
+            value = getattr(first, name)
+            if value not in (None, 1):
+                said.append(f"{name} {value}")
+        return ", ".join(said)
+
+
 @dataclass(slots=True, eq=False)
 class Evaluator:
     """Evaluates groups of configurations, and keeps what they share.
@@ -49,14 +77,12 @@ class Evaluator:
       wishes: what is asked of every plan.
       level: "fast": the best mesh's first plan; "best": searched on.
       meshes: searches them.
-      programs: that were met, each with its passes done.
       targets: by hardware and number of devices, as they are asked for.
     """
 
     wishes: Wishes
     level: str
     meshes: Meshes = field(default_factory=Meshes)
-    programs: list[Program] = field(default_factory=list)
     targets: dict[tuple[Any, int | None], Target] = field(default_factory=dict)
 
     def target(self, config: Config) -> Target:
@@ -82,20 +108,13 @@ class Evaluator:
         devices = config.devices or target.num_devices
         return target, devices, config.mesh, *config.passes
 
-    def number(self, program: Program) -> int:
-        """The same for the same program."""
-        for i, known in enumerate(self.programs):
-            if known is program:
-                return i
-        self.programs.append(program)
-        return len(self.programs) - 1
-
     def analysis(self, program: Program, target: Target) -> ProgramAnalysis:
         """Of a program; the same for all targets of one kind of device."""
-        return self.meshes.analysis(self.number(program), program, target)
+        return self.meshes.analysis(self.meshes.number(program), target)
 
-    def points(self, traced: Traced, group: Sequence[Config]) -> list[Point]:
-        """What configurations that differ in their budgets alone cost."""
+    def begin(self, traced: Traced, group: Sequence[Config]) -> Pending | list[Point]:
+        """What has to be searched for configurations that differ in their budgets
+        alone, or what they cost where that is known without."""
         first = group[0]
         try:
             target = self.target(first)
@@ -103,10 +122,14 @@ class Evaluator:
             is_whole = first.stages != 1 or first.microbatches == "auto"
             if is_whole or wishes.recompute == "auto":
                 return [self._planned(traced, c, target, wishes) for c in group]
-            return self._solved(traced, group, target, wishes)
+            return self._pending(traced, group, target, wishes)
         except RhinoError as error:
-            name = first.hardware if isinstance(first.hardware, str) else ""
-            return [_nothing(c, name, 0, (), 0, error.what) for c in group]
+            return refused(group, error.what)
+
+    def end(self, pending: Pending, best: Mapping[int, Best]) -> list[Point]:
+        """What the configurations cost, of what was found within each budget."""
+        pairs = zip(pending.group, pending.asked.budgets, strict=True)
+        return [self._told(pending, c, b, best[b]) for c, b in pairs]
 
     def _planned(
         self, traced: Traced, config: Config, target: Target, wishes: Wishes
@@ -129,9 +152,9 @@ class Evaluator:
         return _point(config, target, plan.mesh_axes, budget, plan.predicted,
                       lambda: plan)  # fmt: skip
 
-    def _solved(
+    def _pending(
         self, traced: Traced, group: Sequence[Config], target: Target, wishes: Wishes
-    ) -> list[Point]:
+    ) -> Pending:
         first = group[0]
         arguments = traced.arguments
         pinned = expand_pins(wishes.pins, arguments.tree, arguments.paths)
@@ -154,26 +177,19 @@ class Evaluator:
         budgets = [
             int(c.memory_budget_bytes or wishes.budget_bytes(target)) for c in group
         ]
-        program = search.running.program
         asked = Asked(
-            self.number(program),
-            program,
+            self.meshes.number(search.running.program),
             target,
             tuple(map(tuple, meshes)),
             search.request,
             tuple(budgets),
             self.level,
         )
-        best = self.meshes.best(asked)
-        return [
-            self._told(search, wishes, c, b, best[b])
-            for c, b in zip(group, budgets, strict=True)
-        ]
+        return Pending(tuple(group), search, wishes, asked)
 
-    def _told(
-        self, search: Search, wishes: Wishes, config: Config, budget: int, best: Best
-    ) -> Point:
-        target, labels = search.target, best.labels
+    def _told(self, pending: Pending, config: Config, budget: int, best: Best) -> Point:
+        search, wishes, labels = pending.search, pending.wishes, best.labels
+        target = search.target
         if labels is None or best.predicted is None:
             peak = math.ceil(best.smallest_peak)
             why = f"needs {format_bytes(peak)} of {format_bytes(budget)} per device"
@@ -213,6 +229,14 @@ class Evaluator:
         mesh = make_mesh(axes, WHAT)
         plan = with_trees(Plan.of(search.plan(found)), search.traced, mesh)
         return with_origin(plan, wishes, search.traced, mesh, None)
+
+
+def refused(group: Sequence[Config], why: str) -> list[Point]:
+    """Configurations that cannot be."""
+    return [
+        _nothing(c, c.hardware if isinstance(c.hardware, str) else "", 0, (), 0, why)
+        for c in group
+    ]
 
 
 def target_of(config: Config, wishes: Wishes) -> Target:

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.garbage import no_garbage_collection
 from rhino_jax.hardware.target import Device, Target
 from rhino_jax.ir.program import Program
 from rhino_jax.optimize.incumbents import EFFORTS, Effort
@@ -33,8 +34,7 @@ class Asked:
     """Configurations that differ in their budgets alone.
 
     Attributes:
-      number: of the program; the same for the same program.
-      program: what is planned, its passes done.
+      number: of the program, its passes done; see `Meshes`.
       target: the hardware.
       meshes: those that are compared.
       request: budget aside, what is asked for.
@@ -43,7 +43,6 @@ class Asked:
     """
 
     number: int
-    program: Program
     target: Target
     meshes: tuple[MeshAxes, ...]
     request: Request
@@ -77,24 +76,40 @@ class Meshes:
     """Searches meshes, and keeps what they share.
 
     Attributes:
+      programs: by their numbers.
       analyses: by number of the program, and device.
     """
 
+    programs: dict[int, Program] = field(default_factory=dict)
     analyses: dict[tuple[int, Device], ProgramAnalysis] = field(default_factory=dict)
 
-    def analysis(
-        self, number: int, program: Program, target: Target
-    ) -> ProgramAnalysis:
+    def number(self, program: Program) -> int:
+        """The same for the same program."""
+        for number, known in self.programs.items():
+            if known is program:
+                return number
+        number = len(self.programs)
+        self.programs[number] = program
+        return number
+
+    def analysis(self, number: int, target: Target) -> ProgramAnalysis:
         """Of a program; the same for all targets of one kind of device."""
         key = number, target.device
         found = self.analyses.get(key)
         if found is None:
-            found = self.analyses[key] = ProgramAnalysis.of(program, target)
+            found = self.analyses[key] = ProgramAnalysis.of(
+                self.programs[number], target
+            )
         return replace(found, target=target)
 
+    @no_garbage_collection()
     def best(self, asked: Asked) -> dict[int, Best]:
-        """Budget → the best choice on any of the meshes."""
-        analysis = self.analysis(asked.number, asked.program, asked.target)
+        """Budget → the best choice on any of the meshes.
+
+        Raises:
+          RhinoError: there is none on a mesh, whatever the budget.
+        """
+        analysis = self.analysis(asked.number, asked.target)
         every = [
             _Mesh.of(analysis, tuple(axes), asked)
             for axes in distinct_meshes(asked.meshes, asked.target)

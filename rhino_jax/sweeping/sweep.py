@@ -12,6 +12,7 @@ from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import CALLING, read_parameters
 from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.files import load_target
+from rhino_jax.keywords import read_count
 from rhino_jax.planning.wishes import Wishes
 from rhino_jax.sweeping.configs import NAMES, WHAT, Config, configurations
 from rhino_jax.sweeping.point import Point
@@ -20,6 +21,7 @@ from rhino_jax.units import format_seconds
 
 
 if TYPE_CHECKING:
+    from rhino_jax.sweeping.answers import Answer
     from rhino_jax.sweeping.evaluate import Evaluator
 
 
@@ -47,6 +49,7 @@ def sweep(
     static_argnums: int | Iterable[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     progress: bool | Told = True,
+    workers: int | None = None,
     **kwargs: Any,
 ) -> Sweep:
     """What `fn(*args, **kwargs)` costs in every combination of what is listed.
@@ -71,6 +74,8 @@ def sweep(
       level: "fast", as meshes are compared; "best" takes several times as long.
       progress: show a line on standard error; or a function that is called with the
         number of points done, of all, and the best point so far.
+      workers: processes that search; 1: this one alone; None: one for each core, where
+        they gain more than they take to start. What is found is the same.
     Returns:
       `points`, `best`, `pareto()`, `table()`, `to_pandas()`. What does not fit, or
       cannot be, is a point that says why.
@@ -88,6 +93,7 @@ def sweep(
     else:
         raw = fn.parameters.fn if isinstance(fn, ShardedFunction) else fn
         parameters = read_parameters(raw, what=WHAT, **own)
+    many = None if workers is None else read_count(WHAT, "workers", workers, least=1)
     wishes = Wishes(
         hardware=None,
         memory_budget_bytes=None,
@@ -111,7 +117,9 @@ def sweep(
         analysis = evaluator.analysis(written.program, load_target("cpu"))
         return with_batch(parameters, call, analysis, size)
 
-    points = _points(evaluator, configs, written, traced_for, _telling(progress))
+    points = _points(
+        evaluator, configs, written, traced_for, _telling(progress), workers
+    )
     return Sweep(written.name, tuple(points), time.monotonic() - started)
 
 
@@ -121,24 +129,50 @@ def _points(
     written: Traced,
     traced_for: Callable[[int], Traced],
     tell: Told,
+    workers: int | None,
 ) -> list[Point]:
-    """A point for every configuration, those of a group solved together."""
-    groups: dict[Hashable, list[int]] = {}
+    """A point for every configuration, those of a group searched together."""
+    from rhino_jax.sweeping.evaluate import Pending, refused
+    from rhino_jax.sweeping.searching import Searching
+
+    of_group: dict[Hashable, list[int]] = {}
     for i, config in enumerate(configs):
-        groups.setdefault(evaluator.group(config), []).append(i)
+        of_group.setdefault(evaluator.group(config), []).append(i)
+    groups = list(of_group.values())
     found: dict[int, Point] = {}
     programs: dict[int | None, Traced] = {None: written}
+    pending: dict[int, Pending] = {}
     best: Point | None = None
-    for members in groups.values():
-        group = [configs[i] for i in members]
-        size = group[0].batch
-        if size not in programs:
-            assert size is not None
-            programs[size] = traced_for(size)
-        points = evaluator.points(programs[size], group)
-        found.update(zip(members, points, strict=True))
+
+    def take(key: int, points: Sequence[Point]) -> None:
+        nonlocal best
+        found.update(zip(groups[key], points, strict=True))
         best = best_of([*points, *([best] if best else [])])
         tell(len(found), len(configs), best)
+
+    def take_all(answers: Iterable[tuple[int, Answer]]) -> None:
+        for key, answer in answers:
+            group = pending.pop(key)
+            if answer.refused:
+                take(key, refused(group.group, answer.refused))
+            else:
+                take(key, evaluator.end(group, answer.best))
+
+    with Searching(evaluator.meshes, workers, len(groups)) as searching:
+        for key, members in enumerate(groups):
+            group = [configs[i] for i in members]
+            size = group[0].batch
+            if size not in programs:
+                assert size is not None
+                programs[size] = traced_for(size)
+            begun = evaluator.begin(programs[size], group)
+            if isinstance(begun, Pending):
+                pending[key] = begun
+                searching.ask(key, begun)
+            else:
+                take(key, begun)
+            take_all(searching.answers())
+        take_all(searching.answers(all_of_them=True))
     return [found[i] for i in range(len(configs))]
 
 
