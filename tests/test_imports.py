@@ -61,7 +61,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
     ("sweeping.sweep", "sweeping.evaluate"): AT_START,
-    ("sweeping.sweep", "sweeping.searching"): AT_START,
+    ("sweeping.sweep", "sweeping.running"): AT_START,
     ("sweeping.sweep", "sweeping.batch"): ALONG,
     ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,
     ("pipeline.schedules.searched", "pipeline.schedules.cpsat"): AT_START,

@@ -5,6 +5,6 @@ Out: `table.Sweep`: a `point.Point` for every configuration, with a plan behind 
 Order: `configs` (lists → configurations), `batch` (another batch size: the function
 traced on other shapes), `evaluate` (configurations that share a model), `meshes` (the
 best mesh for these, within every budget), `answers`, `child` and `children` (the same
-in other processes), `searching` (where), `point`, `table` (rows, the Pareto front,
-text), `sweep` (the call, and its progress).
+in other processes), `searching` (where), `running` (one after the other), `point`,
+`work` (what it took), `table` (rows, the Pareto front, text), `sweep` (the call).
 """

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rhino_jax.errors import RhinoError
 from rhino_jax.ir.program import Program
 from rhino_jax.sweeping.meshes import Asked, Best, Meshes
+from rhino_jax.sweeping.point import why_not
+from rhino_jax.sweeping.work import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +21,15 @@ class Answer:
       best: budget → the best choice.
       refused: why there is none, for the user.
       failed: what was raised, and where, of an error that no user can mend.
+      counts: what the search took.
+      cpu_s: since the answer before, or since the process began.
     """
 
     best: Mapping[int, Best] = field(default_factory=dict)
     refused: str = ""
     failed: str = ""
+    counts: Counts = field(default_factory=Counts)
+    cpu_s: float = 0.0
 
 
 Task = tuple[Asked, Program | None]
@@ -32,9 +38,11 @@ Task = tuple[Asked, Program | None]
 
 def answer(meshes: Meshes, asked: Asked) -> Answer:
     """Search, and say what came of it."""
+    meshes.counts = Counts()
     try:
-        return Answer(meshes.best(asked))
+        found = Answer(meshes.best(asked))
     except RhinoError as error:
-        return Answer(refused=error.what)
+        found = Answer(refused=why_not(error))
     except Exception:
-        return Answer(failed=traceback.format_exc())
+        found = Answer(failed=traceback.format_exc())
+    return replace(found, counts=meshes.counts)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import BinaryIO
 
 from rhino_jax.sweeping.answers import Task, answer
@@ -24,12 +26,14 @@ def main() -> None:
     # What is printed meanwhile must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    meshes = Meshes()
+    meshes, before_s = Meshes(), 0.0
     for asked, program in _read(tasks):
         if program is not None:
             meshes.programs[asked.number] = program
-        pickle.dump(answer(meshes, asked), answers)
+        found, now_s = answer(meshes, asked), time.process_time()
+        pickle.dump(replace(found, cpu_s=now_s - before_s), answers)
         answers.flush()
+        before_s = now_s
 
 
 def _read(tasks: BinaryIO) -> Iterator[Task]:

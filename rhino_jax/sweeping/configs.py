@@ -43,11 +43,11 @@ class Config:
     mesh: tuple[tuple[str, int], ...] | None
     memory_budget_bytes: int | None
     batch: int | None
-    stages: int | str
+    stages: int | str | tuple[int, ...]
     microbatches: int | str
 
     @property
-    def passes(self) -> tuple[int | None, int | str, int | str]:
+    def passes(self) -> tuple[int | None, int | str | tuple[int, ...], int | str]:
         """What is done to the program: batch, stages, micro-batches."""
         return self.batch, self.stages, self.microbatches
 

@@ -33,12 +33,17 @@ from rhino_jax.search.records import SolvedMesh
 from rhino_jax.search.solve_on_mesh import as_solution
 from rhino_jax.sweeping.configs import WHAT, Config
 from rhino_jax.sweeping.meshes import Asked, Best, Meshes
-from rhino_jax.sweeping.point import Point, price_per_step
+from rhino_jax.sweeping.point import Point, format_stages, price_per_step, why_not
 from rhino_jax.units import format_bytes
 
 
 MOST_AXES = 2
 """Axes of the meshes that are compared where none is given; a third seldom gains."""
+
+
+FITS = 0.99
+"""Share of a budget up to which a plan made within a larger one is taken for it: there,
+larger copies are too small to count (`Pricing.small_share`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +70,7 @@ class Pending:
         for name in ("batch", "stages", "microbatches"):
             value = getattr(first, name)
             if value not in (None, 1):
-                said.append(f"{name} {value}")
+                said.append(f"{name} {format_stages(value)}")
         return ", ".join(said)
 
 
@@ -121,10 +126,10 @@ class Evaluator:
             wishes = replace(self.wishes, hardware=target)
             is_whole = first.stages != 1 or first.microbatches == "auto"
             if is_whole or wishes.recompute == "auto":
-                return [self._planned(traced, c, target, wishes) for c in group]
+                return self._planned(traced, group, target, wishes)
             return self._pending(traced, group, target, wishes)
         except RhinoError as error:
-            return refused(group, error.what)
+            return refused(group, why_not(error))
 
     def end(self, pending: Pending, best: Mapping[int, Best]) -> list[Point]:
         """What the configurations cost, of what was found within each budget."""
@@ -132,25 +137,38 @@ class Evaluator:
         return [self._told(pending, c, b, best[b]) for c, b in pairs]
 
     def _planned(
-        self, traced: Traced, config: Config, target: Target, wishes: Wishes
-    ) -> Point:
-        """A configuration for which the passes are chosen, too."""
+        self, traced: Traced, group: Sequence[Config], target: Target, wishes: Wishes
+    ) -> list[Point]:
+        """Configurations for which the passes are chosen, too: the largest budget
+        first, since what is best there is so within all that it fits."""
+        first = group[0]
         wishes = replace(
             wishes,
-            stages=config.stages,
-            microbatches=config.microbatches,
-            memory_budget_bytes=config.memory_budget_bytes,
+            stages=first.stages,
+            microbatches=first.microbatches,
             level=self.level,
         )
-        budget = int(wishes.budget_bytes(target))
-        mesh = None if config.mesh is None else make_mesh(config.mesh, WHAT)
-        try:
-            plan = wishes.plan_with(traced, mesh, None)
-        except RhinoError as error:
-            devices = target.num_devices or 0
-            return _nothing(config, target.name, devices, (), budget, error.what)
-        return _point(config, target, plan.mesh_axes, budget, plan.predicted,
-                      lambda: plan)  # fmt: skip
+        mesh = None if first.mesh is None else make_mesh(first.mesh, WHAT)
+        budgets = [self._budget(c, target) for c in group]
+        made: dict[int, Plan | RhinoError] = {}
+        last: Plan | None = None
+        for budget in sorted(set(budgets), reverse=True):
+            mine = replace(wishes, memory_budget_bytes=budget)
+            if last is not None and last.predicted.peak_bytes <= FITS * budget:
+                last = replace(last, memory_budget_bytes=budget)
+                made[budget] = with_origin(last, mine, traced, mesh, None)
+                continue
+            try:
+                made[budget] = last = mine.plan_with(traced, mesh, None)
+            except RhinoError as error:
+                made[budget] = error
+        return [
+            _of_plan(c, target, budget, made[budget])
+            for c, budget in zip(group, budgets, strict=True)
+        ]
+
+    def _budget(self, config: Config, target: Target) -> int:
+        return int(config.memory_budget_bytes or self.wishes.budget_bytes(target))
 
     def _pending(
         self, traced: Traced, group: Sequence[Config], target: Target, wishes: Wishes
@@ -174,9 +192,7 @@ class Evaluator:
         if first.microbatches != 1:
             assert isinstance(first.microbatches, int)
             search = search.after([cut_in(first.microbatches)])
-        budgets = [
-            int(c.memory_budget_bytes or wishes.budget_bytes(target)) for c in group
-        ]
+        budgets = [self._budget(c, target) for c in group]
         asked = Asked(
             self.meshes.number(search.running.program),
             target,
@@ -247,6 +263,16 @@ def target_of(config: Config, wishes: Wishes) -> Target:
     if hardware is not None:
         return load_target(hardware)
     return wishes.target_of(None)
+
+
+def _of_plan(
+    config: Config, target: Target, budget: int, plan: Plan | RhinoError
+) -> Point:
+    if isinstance(plan, RhinoError):
+        devices = target.num_devices or 0
+        return _nothing(config, target.name, devices, (), budget, why_not(plan))
+    axes, predicted = plan.mesh_axes, plan.predicted
+    return _point(config, target, axes, budget, predicted, lambda: plan)
 
 
 def _point(

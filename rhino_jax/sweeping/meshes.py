@@ -27,6 +27,7 @@ from rhino_jax.search.passes import SOLVE
 from rhino_jax.search.read_back.assemble import costs_of
 from rhino_jax.search.recipe_choices import first_choices
 from rhino_jax.search.records import MeshProblem, Request, SolvedMesh
+from rhino_jax.sweeping.work import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,12 @@ class Meshes:
     Attributes:
       programs: by their numbers.
       analyses: by number of the program, and device.
+      counts: what all searches took.
     """
 
     programs: dict[int, Program] = field(default_factory=dict)
     analyses: dict[tuple[int, Device], ProgramAnalysis] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
 
     def number(self, program: Program) -> int:
         """The same for the same program."""
@@ -114,18 +117,21 @@ class Meshes:
             _Mesh.of(analysis, tuple(axes), asked)
             for axes in distinct_meshes(asked.meshes, asked.target)
         ]
-        found = {}
+        found, ruled_out = {}, 0
         for budget in sorted(set(asked.budgets), reverse=True):
             best: _Mesh | None = None
             every.sort(key=lambda mesh: mesh.worth)
             for mesh in every:
                 if best is not None and not mesh.may_beat(best.worth[0]):
+                    ruled_out += 1
                     continue
                 mesh.search(budget)
                 if best is None or mesh.worth < best.worth:
                     best = mesh
             assert best is not None
             found[budget] = best.told()
+        searches, reused = sum(m.searches for m in every), sum(m.reused for m in every)
+        self.counts += Counts(len(every), searches, reused, ruled_out)
         return found
 
 
@@ -142,6 +148,7 @@ class _Mesh:
       effort, request: how it is searched.
       floor_s: what it costs at least, within any budget.
       last: what was found within the smallest budget so far, or without any.
+      searches, reused: how often it was searched, and how often that was not needed.
     """
 
     axes: MeshAxes
@@ -152,6 +159,8 @@ class _Mesh:
     request: Request
     floor_s: float = 0.0
     last: SolvedMesh | None = None
+    searches: int = 0
+    reused: int = 0
 
     @classmethod
     def of(cls, analysis: ProgramAnalysis, axes: MeshAxes, asked: Asked) -> _Mesh:
@@ -172,8 +181,10 @@ class _Mesh:
             labels = self.last.solution.labels
             # What fits no budget fits no smaller one.
             if labels is None or self.last.solution.peak <= budget:
+                self.reused += 1
                 return
             self.starts = [labels, *self.starts]
+        self.searches += 1
         mine = self.problem.within(budget)
         self.last = SOLVE.run(None, mine, self.effort, self.request, None, self.starts)
         self.floor_s = max(self.floor_s, self.last.solution.bound)

@@ -23,7 +23,7 @@ class Point:
       hardware: name of the target; `devices`: how many; `mesh`: (name, size) of the
         axes, chosen where none was given.
       memory_budget_bytes: per device; `batch`: None where the arguments' own.
-      stages, microbatches: as they were asked for.
+      stages, microbatches: as they were asked for; sizes of groups as a tuple.
       fits: whether there is a plan; `why`: why not, in a sentence.
       step_s, compute_s, communication_s, peak_bytes: predicted, per device; infinite
         times, and the least peak that was found, where nothing fits.
@@ -35,7 +35,7 @@ class Point:
     mesh: tuple[tuple[str, int], ...]
     memory_budget_bytes: int
     batch: int | None
-    stages: int | str
+    stages: int | str | tuple[int, ...]
     microbatches: int | str
     fits: bool
     why: str
@@ -59,7 +59,7 @@ class Point:
         for name in ("batch", "stages", "microbatches"):
             value = getattr(self, name)
             if value not in (None, 1):
-                said.append(f"{name} {value}")
+                said.append(f"{name} {format_stages(value)}")
         return f"Point({where}: {', '.join(said)})"
 
     def plan(self) -> Plan:
@@ -84,6 +84,20 @@ class Point:
         rows = self.batch or 1
         price = self.price_per_step or 0.0
         return self.step_s / rows, price / rows, self.peak_bytes, self.devices
+
+
+def why_not(error: RhinoError) -> str:
+    """Why a configuration has no plan, with the numbers, in a line."""
+    numbers = error.numbers.partition("; ")[0]
+    what = error.what.rstrip(".")
+    return f"{what}: {numbers}" if numbers else what
+
+
+def format_stages(stages: int | str | tuple[int, ...]) -> str:
+    """As 2, auto, or 4 + 2 + 2 devices of a part each."""
+    if isinstance(stages, tuple):
+        return " + ".join(map(str, stages))
+    return str(stages)
 
 
 def price_per_step(target: Target, devices: int, step_s: float) -> float | None:

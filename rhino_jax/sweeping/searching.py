@@ -13,6 +13,8 @@ from rhino_jax.sweeping.children import Answered, Children
 from rhino_jax.sweeping.configs import WHAT
 from rhino_jax.sweeping.evaluate import Pending
 from rhino_jax.sweeping.meshes import Meshes
+from rhino_jax.sweeping.point import why_not
+from rhino_jax.sweeping.work import Counts
 
 
 START_S = 2.0
@@ -30,6 +32,10 @@ class Searching:
       workers: processes that search; 1: this one alone, None: one per core, where they
         are worth it.
       count: how often `ask` will be called.
+
+    Attributes:
+      processes: that search, at last.
+      counts: what searches of other processes took, `cpu_s` their time, with the start.
     """
 
     def __init__(self, meshes: Meshes, workers: int | None, count: int) -> None:
@@ -39,6 +45,7 @@ class Searching:
         self._longest_s = 0.0
         self._children: Children | None = None
         self._stack = contextlib.ExitStack()
+        self.processes, self.cpu_s, self.counts = 1, 0.0, Counts()
 
     def __enter__(self) -> Searching:
         return self
@@ -50,8 +57,9 @@ class Searching:
         """Have it searched; the answer comes under this key."""
         self._left -= 1
         if self._children is None and self._is_worth_it():
-            many = min(self._most, self._left + 1)
-            self._children = self._stack.enter_context(Children(many))
+            self.processes = min(self._most, self._left + 1)
+            children = Children(self.processes)
+            self._children = self._stack.enter_context(children)
         asked = pending.asked
         if self._children is not None:
             self._pending[key] = pending
@@ -76,6 +84,8 @@ class Searching:
             pending = self._pending.pop(found.key)
             if found.answer is None or found.answer.failed:
                 raise _failed(pending, found)
+            self.counts += found.answer.counts
+            self.cpu_s += found.answer.cpu_s
             yield found.key, found.answer
 
     @property
@@ -92,7 +102,7 @@ class Searching:
         try:
             return Answer(self._meshes.best(pending.asked))
         except RhinoError as error:
-            return Answer(refused=error.what)
+            return Answer(refused=why_not(error))
         except Exception as error:
             error.add_note(f"raised while {WHAT} searched {pending.title}")
             raise

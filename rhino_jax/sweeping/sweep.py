@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.frontend.call import split_call
@@ -14,15 +14,11 @@ from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.files import load_target
 from rhino_jax.keywords import read_count
 from rhino_jax.planning.wishes import Wishes
-from rhino_jax.sweeping.configs import NAMES, WHAT, Config, configurations
+from rhino_jax.sweeping.configs import NAMES, WHAT, configurations
 from rhino_jax.sweeping.point import Point
-from rhino_jax.sweeping.table import Sweep, best_of
+from rhino_jax.sweeping.table import Sweep
+from rhino_jax.sweeping.work import Started
 from rhino_jax.units import format_seconds
-
-
-if TYPE_CHECKING:
-    from rhino_jax.sweeping.answers import Answer
-    from rhino_jax.sweeping.evaluate import Evaluator
 
 
 TOLD_EVERY_S = 1.0
@@ -84,8 +80,9 @@ def sweep(
     """
     # The solver takes a second to import; `import rhino_jax` need not wait.
     from rhino_jax.sweeping.evaluate import Evaluator
+    from rhino_jax.sweeping.running import Run
 
-    started, said = time.monotonic(), locals()
+    started, said = Started(), locals()
     configs = configurations({name: said[name] for name in NAMES})
     own = {name: said[name] for name in CALLING}
     if isinstance(fn, ShardedFunction) and all(x is None for x in own.values()):
@@ -94,7 +91,28 @@ def sweep(
         raw = fn.parameters.fn if isinstance(fn, ShardedFunction) else fn
         parameters = read_parameters(raw, what=WHAT, **own)
     many = None if workers is None else read_count(WHAT, "workers", workers, least=1)
-    wishes = Wishes(
+    wishes = _wishes(pins, level, recompute)
+    call = split_call(parameters, args, kwargs, WHAT)
+    written = trace_call(parameters, call, what=WHAT)
+    evaluator = Evaluator(wishes, level)
+
+    def traced_for(size: int | None) -> Traced:
+        from rhino_jax.sweeping.batch import with_batch
+
+        if size is None:
+            return written
+        # Which dims are the batch does not depend on the hardware.
+        analysis = evaluator.analysis(written.program, load_target("cpu"))
+        return with_batch(parameters, call, analysis, size)
+
+    run = Run(evaluator, configs, _telling(progress))
+    points, work = run.points(traced_for, many, started)
+    return Sweep(written.name, tuple(points), work)
+
+
+def _wishes(pins: Any, level: str, recompute: str) -> Wishes:
+    """What is asked of every plan."""
+    return Wishes(
         hardware=None,
         memory_budget_bytes=None,
         pins=pins,
@@ -106,74 +124,6 @@ def sweep(
         what=WHAT,
         recompute=recompute,
     )
-    call = split_call(parameters, args, kwargs, WHAT)
-    written = trace_call(parameters, call, what=WHAT)
-    evaluator = Evaluator(wishes, level)
-
-    def traced_for(size: int) -> Traced:
-        from rhino_jax.sweeping.batch import with_batch
-
-        # Which dims are the batch does not depend on the hardware.
-        analysis = evaluator.analysis(written.program, load_target("cpu"))
-        return with_batch(parameters, call, analysis, size)
-
-    points = _points(
-        evaluator, configs, written, traced_for, _telling(progress), workers
-    )
-    return Sweep(written.name, tuple(points), time.monotonic() - started)
-
-
-def _points(
-    evaluator: Evaluator,
-    configs: Sequence[Config],
-    written: Traced,
-    traced_for: Callable[[int], Traced],
-    tell: Told,
-    workers: int | None,
-) -> list[Point]:
-    """A point for every configuration, those of a group searched together."""
-    from rhino_jax.sweeping.evaluate import Pending, refused
-    from rhino_jax.sweeping.searching import Searching
-
-    of_group: dict[Hashable, list[int]] = {}
-    for i, config in enumerate(configs):
-        of_group.setdefault(evaluator.group(config), []).append(i)
-    groups = list(of_group.values())
-    found: dict[int, Point] = {}
-    programs: dict[int | None, Traced] = {None: written}
-    pending: dict[int, Pending] = {}
-    best: Point | None = None
-
-    def take(key: int, points: Sequence[Point]) -> None:
-        nonlocal best
-        found.update(zip(groups[key], points, strict=True))
-        best = best_of([*points, *([best] if best else [])])
-        tell(len(found), len(configs), best)
-
-    def take_all(answers: Iterable[tuple[int, Answer]]) -> None:
-        for key, answer in answers:
-            group = pending.pop(key)
-            if answer.refused:
-                take(key, refused(group.group, answer.refused))
-            else:
-                take(key, evaluator.end(group, answer.best))
-
-    with Searching(evaluator.meshes, workers, len(groups)) as searching:
-        for key, members in enumerate(groups):
-            group = [configs[i] for i in members]
-            size = group[0].batch
-            if size not in programs:
-                assert size is not None
-                programs[size] = traced_for(size)
-            begun = evaluator.begin(programs[size], group)
-            if isinstance(begun, Pending):
-                pending[key] = begun
-                searching.ask(key, begun)
-            else:
-                take(key, begun)
-            take_all(searching.answers())
-        take_all(searching.answers(all_of_them=True))
-    return [found[i] for i in range(len(configs))]
 
 
 def _telling(progress: bool | Told) -> Told:

@@ -14,7 +14,8 @@ from rhino_jax.report.line import format_mesh
 from rhino_jax.report.section import Section, Table
 from rhino_jax.report.text import sections_to_text
 from rhino_jax.report.views.scatter import Axis, Dot, scatter
-from rhino_jax.sweeping.point import Point
+from rhino_jax.sweeping.point import Point, format_stages
+from rhino_jax.sweeping.work import Work
 from rhino_jax.units import format_bytes, format_seconds
 
 
@@ -25,6 +26,12 @@ COLUMNS = (
 )  # fmt: skip
 
 FRONT = "no other is better in time, price, memory and devices together"
+
+WORK = (
+    "groups: points that differ in their budgets alone; planned: points each planned by"
+    " itself; of the others, meshes priced and searches; each time within one budget,"
+    " meshes reused: known from a larger one, and ruled out by bounds"
+)
 
 MOST_ROWS = 20
 """Points in a table that is not full."""
@@ -37,12 +44,17 @@ class Sweep:
     Attributes:
       program: name of the function.
       points: one for every configuration, in the order of the lists.
-      seconds: that the sweep took.
+      work: what the sweep took.
     """
 
     program: str
     points: tuple[Point, ...]
-    seconds: float
+    work: Work
+
+    @property
+    def seconds(self) -> float:
+        """That the sweep took."""
+        return self.work.seconds
 
     def __len__(self) -> int:
         return len(self.points)
@@ -147,7 +159,26 @@ def _tell(sweep: Sweep, *, full: bool) -> tuple[Section, ...]:
     return (
         Section(title, table=_table(front, front), drawing=_drawn(fitting, front)),
         Section("all", table=_table(shown, front), lines=tuple(lines)),
+        Section("work", table=_of_work(sweep.work), lines=(WORK,)),
     )
+
+
+def _of_work(work: Work) -> Table:
+    counts = work.counts
+    cells = {
+        "points": work.configurations,
+        "groups": work.groups,
+        "planned": work.planned,
+        "priced": counts.models,
+        "searches": counts.searches,
+        "reused": counts.reused,
+        "ruled out": counts.ruled_out,
+        "processes": work.processes,
+    }
+    row = [f"{n:,}" for n in cells.values()]
+    row += [f"{work.cpu_s:.0f}", f"{work.seconds:.0f}"]
+    header = (*cells, "CPU s", "s")
+    return Table(header, (tuple(row),), ">" * len(row))
 
 
 def _drawn(points: Sequence[Point], front: Sequence[Point]) -> str:
@@ -207,7 +238,7 @@ def _row(point: Point, is_best: bool) -> tuple[str, ...]:
         format_mesh(point.mesh) if point.fits else point.why,
         format_bytes(point.memory_budget_bytes),
         str(point.batch or ""),
-        str(point.stages),
+        format_stages(point.stages),
         str(point.microbatches),
         format_seconds(point.step_s) if point.fits else "does not fit",
         format_bytes(point.peak_bytes) if point.peak_bytes else "",

@@ -11,6 +11,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.errors import RhinoError
 from rhino_jax.hardware.files import hardware_names, load_target
+from rhino_jax.planning.wishes import Wishes
 from rhino_jax.search.driver import COMPARED
 from rhino_jax.sweeping.meshes import Asked, Meshes
 
@@ -187,3 +188,87 @@ def test_a_point_is_a_line() -> None:
     assert "/step, peak " in repr(fits) and "make" not in repr(fits)
     assert len(repr(fits)) < 100 and "\n" not in repr(fits)
     assert not too_small.fits and too_small.why in repr(too_small)
+
+
+def layers(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    def loss(ps: list[jax.Array]) -> jax.Array:
+        h = x
+        for p in ps:
+            h = jnp.tanh(h @ p)
+        return jnp.mean(h**2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+
+def staged(**lists: Any) -> Any:
+    def shape(*dims: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, jnp.bfloat16)
+
+    weights = [shape(256, 256) for _ in range(6)]
+    options = {"donate_argnums": 0, "progress": False}
+    return rhino.sweep(layers, weights, shape(512, 256), **{**options, **lists})
+
+
+def test_stages_may_be_of_unequal_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that fits a smaller budget is not made again for it; what cannot be says
+    why, and the others are there all the same."""
+    asked: list[Any] = []
+    plan_with = Wishes.plan_with
+
+    def counted(self: Wishes, *of: Any) -> Any:
+        asked.append((self.stages, self.memory_budget_bytes))
+        return plan_with(self, *of)
+
+    monkeypatch.setattr(Wishes, "plan_with", counted)
+    found = staged(
+        hardware="v5e:8",
+        stages=[1, 2, [4, 2, 2], [3, 3]],
+        microbatches=4,
+        memory_budget_bytes=["1KiB", "1GiB", "64MiB"],
+    )
+    of_stage = {p.stages: p for p in found if p.memory_budget_bytes == 2**26}
+    unequal, wrong = of_stage[(4, 2, 2)], of_stage[(3, 3)]
+    assert unequal.fits and of_stage[1].fits and of_stage[2].fits
+    assert "groups of 3 + 3 devices" in wrong.why and not wrong.fits
+    assert [p.fits for p in found if p.memory_budget_bytes == 1024] == [False] * 4
+    small = next(p for p in found if p.stages == 2 and p.memory_budget_bytes == 1024)
+    assert "stage 0 does not fit" in small.why and "KiB" in small.why
+    assert [b for stages, b in asked if stages == 2] == [2**30, 1024]
+    plan = unequal.plan()
+    assert [len(s.devices) for s in plan.stages] == [4, 2, 2]
+    assert plan.predicted.step_time_s == unequal.step_s
+    assert plan.memory_budget_bytes == 2**26
+    assert plan.with_(microbatches=8).memory_budget_bytes == 2**26
+    fresh = rhino.plan(
+        layers,
+        [jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)] * 6,
+        jax.ShapeDtypeStruct((512, 256), jnp.bfloat16),
+        hardware="v5e:8",
+        stages=[4, 2, 2],
+        microbatches=4,
+        level="fast",
+        memory_budget_bytes="64MiB",
+        recompute="as written",
+        donate_argnums=0,
+        progress=False,
+    )
+    assert fresh.predicted.step_time_s == pytest.approx(unequal.step_s)
+    assert "4 + 2 + 2" in found.table(full=True)
+
+
+def test_what_it_took_is_told() -> None:
+    found = swept(
+        hardware=["v5e", "h100"], devices=8, memory_budget_bytes=[None, "8MiB", "8MiB"]
+    )
+    work = found.work
+    assert (work.configurations, work.groups, work.planned) == (6, 2, 0)
+    # Of 8, 4 × 2 and 2 × 4: distinct ones, each without a limit and within two budgets.
+    pairs = 2 * work.counts.models
+    within = work.counts.searches - work.counts.models
+    assert within + work.counts.reused + work.counts.ruled_out == pairs
+    assert work.counts.reused > 0
+    assert 0 < work.cpu_s and 0 < work.seconds == found.seconds
+    head, row = found.table().partition("\nwork\n")[2].splitlines()[:2]
+    assert head.split()[:3] == ["points", "groups", "planned"]
+    assert row.split()[:3] == ["6", "2", "0"]
