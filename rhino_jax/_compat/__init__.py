@@ -38,6 +38,7 @@ from rhino_jax._compat.jitted import (
     jit_options as jit_options,
     jit_shardings as jit_shardings,
 )
+from rhino_jax._compat.pickled import pickled as pickled
 from rhino_jax._compat.references import (
     discharged as discharged,
     ref_value as ref_value,

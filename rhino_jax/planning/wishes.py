@@ -171,7 +171,20 @@ class Wishes:
             ) from None
 
     def plan_with(self, traced: Traced, mesh: Any | None, basis: Kept | None) -> Plan:
-        given, target = mesh, self.target_of(mesh)
+        given = mesh
+        found, basis = self.found_with(traced, mesh, basis)
+        if mesh is None:
+            mesh = make_mesh(found.mesh_axes, self.what)
+        if basis is not None:
+            found = basis.told_in(found, traced.program)
+        made = with_trees(Plan.of(found), traced, mesh)
+        return with_origin(made, self, traced, given, basis)
+
+    def found_with(
+        self, traced: Traced, mesh: Any | None, basis: Kept | None
+    ) -> tuple[data.Plan, Kept | None]:
+        """The plan without trees and mesh, and what it keeps of another."""
+        target = self.target_of(mesh)
         arguments = traced.arguments
         pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
         axes = None if mesh is None else axes_of_mesh(mesh)
@@ -216,12 +229,7 @@ class Wishes:
             self.what,
         )
         found = replace(found, notes=(*found.notes, *notes_of_rules(program)))
-        if mesh is None:
-            mesh = make_mesh(found.mesh_axes, self.what)
-        if basis is not None:
-            found = basis.told_in(found, traced.program)
-        made = with_trees(Plan.of(found), traced, mesh)
-        return with_origin(made, self, traced, given, basis)
+        return found, basis
 
     def processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
         """Those that must have the same plan; empty: this one plans for itself."""

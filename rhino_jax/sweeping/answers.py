@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rhino_jax.errors import RhinoError
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.sweeping.meshes import Asked, Best, Meshes
 from rhino_jax.sweeping.point import why_not
+from rhino_jax.sweeping.whole import Priced, Whole, of_bytes, prices
 from rhino_jax.sweeping.work import Counts
 
 
@@ -19,6 +21,7 @@ class Answer:
 
     Attributes:
       best: budget → the best choice.
+      priced: budget → what the plan costs, or why there is none.
       refused: why there is none, for the user.
       failed: what was raised, and where, of an error that no user can mend.
       counts: what the search took.
@@ -26,23 +29,44 @@ class Answer:
     """
 
     best: Mapping[int, Best] = field(default_factory=dict)
+    priced: Mapping[int, Priced | str] = field(default_factory=dict)
     refused: str = ""
     failed: str = ""
     counts: Counts = field(default_factory=Counts)
     cpu_s: float = 0.0
 
 
-Task = tuple[Asked, Program | None]
-"""What is asked, with its program the first time that a process is asked about it."""
+Task = tuple[Asked | Whole, Program | bytes | None]
+"""What is asked, with its program, or its function as `whole.to_bytes` gives it, the
+first time that a process is asked about it."""
 
 
-def answer(meshes: Meshes, asked: Asked) -> Answer:
-    """Search, and say what came of it."""
-    meshes.counts = Counts()
-    try:
-        found = Answer(meshes.best(asked))
-    except RhinoError as error:
-        found = Answer(refused=why_not(error))
-    except Exception:
-        found = Answer(failed=traceback.format_exc())
-    return replace(found, counts=meshes.counts)
+@dataclass(slots=True, eq=False)
+class Answering:
+    """Answers, and keeps what was asked about.
+
+    Attributes:
+      meshes: searches.
+      functions: by their numbers.
+    """
+
+    meshes: Meshes = field(default_factory=Meshes)
+    functions: dict[int, Traced] = field(default_factory=dict)
+
+    def answer(self, task: Task) -> Answer:
+        """Search or plan, and say what came of it."""
+        asked, of = task
+        self.meshes.counts = Counts()
+        try:
+            if isinstance(asked, Whole):
+                if isinstance(of, bytes):
+                    self.functions[asked.number] = of_bytes(of)
+                return Answer(priced=prices(asked, self.functions[asked.number]))
+            if isinstance(of, Program):
+                self.meshes.programs[asked.number] = of
+            best = self.meshes.best(asked)
+            return Answer(best, counts=self.meshes.counts)
+        except RhinoError as error:
+            return Answer(refused=why_not(error), counts=self.meshes.counts)
+        except Exception:
+            return Answer(failed=traceback.format_exc())

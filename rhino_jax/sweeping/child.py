@@ -1,4 +1,4 @@
-"""What searches meshes in a process of its own.
+"""What searches and plans in a process of its own.
 
     python -m rhino_jax.sweeping.child
 
@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import BinaryIO
 
-from rhino_jax.sweeping.answers import Task, answer
-from rhino_jax.sweeping.meshes import Meshes
+from rhino_jax.sweeping.answers import Answering, Task
 
 
 def main() -> None:
@@ -26,11 +25,9 @@ def main() -> None:
     # What is printed meanwhile must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    meshes, before_s = Meshes(), 0.0
-    for asked, program in _read(tasks):
-        if program is not None:
-            meshes.programs[asked.number] = program
-        found, now_s = answer(meshes, asked), time.process_time()
+    answering, before_s = Answering(), 0.0
+    for task in _read(tasks):
+        found, now_s = answering.answer(task), time.process_time()
         pickle.dump(replace(found, cpu_s=now_s - before_s), answers)
         answers.flush()
         before_s = now_s

@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from rhino_jax.children import environment_of_child
-from rhino_jax.ir.program import Program
 from rhino_jax.sweeping.answers import Answer, Task
-from rhino_jax.sweeping.meshes import Asked
 
 
 LAST_LINES = 5
@@ -69,10 +67,10 @@ class Children:
         for child in self._children:
             child.end()
 
-    def ask(self, key: int, asked: Asked, program: Program) -> None:
-        """Have it searched by whichever process is free first."""
+    def ask(self, key: int, task: Task) -> None:
+        """Have it done by whichever process is free first."""
         self._open += 1
-        self._tasks.put((key, asked, program))
+        self._tasks.put((key, task))
 
     def answers(self, *, all_of_them: bool) -> Iterator[Answered]:
         """What was answered so far; or all, which waits for them."""
@@ -85,7 +83,7 @@ class Children:
             yield found
 
 
-_Tasks = queue.SimpleQueue[tuple[int, Asked, Program] | None]
+_Tasks = queue.SimpleQueue[tuple[int, Task] | None]
 
 
 class _Child:
@@ -124,13 +122,14 @@ class _Child:
                     pipe.close()
 
     def _talk(self) -> None:
-        known: set[int] = set()
-        while (task := self._tasks.get()) is not None:
-            key, asked, program = task
-            is_known = asked.number in known
-            known.add(asked.number)
+        known: set[tuple[type, int]] = set()
+        while (taken := self._tasks.get()) is not None:
+            key, (asked, of) = taken
+            number = type(asked), asked.number
+            is_known = number in known
+            known.add(number)
             try:
-                answer = self._answer((asked, None if is_known else program))
+                answer = self._answer((asked, None if is_known else of))
             except Exception as error:  # or whoever waits would wait for ever
                 self._answers.put(Answered(key, None, self._ended(error)))
                 return

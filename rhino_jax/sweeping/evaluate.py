@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,9 +31,12 @@ from rhino_jax.search.found import Found
 from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.records import SolvedMesh
 from rhino_jax.search.solve_on_mesh import as_solution
+from rhino_jax.sweeping.answers import Answer
 from rhino_jax.sweeping.configs import WHAT, Config
 from rhino_jax.sweeping.meshes import Asked, Best, Meshes
-from rhino_jax.sweeping.point import Point, format_stages, price_per_step, why_not
+from rhino_jax.sweeping.pending import Pending
+from rhino_jax.sweeping.point import Point, price_per_step, why_not
+from rhino_jax.sweeping.whole import Priced, Whole
 from rhino_jax.units import format_bytes
 
 
@@ -46,34 +49,6 @@ FITS = 0.99
 larger copies are too small to count (`Pricing.small_share`)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pending:
-    """Configurations that differ in their budgets alone, until they are searched.
-
-    Attributes:
-      group: the configurations.
-      search: what is planned.
-      wishes: what is asked of every plan.
-      asked: what is to be searched.
-    """
-
-    group: tuple[Config, ...]
-    search: Search
-    wishes: Wishes
-    asked: Asked
-
-    @property
-    def title(self) -> str:
-        """What these are, for messages."""
-        first, axes = self.group[0], max(self.asked.meshes, key=len)
-        said = [f"{math.prod(n for _, n in axes)} devices of {self.asked.target.name}"]
-        for name in ("batch", "stages", "microbatches"):
-            value = getattr(first, name)
-            if value not in (None, 1):
-                said.append(f"{name} {format_stages(value)}")
-        return ", ".join(said)
-
-
 @dataclass(slots=True, eq=False)
 class Evaluator:
     """Evaluates groups of configurations, and keeps what they share.
@@ -83,12 +58,14 @@ class Evaluator:
       level: "fast": the best mesh's first plan; "best": searched on.
       meshes: searches them.
       targets: by hardware and number of devices, as they are asked for.
+      functions: numbers of traces, which the sweep keeps.
     """
 
     wishes: Wishes
     level: str
     meshes: Meshes = field(default_factory=Meshes)
     targets: dict[tuple[Any, int | None], Target] = field(default_factory=dict)
+    functions: dict[int, int] = field(default_factory=dict)
 
     def target(self, config: Config) -> Target:
         """The hardware of a configuration, with as many devices as it says.
@@ -118,54 +95,45 @@ class Evaluator:
         return self.meshes.analysis(self.meshes.number(program), target)
 
     def begin(self, traced: Traced, group: Sequence[Config]) -> Pending | list[Point]:
-        """What has to be searched for configurations that differ in their budgets
-        alone, or what they cost where that is known without."""
+        """What has to be searched or planned for configurations that differ in their
+        budgets alone, or why they cannot be."""
         first = group[0]
         try:
             target = self.target(first)
             wishes = replace(self.wishes, hardware=target)
             is_whole = first.stages != 1 or first.microbatches == "auto"
             if is_whole or wishes.recompute == "auto":
-                return self._planned(traced, group, target, wishes)
+                return self._whole(traced, group, target, wishes)
             return self._pending(traced, group, target, wishes)
         except RhinoError as error:
             return refused(group, why_not(error))
 
-    def end(self, pending: Pending, best: Mapping[int, Best]) -> list[Point]:
+    def end(self, pending: Pending, answer: Answer) -> list[Point]:
         """What the configurations cost, of what was found within each budget."""
-        pairs = zip(pending.group, pending.asked.budgets, strict=True)
-        return [self._told(pending, c, b, best[b]) for c, b in pairs]
+        pairs = list(zip(pending.group, pending.asked.budgets, strict=True))
+        if isinstance(pending.asked, Whole):
+            target = pending.target
+            return [_of(pending, c, target, b, answer.priced[b]) for c, b in pairs]
+        return [self._told(pending, c, b, answer.best[b]) for c, b in pairs]
 
-    def _planned(
+    def _whole(
         self, traced: Traced, group: Sequence[Config], target: Target, wishes: Wishes
-    ) -> list[Point]:
-        """Configurations for which the passes are chosen, too: the largest budget
-        first, since what is best there is so within all that it fits."""
+    ) -> Pending:
+        """Configurations for which the passes are chosen, too."""
         first = group[0]
+        if target.num_devices is None and first.devices is not None:
+            target = replace(target, num_devices=first.devices)
         wishes = replace(
             wishes,
+            hardware=target,
             stages=first.stages,
             microbatches=first.microbatches,
             level=self.level,
         )
-        mesh = None if first.mesh is None else make_mesh(first.mesh, WHAT)
-        budgets = [self._budget(c, target) for c in group]
-        made: dict[int, Plan | RhinoError] = {}
-        last: Plan | None = None
-        for budget in sorted(set(budgets), reverse=True):
-            mine = replace(wishes, memory_budget_bytes=budget)
-            if last is not None and last.predicted.peak_bytes <= FITS * budget:
-                last = replace(last, memory_budget_bytes=budget)
-                made[budget] = with_origin(last, mine, traced, mesh, None)
-                continue
-            try:
-                made[budget] = last = mine.plan_with(traced, mesh, None)
-            except RhinoError as error:
-                made[budget] = error
-        return [
-            _of_plan(c, target, budget, made[budget])
-            for c, budget in zip(group, budgets, strict=True)
-        ]
+        number = self.functions.setdefault(id(traced), len(self.functions))
+        budgets = tuple(self._budget(c, target) for c in group)
+        asked = Whole(number, wishes, first.mesh, budgets)
+        return Pending(tuple(group), traced, wishes, asked, target)
 
     def _budget(self, config: Config, target: Target) -> int:
         return int(config.memory_budget_bytes or self.wishes.budget_bytes(target))
@@ -201,10 +169,11 @@ class Evaluator:
             tuple(budgets),
             self.level,
         )
-        return Pending(tuple(group), search, wishes, asked)
+        return Pending(tuple(group), traced, wishes, asked, target, search)
 
     def _told(self, pending: Pending, config: Config, budget: int, best: Best) -> Point:
         search, wishes, labels = pending.search, pending.wishes, best.labels
+        assert search is not None
         target = search.target
         if labels is None or best.predicted is None:
             peak = math.ceil(best.smallest_peak)
@@ -265,14 +234,17 @@ def target_of(config: Config, wishes: Wishes) -> Target:
     return wishes.target_of(None)
 
 
-def _of_plan(
-    config: Config, target: Target, budget: int, plan: Plan | RhinoError
+def _of(
+    pending: Pending, config: Config, target: Target, budget: int, priced: Priced | str
 ) -> Point:
-    if isinstance(plan, RhinoError):
+    if isinstance(priced, str):
         devices = target.num_devices or 0
-        return _nothing(config, target.name, devices, (), budget, why_not(plan))
-    axes, predicted = plan.mesh_axes, plan.predicted
-    return _point(config, target, axes, budget, predicted, lambda: plan)
+        return _nothing(config, target.name, devices, (), budget, priced)
+
+    def make() -> Plan:
+        return pending.plan(priced.budget, budget)
+
+    return _point(config, target, priced.axes, budget, priced.predicted, make)
 
 
 def _point(

@@ -7,10 +7,12 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.sweeping.answers import Answer
 from rhino_jax.sweeping.configs import Config
-from rhino_jax.sweeping.evaluate import Evaluator, Pending, refused
+from rhino_jax.sweeping.evaluate import Evaluator, refused
+from rhino_jax.sweeping.pending import Pending
 from rhino_jax.sweeping.point import Point
 from rhino_jax.sweeping.searching import Searching
 from rhino_jax.sweeping.table import best_of
+from rhino_jax.sweeping.whole import Whole
 from rhino_jax.sweeping.work import Started, Work
 
 
@@ -62,10 +64,11 @@ class Run:
                     programs[size] = traced_for(size)
                 begun = self._evaluator.begin(programs[size], group)
                 if isinstance(begun, Pending):
+                    if isinstance(begun.asked, Whole):
+                        self._planned += len(group)
                     self._pending[key] = begun
                     searching.ask(key, begun)
                 else:
-                    self._planned += len(group)
                     self._take(key, begun)
                 self._take_all(searching.answers())
             self._take_all(searching.answers(all_of_them=True))
@@ -86,7 +89,7 @@ class Run:
             if answer.refused:
                 self._take(key, refused(pending.group, answer.refused))
             else:
-                self._take(key, self._evaluator.end(pending, answer.best))
+                self._take(key, self._evaluator.end(pending, answer))
 
     def _take(self, key: int, points: Sequence[Point]) -> None:
         self._found.update(zip(self._groups[key], points, strict=True))

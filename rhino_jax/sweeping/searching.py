@@ -8,12 +8,14 @@ import time
 from collections.abc import Iterator
 
 from rhino_jax.errors import ProcessError, RhinoError
+from rhino_jax.ir.program import Program
 from rhino_jax.sweeping.answers import Answer
 from rhino_jax.sweeping.children import Answered, Children
 from rhino_jax.sweeping.configs import WHAT
-from rhino_jax.sweeping.evaluate import Pending
 from rhino_jax.sweeping.meshes import Meshes
+from rhino_jax.sweeping.pending import Pending
 from rhino_jax.sweeping.point import why_not
+from rhino_jax.sweeping.whole import Whole, prices, to_bytes
 from rhino_jax.sweeping.work import Counts
 
 
@@ -42,6 +44,7 @@ class Searching:
         self._meshes, self._workers, self._left = meshes, workers, count
         self._pending: dict[int, Pending] = {}
         self._here: list[tuple[int, Answer]] = []
+        self._functions: dict[int, bytes | None] = {}
         self._longest_s = 0.0
         self._children: Children | None = None
         self._stack = contextlib.ExitStack()
@@ -60,11 +63,10 @@ class Searching:
             self.processes = min(self._most, self._left + 1)
             children = Children(self.processes)
             self._children = self._stack.enter_context(children)
-        asked = pending.asked
-        if self._children is not None:
+        of = None if self._children is None else self._of(pending)
+        if self._children is not None and of is not None:
             self._pending[key] = pending
-            program = self._meshes.programs[asked.number]
-            self._children.ask(key, asked, program)
+            self._children.ask(key, (pending.asked, of))
             return
         started = time.monotonic()
         self._here.append((key, self._answer(pending)))
@@ -98,8 +100,19 @@ class Searching:
         most = self._most
         return self._left * self._longest_s * (1 - 1 / most) > 2 * START_S
 
+    def _of(self, pending: Pending) -> Program | bytes | None:
+        """What another process needs; None where this one has to do it."""
+        asked = pending.asked
+        if not isinstance(asked, Whole):
+            return self._meshes.programs[asked.number]
+        if asked.number not in self._functions:
+            self._functions[asked.number] = to_bytes(pending.traced)
+        return self._functions[asked.number]
+
     def _answer(self, pending: Pending) -> Answer:
         try:
+            if isinstance(pending.asked, Whole):
+                return Answer(priced=prices(pending.asked, pending.traced))
             return Answer(self._meshes.best(pending.asked))
         except RhinoError as error:
             return Answer(refused=why_not(error))

@@ -214,13 +214,13 @@ def test_stages_may_be_of_unequal_groups(monkeypatch: pytest.MonkeyPatch) -> Non
     """A plan that fits a smaller budget is not made again for it; what cannot be says
     why, and the others are there all the same."""
     asked: list[Any] = []
-    plan_with = Wishes.plan_with
+    found_with = Wishes.found_with
 
     def counted(self: Wishes, *of: Any) -> Any:
         asked.append((self.stages, self.memory_budget_bytes))
-        return plan_with(self, *of)
+        return found_with(self, *of)
 
-    monkeypatch.setattr(Wishes, "plan_with", counted)
+    monkeypatch.setattr(Wishes, "found_with", counted)
     found = staged(
         hardware="v5e:8",
         stages=[1, 2, [4, 2, 2], [3, 3]],

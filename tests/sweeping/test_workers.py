@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,16 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax._compat import new_primitive, pickled
 from rhino_jax.children import environment_of_child
 from rhino_jax.errors import ProcessError, RhinoError
 from rhino_jax.hardware.files import load_target
 from rhino_jax.sweeping.children import Children, _Child
 from rhino_jax.sweeping.meshes import Meshes
 from rhino_jax.sweeping.searching import Searching
-from tests.sweeping.test_sweep import arguments, step
+from tests.sweeping.test_sweep import arguments, staged, step
 
 
 LISTS: dict[str, Any] = {
@@ -88,10 +92,11 @@ def test_a_process_that_fails_names_the_configuration(
     """A search that raises what is no error of the user's."""
     ask = Children.ask
 
-    def broken(self: Children, key: int, asked: Any, program: Any) -> None:
+    def broken(self: Children, key: int, task: Any) -> None:
+        asked, of = task
         if asked.target.name == "h100:8":
             asked = replace(asked, level="none")
-        ask(self, key, asked, program)
+        ask(self, key, (asked, of))
 
     monkeypatch.setattr(Children, "ask", broken)
     with pytest.raises(ProcessError, match="a search failed") as raised:
@@ -188,3 +193,32 @@ def is_alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_stages_are_planned_in_processes_too() -> None:
+    """The plan behind a point is made in this process, with the same figures."""
+    lists: dict[str, Any] = {
+        "hardware": [load_target("v5e").replace(launch_s=1e-5)],
+        "devices": 8,
+        "stages": [2, [4, 2, 2], [3, 3]],
+        "microbatches": 4,
+        "memory_budget_bytes": ["1GiB", "64MiB", "1KiB"],
+    }
+    alone, several = staged(workers=1, **lists), staged(workers=2, **lists)
+    assert several.points == alone.points
+    assert several.work.planned == 9 and several.work.processes == 2
+    assert sum(p.fits for p in several) == 4
+    for point in (p for p in several if p.fits):
+        plan = point.plan()
+        assert plan.predicted.step_time_s == pytest.approx(point.step_s)
+        assert plan.memory_budget_bytes == point.memory_budget_bytes
+        assert any("test_sweep.py" in c.source for c in plan.collectives)
+
+
+def test_what_holds_the_users_objects_is_planned_here() -> None:
+    primitive = new_primitive("of_the_user")
+    assert pickled({"of jax": jax.lax.add_p, "step": 1}) is not None
+    assert pickled(primitive) is None
+    assert pickled(step) is None
+    found = pickle.loads(pickled((jax.lax.add_p, np.float32)) or b"")
+    assert found == (jax.lax.add_p, np.float32)

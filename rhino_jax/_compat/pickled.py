@@ -1,0 +1,65 @@
+"""Jaxprs as bytes, for another process of the same versions to plan by."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+
+SHARED = frozenset(
+    "jax jaxlib numpy ml_dtypes rhino_jax builtins collections copyreg enum functools"
+    " operator _operator".split()
+)
+"""Packages that another process imports as this one has them; not the user's."""
+
+
+def pickled(x: Any) -> bytes | None:
+    """Plain data and jaxprs as bytes; None of what holds a user's own objects.
+
+    Python's tracebacks are left out: programs keep their own lines. Same on both
+    versions.
+    """
+    file = io.BytesIO()
+    try:
+        _Pickler(file, protocol=5).dump(x)
+    except Exception:  # whatever an object of the user's raises
+        return None
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, x: Any) -> Any:
+        if type(x).__name__ == "Traceback":
+            return type(None), ()
+        if type(x).__name__ == "TypedNdArray":  # its type is lost by NumPy's own way
+            return type(x), (np.asarray(x), x.aval)
+        if isinstance(x, jex_core.Primitive):
+            return _named, _name_of(x)
+        if isinstance(x, jax.sharding.Mesh) and x.size > 1:
+            raise pickle.PicklingError("devices of this process")
+        named = isinstance(x, type) or hasattr(x, "__qualname__")
+        if named and (x.__module__ or "").partition(".")[0] not in SHARED:
+            raise pickle.PicklingError(f"{x} is of the user's own code")
+        return NotImplemented
+
+
+def _name_of(primitive: Any) -> tuple[str, str]:
+    """Module and name under which JAX has a primitive."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] not in ("jax", "rhino_jax"):
+            continue
+        for name, value in list(vars(module).items()):
+            if value is primitive:
+                return module_name, name
+    raise pickle.PicklingError(f"{primitive} is of the user's own code")
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
