@@ -138,6 +138,11 @@ class Plan:
         return stage.decisions
 
     @property
+    def places(self) -> tuple[int, ...]:
+        """Of every stage, how many places it has along the axis of the stages."""
+        return tuple(stage.places for stage in self.stages)
+
+    @property
     def microbatches(self) -> int:
         """How many parts of the batch run one after the other; 1: it is not cut."""
         if self.pipeline is not None:

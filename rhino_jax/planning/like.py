@@ -35,6 +35,7 @@ class Kept:
       mesh: the mesh of both.
       specs: position of an argument array → the spec that it keeps.
       is_asked: the user said `like=`; else it is the function's own last plan.
+      places: of every stage of the plan, along the axis of the stages.
       stored: which of them are stored in blocks, and how.
     """
 
@@ -42,6 +43,7 @@ class Kept:
     mesh: Any
     specs: Mapping[int, Spec]
     is_asked: bool
+    places: tuple[int, ...] = ()
     stored: Stored = field(default_factory=dict)
 
     @classmethod
@@ -67,7 +69,7 @@ class Kept:
         source = f"like=`{plan.program_name}`" if is_asked else "as before"
         program = traced.program
         specs, stored = kept_specs(plan, program), kept_blocks(plan, program)
-        return cls(source, mesh, specs, is_asked, stored)
+        return cls(source, mesh, specs, is_asked, plan.places, stored)
 
     def and_of(self, other: Plan | None, program: Program) -> Kept:
         """The same, and what else another plan on this mesh has."""

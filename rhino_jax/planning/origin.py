@@ -78,9 +78,10 @@ class Origin:
             other = replace(wishes, like=None)
             found = other.plan_with(self.traced, mesh, None)
         else:
-            given = self.mesh if "stages" in changes else plan.mesh
-            basis = None if "stages" in changes else self.basis
-            found = wishes.plan_with(self.traced, given, basis)
+            is_anew = "stages" in changes
+            given = self.mesh if is_anew else plan.mesh
+            basis, places = (None, ()) if is_anew else (self.basis, plan.places)
+            found = wishes.plan_with(self.traced, given, basis, places)
         assert isinstance(found, Plan)
         return found
 

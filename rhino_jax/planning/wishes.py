@@ -170,9 +170,15 @@ class Wishes:
                 error, basis, lambda: self.plan_with(traced, basis.mesh, None)
             ) from None
 
-    def plan_with(self, traced: Traced, mesh: Any | None, basis: Kept | None) -> Plan:
+    def plan_with(
+        self,
+        traced: Traced,
+        mesh: Any | None,
+        basis: Kept | None,
+        before: tuple[int, ...] = (),
+    ) -> Plan:
         given = mesh
-        found, basis = self.found_with(traced, mesh, basis)
+        found, basis = self.found_with(traced, mesh, basis, before)
         if mesh is None:
             mesh = make_mesh(found.mesh_axes, self.what)
         if basis is not None:
@@ -181,14 +187,18 @@ class Wishes:
         return with_origin(made, self, traced, given, basis)
 
     def found_with(
-        self, traced: Traced, mesh: Any | None, basis: Kept | None
+        self,
+        traced: Traced,
+        mesh: Any | None,
+        basis: Kept | None,
+        before: tuple[int, ...] = (),
     ) -> tuple[data.Plan, Kept | None]:
         """The plan without trees and mesh, and what it keeps of another."""
         target = self.target_of(mesh)
         arguments = traced.arguments
         pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
         axes = None if mesh is None else axes_of_mesh(mesh)
-        places = places_of(self.stages, axes, self.count_on(target, axes))
+        places = self.places_on(target, axes, before if basis is None else basis.places)
         pinned, stage_pins = without_stages(pinned, len(places))
         if axes is not None:
             meshes, pins = [axes], resolve_pins(pinned, traced.program, axes)
@@ -201,7 +211,8 @@ class Wishes:
         # State that there is already is stored as it is.
         storage = self.storage if basis is None else basis.stored
         program = traced.program
-        asked = (*self._asked(mesh, meshes, target, pins), repr(storage), stage_pins)
+        wished = self._asked(mesh, meshes, target, pins)
+        asked = (*wished, repr(storage), stage_pins, places)
 
         def make() -> data.Plan:
             def searched() -> data.Plan:
@@ -230,6 +241,15 @@ class Wishes:
         )
         found = replace(found, notes=(*found.notes, *notes_of_rules(program)))
         return found, basis
+
+    def places_on(
+        self, target: Target, axes: MeshAxes | None, before: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Of every stage its places: as of a plan on this mesh (`before`), unless the
+        user says how many stages."""
+        if before and self.stages == AUTO:
+            return before
+        return places_of(self.stages, axes, self.count_on(target, axes))
 
     def processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
         """Those that must have the same plan; empty: this one plans for itself."""

@@ -64,8 +64,8 @@ class TaskExecutable:
     def of_step(self) -> Unstacked:
         """The function, with stacks of layers in as many parts as it was planned."""
         assert self.plan.pipeline is not None
-        traced, stages = self.traced, self.plan.stages
-        shares = [s.places for s in stages] if self.plan.pipeline.parts else ()
+        traced = self.traced
+        shares = self.plan.places if self.plan.pipeline.parts else ()
         return Unstacked.of(traced.closed_jaxpr, traced.program, shares)
 
     @cached_property
