@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TIMELINE_WIDTH = 88
 
+SENDS = "sends a step"
+
 
 def stage_sections(plan: Plan) -> tuple[Section, ...]:
     """Where a program is cut over devices; nothing of a plan that is one stage."""
@@ -63,11 +65,13 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
     costs: list[list[StageCost]] = [[] for _ in plan.stages]
     for group, cost in zip(pipeline.groups, pipeline.costs, strict=True):
         costs[group].append(cost)
+    between = [[format_seconds(one.seconds)] for one in pipeline.between]
     rows = tuple(
         (
             str(i),
             format_mesh(stage.mesh_axes),
             format_seconds(sum(c.forward_s for c in costs[i])),
+            *(between[i] if between else ()),
             format_seconds(sum(c.backward_s + c.weights_s for c in costs[i])),
             format_seconds(sum(c.update_s for c in costs[i])),
             format_bytes(peaks[i]),
@@ -75,12 +79,14 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
         )
         for i, stage in enumerate(plan.stages)
     )
-    header = ("stage", "mesh", "forward", "backward", "update", "peak", "sends a step")
+    met = ("whole batch",) if between else ()
+    header = ("stage", "mesh", "forward", *met, "backward", "update", "peak", SENDS)
+    aligned, wraps = f"><{'>' * len(header[2:-1])}<", (len(header) - 1, 1)
     if not pipeline.recomputed:
-        return Table(header, rows, "><>>>><", (6, 1))
+        return Table(header, rows, aligned, wraps)
     again = (_again(pipeline, stage) for stage in range(len(plan.stages)))
     wider = tuple((*row, cell) for row, cell in zip(rows, again, strict=True))
-    return Table((*header, "backward runs again"), wider, "><>>>><<", (6, 1))
+    return Table((*header, "backward runs again"), wider, f"{aligned}<", wraps)
 
 
 def _again(pipeline: Pipeline, stage: int) -> str:

@@ -14,7 +14,7 @@ from rhino_jax.bench.stages import run
 from rhino_jax.bench.stages.records import Case, Piped
 from rhino_jax.bench.stages.report import stages_report, stages_summary
 from rhino_jax.bench.suite import load_suite, parse_suite
-from rhino_jax.plan.stages import Hop, Pipeline, StageCost
+from rhino_jax.plan.stages import Between, Hop, Pipeline, StageCost
 
 
 ROW = {
@@ -84,6 +84,7 @@ def test_measured_seconds_take_the_place_of_planned_ones() -> None:
         runs=(),
         costs=(cost, cost),
         hops=(Hop(0, 1, 1, 1, 1.0, 1.0),),
+        between=(Between(9.0, ((1, 8),)), Between(9.0)),
     )
     tasks = [
         ["START", 0, 0, 0.5],
@@ -91,12 +92,15 @@ def test_measured_seconds_take_the_place_of_planned_ones() -> None:
         ["BACKWARD", 0, 0, 0.2],
         ["FORWARD", 1, 1, 0.3],
         ["BACKWARD", 1, 1, 0.4],
+        ["BETWEEN", 0, 0, 0.8],
         ["UPDATE", 1, 0, 0.6],
         ["UPDATE", 1, 1, 0.1],
     ]
-    first, second = run._costs(pipeline, tasks)
+    measured = run.measured_pipeline(pipeline, tasks)
+    first, second = measured.costs
     assert first == replace(cost, forward_s=0.1, backward_s=0.2, update_s=0.5)
     assert second.forward_s == 0.3 and second.update_s == pytest.approx(0.7)
+    assert measured.between == (Between(0.8, ((1, 8),)), Between(0.0))
 
 
 def test_ratios_are_told_with_the_rows_that_failed() -> None:

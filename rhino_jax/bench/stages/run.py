@@ -23,7 +23,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.files.store import load_plan
-from rhino_jax.plan.stages import Pipeline, StageCost
+from rhino_jax.plan.stages import Pipeline
 from rhino_jax.transform.staged.step import TaskKind
 
 
@@ -69,8 +69,7 @@ def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
         plan = load_plan(plan_file)
         assert plan.pipeline is not None
         tasks = [task for one in found for task in one["tasks"]]
-        pipeline = replace(plan.pipeline, costs=_costs(plan.pipeline, tasks))
-        step = simulate(schedule_of(pipeline))
+        step = simulate(schedule_of(measured_pipeline(plan.pipeline, tasks)))
         measured = max(one["step_s"] for one in found)
         seconds[processes] = measured, step.step_time_s, tasks
     apart, together = seconds[count], seconds[0]
@@ -92,22 +91,31 @@ _PER_MICRO_BATCH = {
 }
 
 
-def _costs(pipeline: Pipeline, tasks: Sequence[Any]) -> tuple[StageCost, ...]:
-    """What the plan's chunks cost, with seconds as they were measured."""
-    found = []
+def measured_pipeline(pipeline: Pipeline, tasks: Sequence[Any]) -> Pipeline:
+    """A plan's pipeline, with seconds of tasks as they were measured.
+
+    Args:
+      tasks: (kind, group, place, seconds).
+    """
     groups = pipeline.groups
-    for chunk, cost in enumerate(pipeline.costs):
-        names = [*_PER_MICRO_BATCH.values(), "update_s"]
-        seconds: dict[str, Any] = dict.fromkeys(names, 0.0)
-        for kind, group, place, s in tasks:
-            name = _PER_MICRO_BATCH.get(kind)
-            if name is not None and place == chunk:
-                seconds[name] += s
-            elif name is None and group == groups[chunk]:
-                is_first = groups.index(group) == chunk
-                seconds["update_s"] += s if is_first else 0.0
-        found.append(replace(cost, **seconds))
-    return tuple(found)
+    between = [0.0] * len(pipeline.between)
+    costs: list[dict[str, Any]] = [
+        dict.fromkeys((*_PER_MICRO_BATCH.values(), "update_s"), 0.0) for _ in groups
+    ]
+    for kind, group, place, s in tasks:
+        if kind in _PER_MICRO_BATCH:
+            costs[place][_PER_MICRO_BATCH[kind]] += s
+        elif kind == TaskKind.BETWEEN.name:
+            between[group] += s
+        else:
+            costs[groups.index(group)]["update_s"] += s
+    pairs = zip(pipeline.costs, costs, strict=True)
+    met = zip(pipeline.between, between, strict=True)
+    return replace(
+        pipeline,
+        costs=tuple(replace(cost, **seconds) for cost, seconds in pairs),
+        between=tuple(replace(one, seconds=s) for one, s in met),
+    )
 
 
 def _together(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:

@@ -11,6 +11,7 @@ import rhino_jax as rhino
 from rhino_jax.errors import ScheduleError
 from rhino_jax.models import registry
 from rhino_jax.pipeline.tasks import Kind
+from rhino_jax.units import format_seconds
 
 
 def two_steps(step):
@@ -76,7 +77,11 @@ def test_backward_passes_wait_for_all_forward_passes(plan):
     last = max(ends[i] for i in of[Kind.FORWARD])
     assert all(starts[i] >= last for i in (*of[Kind.BETWEEN], *of[Kind.BACKWARD]))
     assert sum(one.seconds for one in plan.pipeline.between) > 0
-    assert "of the whole batch M" in plan.table()
+    table = plan.table()
+    assert "of the whole batch M" in table
+    assert "forward  whole batch  backward" in table
+    for one in plan.pipeline.between:
+        assert f"  {format_seconds(one.seconds)}  " in table
 
 
 def test_compiled_tasks_are_those_of_the_plan(plan):
