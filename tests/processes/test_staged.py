@@ -83,8 +83,9 @@ def test_groups_over_all_processes(count: int) -> None:
     check(staged.ADAMW, [one[0] for one in found], is_apart=False)
 
 
-def test_coupled_micro_batches_meet_across_processes() -> None:
-    found = results(together("coupled", worker="staged", devices=4))
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_coupled_micro_batches_meet_across_processes(count: int) -> None:
+    found = results(together("coupled", count, worker="staged", devices=8 // count))
     for at, name in enumerate(["contrastive", "balanced"]):
         params, batch = arguments()
         losses, step = [], jax.jit(STEPS[name])
@@ -96,7 +97,8 @@ def test_coupled_micro_batches_meet_across_processes() -> None:
         state = staged.sums(params)
         for want, *parts in zip(state, *(one[at][1] for one in found), strict=True):
             have = [x for x in parts if x is not None]
-            assert have or name == "balanced"
+            # Of groups over several processes, what is cut is whole in none of them.
+            assert have or name == "balanced" or count == 4
             np.testing.assert_allclose(have, [want] * len(have), rtol=1e-4)
 
 
