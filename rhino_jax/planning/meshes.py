@@ -38,7 +38,11 @@ def read_stages(what: str, value: Any) -> int | str | tuple[int, ...]:
 
 
 def places_of(
-    asked: int | str | tuple[int, ...], axes: MeshAxes | None, devices: int
+    asked: int | str | tuple[int, ...],
+    axes: MeshAxes | None,
+    devices: int,
+    *,
+    on_torus: bool = False,
 ) -> tuple[int, ...]:
     """Of every stage, how many places along the axis of the stages it has; "auto": as
     many stages as a mesh has places by name, or one.
@@ -47,12 +51,16 @@ def places_of(
       asked: of the user.
       axes: of the mesh that was given, if any.
       devices: how many there are.
+      on_torus: whether they are TPUs, which do not run collectives in groups of any
+        size.
     Raises:
-      StageError: the mesh has none of these, or groups are not of all devices.
+      StageError: the mesh has none of these, or groups are not of all devices, or do
+        not tile the torus.
     """
     of_mesh = dict(axes or ()).get(STAGE_AXIS)
     if isinstance(asked, tuple):
-        return _unequal(asked, axes, devices)
+        _check_sizes(asked, devices, on_torus)
+        return _unequal(asked, axes)
     if isinstance(asked, str):
         return (1,) * (of_mesh or 1)
     if asked == 1 or axes is None or of_mesh == asked:
@@ -66,23 +74,61 @@ def places_of(
     )
 
 
-def _unequal(
-    sizes: tuple[int, ...], axes: MeshAxes | None, devices: int
-) -> tuple[int, ...]:
+def _check_sizes(sizes: tuple[int, ...], devices: int, on_torus: bool) -> None:
     asked = " + ".join(map(str, sizes))
+    near = _near(sizes, devices)
+    instead = f", as stages={near}" if near else ""
     if sum(sizes) != devices:
         raise StageError(
             f"groups of {asked} devices are not all devices.",
             where="`stages=`",
             numbers=f"{asked} = {sum(sizes)}, and there are {devices} devices",
-            fix=f"give sizes that sum up to {devices}, or a number of equal groups.",
+            fix=f"give sizes that sum up to {devices}{instead}, or a number of equal"
+            " groups.",
         )
+    # libtpu 0.0.52 does not compile a reduce-scatter over 3, 5 or 6 of 8 chips, nor an
+    # all-reduce over 6: "total_device_count % num_participants_per_group == 0".
+    wrong = [size for size in dict.fromkeys(sizes) if devices % size]
+    if on_torus and wrong:
+        raise StageError(
+            f"groups of {asked} devices do not tile the topology: TPUs have collectives"
+            " in groups whose size divides the number of all devices.",
+            where="`stages=`",
+            numbers=f"{devices} devices, which "
+            + " and ".join(map(str, wrong))
+            + f" {'does' if len(wrong) == 1 else 'do'} not divide",
+            fix=f"take sizes of {_divisors(devices)}{instead}.",
+        )
+
+
+def _near(sizes: tuple[int, ...], devices: int) -> list[int]:
+    """Sizes of as many groups that divide the number of all devices and sum up to it,
+    nearest to these; empty where there are none."""
+    choices = _divisors(devices)
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    for size in sizes:
+        more: dict[int, tuple[int, list[int]]] = {}
+        for used, (off, found) in best.items():
+            for n in choices:
+                if used + n <= devices:
+                    way = off + abs(n - size), [*found, n]
+                    more[used + n] = min(way, more.get(used + n, way))
+        best = more
+    return best.get(devices, (0, []))[1]
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _unequal(sizes: tuple[int, ...], axes: MeshAxes | None) -> tuple[int, ...]:
     unit = math.gcd(*sizes)
     places = tuple(size // unit for size in sizes)
     if axes is None:
         return places
     of_mesh = dict(axes).get(STAGE_AXIS, 1)
     if of_mesh % sum(places):
+        asked = " + ".join(map(str, sizes))
         raise StageError(
             f"groups of {asked} devices are no parts of the mesh along `{STAGE_AXIS}`.",
             where="`stages=` and `mesh=`",
@@ -132,7 +178,7 @@ def candidates(
 
 def _staged(target: Target, devices: int, places: int) -> list[MeshAxes]:
     if devices % places:
-        counts = [n for n in range(2, devices + 1) if devices % n == 0]
+        counts = _divisors(devices)[1:]
         raise StageError(
             f"{devices} devices do not make {places} equal groups.",
             where="`stages=`",

@@ -249,7 +249,9 @@ class Wishes:
         user says how many stages."""
         if before and self.stages == AUTO:
             return before
-        return places_of(self.stages, axes, self.count_on(target, axes))
+        on_torus = any(tier.topology == "torus" for tier in target.tiers)
+        count = self.count_on(target, axes)
+        return places_of(self.stages, axes, count, on_torus=on_torus)
 
     def processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
         """Those that must have the same plan; empty: this one plans for itself."""

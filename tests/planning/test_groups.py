@@ -96,6 +96,34 @@ def test_groups_that_cannot_be_are_refused(stages, mesh, told):
     assert refused.value.where and refused.value.numbers and refused.value.fix
 
 
+@pytest.mark.parametrize(
+    ("stages", "hardware", "told", "fix"),
+    [
+        ([5, 3], "v5e:2x4", "5 and 3 do not divide", "stages=[4, 4]"),
+        ([6, 2], "v5e:2x4", "6 does not divide", "stages=[4, 4]"),
+        ([3, 3, 2], "v5e:2x4", "3 does not divide", "stages=[2, 4, 2]"),
+        ([6, 6, 4], "v5e:4x4", "6 does not divide", "stages=[4, 8, 4]"),
+        ([4, 3], "v5e:2x4", "4 + 3 = 7", "stages=[4, 4]"),
+        ([4, 4], "h100:2x8", "4 + 4 = 8, and there are 16", "stages=[8, 8]"),
+    ],
+    ids=str,
+)
+def test_groups_that_do_not_tile_a_topology_are_told_which_do(
+    stages, hardware, told, fix
+):
+    with pytest.raises(rhino.StageError) as refused:
+        rhino.plan(train_step, *arguments(), stages=stages, hardware=hardware)
+    assert told in refused.value.numbers and fix in refused.value.fix
+    assert refused.value.where == "`stages=`"
+
+
+def test_gpus_form_groups_of_any_size():
+    axes = (("stage", 8),)
+    assert places_of((5, 3), axes, 8) == (5, 3)
+    with pytest.raises(rhino.StageError, match="do not tile"):
+        places_of((5, 3), axes, 8, on_torus=True)
+
+
 @pytest.mark.parametrize("stages", [[], [4, 0, 4], [4, "2", 2], [4.5, 3.5]], ids=str)
 def test_sizes_are_whole_numbers(stages):
     with pytest.raises(rhino.RhinoError, match="stages must be"):

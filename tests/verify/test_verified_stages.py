@@ -64,11 +64,19 @@ def test_every_stage_is_compiled_and_simulated_again():
 
 
 @pytest.mark.compile_only
-@pytest.mark.parametrize("hardware", ["v5e:2x4", "h100:8"])
-def test_stages_compile_for_hardware_that_is_not_here(hardware):
-    args, mesh = arguments(512), {"stage": 2, "data": 4}
-    plan = rhino.plan(train_step, *args, hardware=hardware, mesh=mesh, donate_argnums=0)
-    assert len(plan.stages) == 2
+@pytest.mark.parametrize(
+    ("hardware", "options"),
+    [
+        ("v5e:2x4", {"mesh": {"stage": 2, "data": 4}}),
+        ("v5e:2x4", {"stages": [4, 2, 2]}),
+        ("h100:8", {"mesh": {"stage": 2, "data": 4}}),
+    ],
+    ids=str,
+)
+def test_stages_compile_for_hardware_that_is_not_here(hardware, options):
+    args = arguments(512)
+    plan = rhino.plan(train_step, *args, hardware=hardware, donate_argnums=0, **options)
+    assert len(plan.stages) > 1
     with skipped_without_extra():
         found = plan.verify(train_step, *args, compile_for=hardware)
     assert found.out_of_memory is None
