@@ -126,15 +126,14 @@ def search_for(
         except InfeasiblePlanError as error:
             on_one = error
 
-        def plan_in(count: int) -> Plan:
-            equal = (1,) * count
-            own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, equal)
+        def plan_in(groups: tuple[int, ...]) -> Plan:
+            own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, groups)
             request = wishes.request_of(target, on_own)
             # Within the time that the user gave for all.
             first = search.request
             request = replace(request, watch=first.watch, deadline=first.deadline)
             more = replace(search, meshes=own, request=request)
-            return _in_stages(wishes, more, equal, {})
+            return _in_stages(wishes, more, groups, {})
 
         count = wishes.count_of(target)
         return with_stages(on_one, asked.traced.program, target, count, plan_in)

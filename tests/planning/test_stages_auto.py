@@ -10,7 +10,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.files import load_target
-from rhino_jax.planning.staging.auto import counts_of
+from rhino_jax.planning.staging.auto import counts_of, evenness, merged
 
 
 WIDTH, LAYERS, ROWS = 512, 32, 128
@@ -101,6 +101,52 @@ def test_there_are_none_where_links_are_fast(hardware, slow, domain, topology):
     assert len(plan.stages) == 1 and plan.pipeline is None
     if domain == 4:
         assert not any("stages were compared" in note for note in plan.notes)
+
+
+def heavy_first(params, x):
+    """Half of the work is in one op."""
+
+    def loss(params):
+        h = jnp.tanh(x @ params["wide"])
+        h = h[:, :WIDTH] + h[:, WIDTH : 2 * WIDTH]
+        for w in params["layers"]:
+            h = jnp.tanh(h @ w)
+        return jnp.mean((h - x) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def test_a_group_is_larger_where_one_op_is_most_of_the_work(hardware):
+    def f32(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    params = {"layers": [f32(WIDTH, WIDTH)] * 12, "wide": f32(WIDTH, 10 * WIDTH)}
+
+    def plan_in(stages):
+        return rhino.plan(
+            heavy_first,
+            params,
+            f32(2 * ROWS, WIDTH),
+            stages=stages,
+            microbatches=8,
+            schedule="1f1b",
+            hardware=f"{hardware()}:4x2",
+            donate_argnums=0,
+        )
+
+    plan = plan_in("auto")
+    assert [len(stage.devices) for stage in plan.stages] == [4, 2, 2]
+    for equal in (2, 4):
+        assert plan.predicted.step_time_s < plan_in(equal).predicted.step_time_s
+    assert "3 of 2/4 + 1/4 + 1/4: " in plan.notes[-1]
+    assert plan.with_(memory_budget_bytes=2**30).places == (2, 1, 1)
+
+
+def test_groups_about_as_busy_as_each_other_stay_equal(hardware):
+    plan = planned(f"{hardware()}:4x2", stages=4, microbatches=8, schedule="1f1b")
+    assert evenness(plan)[0] == pytest.approx(0.88, abs=0.02)
+    assert merged(plan, 2 * plan.predicted.step_time_s) == []
 
 
 def test_what_is_asked_for_is_not_chosen_anew(hardware):

@@ -38,6 +38,13 @@ FIRST_COUNT = 8
 """Stages that are tried first, where there are more domains than that: Megatron-LM
 (Narayanan et al. 2021, table 1) trains 39B parameters in 2, 145B in 8 of them."""
 
+LEAST_UNEVEN = 0.85
+"""What the mean of equal groups is busy, over the busiest, at which unequal ones are
+not tried yet: 32 equal layers in four groups had 0.88."""
+
+Places = tuple[int, ...]
+"""Of every stage, how many places it has along the axis of the stages."""
+
 NOT_POSSIBLE = (StageError, MicrobatchError, ScheduleError, PinError)
 """What a program says that cannot be cut into so many stages."""
 
@@ -111,41 +118,82 @@ def counts_of(target: Target, devices: int, fits: bool) -> list[int]:
     return [n for n in range(2, domains + 1) if domains % n == 0]
 
 
+def evenness(plan: Plan) -> tuple[float, int]:
+    """What the mean of the groups is busy, over the busiest; and which that is."""
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    busy = [0.0] * len(plan.stages)
+    for group, cost in zip(pipeline.groups, pipeline.costs, strict=True):
+        once_s = cost.forward_s + cost.backward_s + cost.weights_s
+        busy[group] += pipeline.micro_batches * once_s + cost.update_s
+    most = max(busy)
+    return sum(busy) / (len(busy) * most) if most else 1.0, busy.index(most)
+
+
+def merged(plan: Plan, enough_s: float) -> list[Places]:
+    """Groups of unequal size in which a step may take less than `enough_s`: of a plan
+    in equal ones the group that is busy longest takes a neighbour's devices too.
+
+    Had all groups as much to do, a step by the same schedule would be shorter by their
+    evenness: where that is not enough, there are none.
+    """
+    count, (even, at) = len(plan.stages), evenness(plan)
+    # A TPU has collectives in groups whose size divides the number of all devices.
+    if count < 4 or count % 2 or even >= LEAST_UNEVEN:
+        return []
+    if plan.predicted.step_time_s * even >= enough_s:
+        return []
+    firsts = [i for i in (at - 1, at) if 0 <= i < count - 1]
+    return [(1,) * i + (2,) + (1,) * (count - 2 - i) for i in firsts]
+
+
 @dataclass(eq=False)
-class _Counts:
-    """Plans by their number of stages.
+class _Tried:
+    """Plans by the groups of their stages; None where there is none.
 
     Attributes:
-      plan_in: plans in so many stages.
-      found: step seconds by count; infinite where there is no plan.
-      best: the fastest plan.
+      plan_in: plans in such groups.
+      found: those that were tried.
     """
 
-    plan_in: Callable[[int], Plan]
-    found: dict[int, float] = field(default_factory=dict)
-    best: Plan | None = None
+    plan_in: Callable[[Places], Plan]
+    found: dict[Places, Plan | None] = field(default_factory=dict)
 
-    def seconds(self, count: int) -> float:
-        if count not in self.found:
+    @property
+    def best(self) -> Plan | None:
+        """The fastest."""
+        plans = [plan for plan in self.found.values() if plan is not None]
+        return min(plans, key=lambda p: p.predicted.step_time_s, default=None)
+
+    def seconds(self, places: Places) -> float:
+        if places not in self.found:
             try:
-                plan = self.plan_in(count)
+                self.found[places] = self.plan_in(places)
             except (InfeasiblePlanError, *NOT_POSSIBLE):
-                self.found[count] = math.inf
-                return math.inf
-            self.found[count] = plan.predicted.step_time_s
-            best = self.best
-            if best is None or self.found[count] < best.predicted.step_time_s:
-                self.best = plan
-        return self.found[count]
+                self.found[places] = None
+        plan = self.found[places]
+        return math.inf if plan is None else plan.predicted.step_time_s
+
+    def unequal(self) -> None:
+        """Beside those in equal groups, what may be clearly faster than the best."""
+        equal = [plan for plan in self.found.values() if plan is not None]
+        if self.best is None:
+            return
+        enough = (1 - LEAST_GAIN) * self.best.predicted.step_time_s
+        ways = (
+            (p.predicted.step_time_s * evenness(p)[0], merged(p, enough)) for p in equal
+        )
+        for places in min((way for way in ways if way[1]), default=(0.0, []))[1]:
+            self.seconds(places)
 
     def climb(self, counts: list[int]) -> None:
         """From the first that is tried to more stages and to fewer, as long as steps
         get shorter."""
         at = max(i for i, n in enumerate(counts) if n <= max(FIRST_COUNT, counts[0]))
         for way in (1, -1):
-            last = self.seconds(counts[at])
+            last = self.seconds((1,) * counts[at])
             for i in self._on(at, way, len(counts)):
-                took = self.seconds(counts[i])
+                took = self.seconds((1,) * counts[i])
                 if took >= last and math.isfinite(took + last):
                     break
                 last = took
@@ -163,7 +211,7 @@ def with_stages(
     program: Program,
     target: Target,
     devices: int,
-    plan_in: Callable[[int], Plan],
+    plan_in: Callable[[Places], Plan],
 ) -> Plan:
     """The plan on one mesh, or one in stages that is predicted to be clearly faster.
 
@@ -172,17 +220,18 @@ def with_stages(
       program: what is planned.
       target: the hardware.
       devices: how many there are.
-      plan_in: plans in so many stages.
+      plan_in: plans in groups of such sizes.
     Raises:
       InfeasiblePlanError: `on_one`, where stages do not help.
     """
     if isinstance(on_one, InfeasiblePlanError):
-        tried = _Counts(plan_in)
+        tried = _Tried(plan_in)
         for count in counts_of(target, devices, fits=False):
-            if math.isfinite(tried.seconds(count)):
+            if math.isfinite(tried.seconds((1,) * count)):
                 break
         if tried.best is None:
             raise on_one
+        tried.unequal()
         why = "stages were compared, since nothing fits on one mesh"
         return _told(tried, why, ())
     slow_s, tier = slow_seconds(on_one, target)
@@ -195,8 +244,9 @@ def with_stages(
     ]
     if not counts:
         return on_one
-    tried = _Counts(plan_in)
+    tried = _Tried(plan_in)
     tried.climb(counts)
+    tried.unequal()
     total = format_seconds(on_one.predicted.step_time_s)
     causes = []
     if slow_s:
@@ -216,14 +266,15 @@ def _variant(name: str, plan: Plan) -> Variant:
 
 
 def _told(
-    tried: _Counts, why: str, others: tuple[Variant, ...], on_one: Plan | None = None
+    tried: _Tried, why: str, others: tuple[Variant, ...], on_one: Plan | None = None
 ) -> Plan:
     """A plan with what was compared: that on one mesh, or else the best in stages."""
     plan = on_one or tried.best
     assert plan is not None
     lines = ", ".join(
-        f"{count}: {format_seconds(s) if math.isfinite(s) else 'not possible'}"
-        for count, s in sorted(tried.found.items())
+        f"{_groups(places)}: "
+        + (format_seconds(of.predicted.step_time_s) if of else "not possible")
+        for places, of in sorted(tried.found.items(), key=lambda x: (len(x[0]), x[0]))
     )
     others = tuple(
         replace(v, is_chosen=on_one is not None and (v.is_chosen or len(others) == 1))
@@ -238,3 +289,10 @@ def _told(
         own = replace(_variant(name, tried.best), is_chosen=on_one is None)
         others = (*others, own)
     return replace(plan, variants=others, notes=(*plan.notes, f"{why} ({lines})."))
+
+
+def _groups(places: Places) -> str:
+    """How many groups, or their sizes as shares of all devices."""
+    is_equal = len({*places}) == 1
+    shares = " + ".join(f"{n}/{sum(places)}" for n in places)
+    return str(len(places)) if is_equal else f"{len(places)} of {shares}"
