@@ -18,7 +18,8 @@ def graph_of(
     The forward pass of a micro-batch leaves activations, which its backward pass frees.
     A slice of a sequence waits for the slices before it (attention reads their keys and
     values), and its backward pass for those after it (TeraPipe, arXiv 2102.07988).
-    Where micro-batches are coupled, all forward passes come before any backward pass.
+    Where micro-batches are coupled, all forward passes come before any backward pass,
+    or else tasks ahead of these.
 
     Args:
       work: what stages cost.
@@ -37,6 +38,7 @@ class _Builder:
         self.backward = Kind.INPUT_GRADIENT if is_split else Kind.BACKWARD
         self.has_loss = work.loss_s > 0 and not is_forward_only
         self.has_between = bool(work.between) and not is_forward_only
+        self.is_twice = self.has_between and work.is_twice
         self.has_update = bool(work.update_s) and not is_forward_only
         self.keys = [
             *self._micro_batch_keys(),
@@ -49,7 +51,8 @@ class _Builder:
         self.at = {key: i for i, key in enumerate(self.keys)}
 
     def _micro_batch_keys(self) -> Iterator[Key]:
-        kinds = [Kind.FORWARD]
+        kinds = [Kind.AHEAD] if self.is_twice else []
+        kinds.append(Kind.FORWARD)
         if not self.is_forward_only:
             kinds.append(self.backward)
         if self.is_split and not self.is_forward_only:
@@ -100,6 +103,7 @@ class _Builder:
         group = self.work.chunks[c].group
         cost = self.work.chunks[c].costs[s]
         seconds = {
+            Kind.AHEAD: cost.ahead_s,
             Kind.FORWARD: cost.forward_s,
             Kind.LOSS: self.work.loss_s / self.work.slices,
             Kind.BACKWARD: cost.backward_s,
@@ -146,7 +150,7 @@ class _Builder:
         """What a task waits for without a transfer."""
         kind, c, m, s = key
         last = len(self.work.chunks) - 1
-        if kind is Kind.FORWARD:
+        if kind in (Kind.AHEAD, Kind.FORWARD):
             return [(kind, c, m, s - 1)] if s else []
         if kind is Kind.LOSS:
             return [(Kind.FORWARD, c, m, s)]
@@ -160,7 +164,8 @@ class _Builder:
         if kind is Kind.WEIGHT_GRADIENT:
             return [(Kind.INPUT_GRADIENT, c, m, s)]
         if kind is Kind.BETWEEN:
-            return [k for k in self.keys if k[0] in (Kind.FORWARD, Kind.LOSS)]
+            waits_for = (Kind.AHEAD,) if self.is_twice else (Kind.FORWARD, Kind.LOSS)
+            return [k for k in self.keys if k[0] in waits_for]
         if kind is Kind.UPDATE and Kind.EXCHANGE in self._step_kinds():
             return [(Kind.EXCHANGE, c, 0, 0)]
         return self._gradients(self.work.chunks[c].group)
@@ -177,15 +182,17 @@ class _Builder:
         batches, slices = range(work.micro_batches), range(work.slices)
         for m, edge, s in product(batches, work.edges, slices):
             a, b = edge.source, edge.target
-            forward = at[Kind.FORWARD, a, m, s], at[Kind.FORWARD, b, m, s]
-            yield *forward, edge.forward_bytes[s]
+            for kind in (Kind.AHEAD, Kind.FORWARD)[not self.is_twice :]:
+                forward = at[kind, a, m, s], at[kind, b, m, s]
+                yield *forward, edge.forward_bytes[s]
             if not self.is_forward_only:
                 backward = at[self.backward, b, m, s], at[self.backward, a, m, s]
                 yield *backward, edge.backward_bytes[s]
         firsts = [chunks[0] for chunks in work.chunks_of]
         for group, between in enumerate(work.between if self.has_between else ()):
             for source, size in between.receives:
-                left = Kind.FORWARD, work.chunks_of[source][-1], batches[-1], slices[-1]
+                kind = Kind.AHEAD if self.is_twice else Kind.FORWARD
+                left = kind, work.chunks_of[source][-1], batches[-1], slices[-1]
                 yield at[left], at[Kind.BETWEEN, firsts[group], 0, 0], size
         if Kind.EXCHANGE in self._step_kinds():
             for a, b in product(firsts, firsts):

@@ -59,6 +59,7 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
         fixed_bytes=tuple(cost.fixed_bytes for cost in whole),
         limit_bytes=(limit_bytes,) * len(firsts) if limit_bytes else (),
         between=pipeline.between,
+        is_twice=pipeline.is_twice,
     )
 
 
@@ -69,6 +70,7 @@ def _cost(cost: StageCost, once_bytes: int) -> Cost:
     """
     return Cost(
         forward_s=cost.forward_s,
+        ahead_s=cost.ahead_s,
         backward_s=cost.backward_s + cost.weights_s,
         input_gradient_s=cost.backward_s,
         weight_gradient_s=cost.weights_s,

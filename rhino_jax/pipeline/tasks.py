@@ -11,6 +11,7 @@ from functools import cached_property
 class Kind(enum.StrEnum):
     """What a task does with its micro-batch."""
 
+    AHEAD = "ahead"
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
@@ -32,8 +33,9 @@ class Kind(enum.StrEnum):
 
 
 _LETTERS = {
-    Kind.FORWARD: "F", Kind.LOSS: "L", Kind.BACKWARD: "B", Kind.INPUT_GRADIENT: "I",
-    Kind.WEIGHT_GRADIENT: "W", Kind.BETWEEN: "M", Kind.EXCHANGE: "X", Kind.UPDATE: "U",
+    Kind.AHEAD: "A", Kind.FORWARD: "F", Kind.LOSS: "L", Kind.BACKWARD: "B",
+    Kind.INPUT_GRADIENT: "I", Kind.WEIGHT_GRADIENT: "W", Kind.BETWEEN: "M",
+    Kind.EXCHANGE: "X", Kind.UPDATE: "U",
 }  # fmt: skip
 
 Key = tuple[Kind, int, int, int]

@@ -17,6 +17,8 @@ class Cost:
 
     Attributes:
       forward_s: seconds of its forward pass.
+      ahead_s: of what runs ahead of all forward passes, where these are run again
+        (`Work.is_twice`).
       backward_s: seconds of its backward pass, in one task.
       input_gradient_s, weight_gradient_s: of the same in two; half of it each unless
         stated. Together they may be more, where both need the same intermediate.
@@ -30,6 +32,7 @@ class Cost:
     """
 
     forward_s: float
+    ahead_s: float = 0.0
     backward_s: float = 0.0
     input_gradient_s: float | None = None
     weight_gradient_s: float | None = None
@@ -101,6 +104,8 @@ class Work:
       update_bytes: of every group, what that takes while it runs; empty for nothing.
       between: of every group, what it does when all forward passes are done and before
         any of its backward passes; empty where micro-batches are not coupled.
+      is_twice: whether that waits for tasks ahead of the forward passes, which leave
+        nothing else and send what these send, and not for forward passes.
       coupling_bytes: what all groups exchange before any updates, as the global norm
         of gradients; 0 for nothing.
       fixed_bytes, limit_bytes: of every group's devices; empty for none.
@@ -115,6 +120,7 @@ class Work:
     update_s: tuple[float, ...] = ()
     update_bytes: tuple[int, ...] = ()
     between: tuple[Between, ...] = ()
+    is_twice: bool = False
     coupling_bytes: int = 0
     fixed_bytes: tuple[int, ...] = ()
     limit_bytes: tuple[int, ...] = ()

@@ -52,6 +52,7 @@ class StageCost:
       handed_bytes: what it reads beyond, made or received by the rest of the pass.
       update_bytes: of the stage, the most that what runs once a step takes beyond
         `fixed_bytes`.
+      ahead_s: seconds of what runs ahead of a forward pass (`Pipeline.is_twice`).
     """
 
     forward_s: float
@@ -64,6 +65,7 @@ class StageCost:
     kept_bytes: int = 0
     handed_bytes: int = 0
     update_bytes: int = 0
+    ahead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,8 @@ class Pipeline:
         micro-batch 2; empty where the schedule's name says it all.
       between: of every stage, where micro-batches are coupled; empty elsewhere.
       recomputed: chunks whose backward passes run their forward passes again.
+      is_twice: whether what couples them is made ahead of all forward passes, which do
+        it again.
     """
 
     micro_batches: int
@@ -131,6 +135,7 @@ class Pipeline:
     orders: tuple[str, ...] = ()
     between: tuple[Between, ...] = ()
     recomputed: tuple[int, ...] = ()
+    is_twice: bool = False
 
     @property
     def groups(self) -> tuple[int, ...]:

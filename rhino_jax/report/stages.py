@@ -47,7 +47,8 @@ def stage_sections(plan: Plan) -> tuple[Section, ...]:
                 (
                     "stage",
                     "forward F, backward B (of inputs I, of weights W), update U"
-                    f"{', of the whole batch M' if pipeline.between else ''}; idle ·",
+                    f"{', of the whole batch M' if pipeline.between else ''}"
+                    f"{', ahead of it A' if pipeline.is_twice else ''}; idle ·",
                 ),
                 tuple(
                     (str(g), line.replace(" ", "·"))
@@ -65,11 +66,13 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
     costs: list[list[StageCost]] = [[] for _ in plan.stages]
     for group, cost in zip(pipeline.groups, pipeline.costs, strict=True):
         costs[group].append(cost)
+    is_twice = pipeline.is_twice
     between = [[format_seconds(one.seconds)] for one in pipeline.between]
     rows = tuple(
         (
             str(i),
             format_mesh(stage.mesh_axes),
+            *([format_seconds(sum(c.ahead_s for c in costs[i]))] if is_twice else ()),
             format_seconds(sum(c.forward_s for c in costs[i])),
             *(between[i] if between else ()),
             format_seconds(sum(c.backward_s + c.weights_s for c in costs[i])),
@@ -79,8 +82,10 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
         )
         for i, stage in enumerate(plan.stages)
     )
+    ahead = ("ahead",) if is_twice else ()
     met = ("whole batch",) if between else ()
-    header = ("stage", "mesh", "forward", *met, "backward", "update", "peak", SENDS)
+    passes = (*ahead, "forward", *met, "backward", "update")
+    header = ("stage", "mesh", *passes, "peak", SENDS)
     aligned, wraps = f"><{'>' * len(header[2:-1])}<", (len(header) - 1, 1)
     if not pipeline.recomputed:
         return Table(header, rows, aligned, wraps)

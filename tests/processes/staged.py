@@ -165,20 +165,25 @@ def groups_over_processes(i: int) -> Any:
 
 def coupled(i: int) -> Any:
     """Two steps of each, whose backward passes wait for all forward passes; groups
-    apart, then each with devices of all processes."""
+    apart, then each with devices of all processes; then forward passes run twice."""
     import rhino_jax as rhino
 
     found = []
-    for name, is_first in (("contrastive", True), ("balanced", False)):
+    for name, is_first, schedule in (
+        ("contrastive", True, "gpipe"),
+        ("balanced", False, "gpipe"),
+        ("contrastive", True, "1f1b"),
+    ):
         params, batch = jax.tree.map(np.asarray, arguments())
         step = rhino.auto_shard(
             STEPS[name],
             donate_argnums=0,
             mesh=mesh(2, is_first=is_first),
             microbatches=4,
+            schedule=schedule,
         )
         plan = step.plan(params, batch)
-        assert plan.schedule == "gpipe" and plan.pipeline.between
+        assert plan.schedule == schedule and plan.pipeline.between
         params, losses = plan.put(params), []
         for _ in range(2):
             params, loss = step(params, batch)

@@ -86,7 +86,7 @@ def test_groups_over_all_processes(count: int) -> None:
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_coupled_micro_batches_meet_across_processes(count: int) -> None:
     found = results(together("coupled", count, worker="staged", devices=8 // count))
-    for at, name in enumerate(["contrastive", "balanced"]):
+    for at, name in enumerate(["contrastive", "balanced", "contrastive"]):
         params, batch = arguments()
         losses, step = [], jax.jit(STEPS[name])
         for _ in range(2):

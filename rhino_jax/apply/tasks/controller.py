@@ -18,6 +18,7 @@ from rhino_jax.transform.staged.step import Key, Kind, Send, Step, TaskKind
 
 
 _KINDS = {
+    Work.AHEAD: TaskKind.AHEAD,
     Work.FORWARD: TaskKind.FORWARD,
     Work.BETWEEN: TaskKind.BETWEEN,
     Work.BACKWARD: TaskKind.BACKWARD,

@@ -85,6 +85,7 @@ class TaskExecutable:
             pipeline.group_of,
             is_split=pipeline.is_split,
             recomputed=pipeline.recomputed,
+            is_twice=pipeline.is_twice,
         )
 
     @cached_property

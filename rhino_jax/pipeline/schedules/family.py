@@ -37,12 +37,14 @@ def in_order(
     is_forward_only: bool = False,
 ) -> Schedule:
     """A schedule from what every group does for micro-batches; what it does for the
-    whole step comes after.
+    whole step comes after, and before what is ahead of forward passes.
 
     Raises:
       ScheduleError: micro-batches are coupled, and nothing is done between all forward
         and all backward passes.
     """
+    if work.is_twice and not is_forward_only:
+        orders = [_behind(work, group, order) for group, order in enumerate(orders)]
     has_between = any(key[0] is Kind.BETWEEN for order in orders for key in order)
     if work.between and not is_forward_only and not has_between:
         raise ScheduleError(
@@ -64,6 +66,19 @@ def in_order(
             for group, order in enumerate(orders)
         ),
     )
+
+
+def _behind(work: Work, group: int, order: Sequence[Key]) -> list[Key]:
+    """An order behind what is ahead of forward passes, with the whole batch's task
+    before the first backward pass."""
+    chunks = work.chunks_of[group]
+    batches, slices = range(work.micro_batches), range(work.slices)
+    ahead = [(Kind.AHEAD, c, m, s) for c in chunks for m in batches for s in slices]
+    rest = [key for key in order if key[0] is not Kind.BETWEEN]
+    passes = (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+    first = next(i for i, key in enumerate(rest) if key[0] in passes)
+    between = (Kind.BETWEEN, chunks[0], 0, 0)
+    return [*ahead, *rest[:first], between, *rest[first:]]
 
 
 def _with_loss(graph: TaskGraph, step: Key) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
         "group_of": list(pipeline.group_of),
         "is_split": pipeline.is_split,
         "orders": list(pipeline.orders),
+        "is_twice": pipeline.is_twice,
         "between": [record_to_json(x) for x in pipeline.between],
         "recomputed": list(pipeline.recomputed),
     }
@@ -58,13 +59,13 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
     """What `pipeline_to_json` wrote."""
     if data is None:
         return None
-    seconds = ("forward_s", "backward_s", "update_s", "weights_s")
+    seconds = ("forward_s", "backward_s", "update_s", "weights_s", "ahead_s")
     return Pipeline(
         micro_batches=int(data["micro_batches"]),
         schedule=str(data["schedule"]),
         runs=tuple((int(stage), int(count)) for stage, count in data["runs"]),
         costs=tuple(
-            StageCost(**floats({"weights_s": 0.0, **x}, *seconds))
+            StageCost(**floats({"weights_s": 0.0, "ahead_s": 0.0, **x}, *seconds))
             for x in data["costs"]
         ),
         hops=tuple(Hop(**floats(x, "bytes_per_s", "latency_s")) for x in data["hops"]),
@@ -74,6 +75,7 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
         group_of=tuple(data.get("group_of", ())),
         is_split=bool(data.get("is_split", False)),
         orders=tuple(data.get("orders", ())),
+        is_twice=bool(data.get("is_twice", False)),
         between=tuple(
             Between(float(x["seconds"]), tuple((s, n) for s, n in x["receives"]))
             for x in data.get("between", ())

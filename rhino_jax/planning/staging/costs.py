@@ -37,6 +37,7 @@ def _cost(step: Step, group: PlannedGroup, chunk: int, is_first: bool) -> StageC
         fixed_bytes=group.fixed_bytes(step) if is_first else 0,
         working_bytes=group.working_bytes(chunk),
         update_bytes=group.update_bytes if is_first else 0,
+        ahead_s=parts[TaskKind.AHEAD] / times,
         weights_s=parts[TaskKind.WEIGHTS] / times,
         kept_bytes=kept,
         handed_bytes=handed,
@@ -101,6 +102,8 @@ def hops_of(
             source = made.get(key, task.place)
             if not task.is_per_micro_batch or source == task.place:
                 continue
+            if task.kind is TaskKind.AHEAD:
+                continue  # no more than forward passes send
             pair = min(source, task.place), max(source, task.place)
             into = sizes.setdefault(pair, [0, 0])
             if step.chunks[source] != task.group and (key, task.group) not in sent:

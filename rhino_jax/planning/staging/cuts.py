@@ -14,7 +14,7 @@ from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
 from rhino_jax.planning.staging.alike import Finds
-from rhino_jax.planning.staging.estimated import estimated
+from rhino_jax.planning.staging.estimated import estimated, twice
 from rhino_jax.planning.staging.pins import pinned_ops
 from rhino_jax.planning.staging.problem import problem_of
 from rhino_jax.planning.staging.shapes import Shapes, shapes_of
@@ -165,7 +165,10 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
             work = estimated(problem, chosen, *apart_too, group_of)
             own = group_of if chunks > shapes.groups else ()
             back = bool(sides.backward)
-            found.append(CutStep(apart, shapes, back, chosen, own, work))
+            works = [work]
+            if sides.is_coupled:
+                works.append(twice(work, sides, shapes, chosen))
+            found += [CutStep(apart, shapes, back, chosen, own, w) for w in works]
     return found
 
 

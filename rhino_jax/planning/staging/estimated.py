@@ -48,6 +48,23 @@ def estimated(
     return replace(work, between=between)
 
 
+def twice(work: Work, sides: Sides, shapes: Shapes, chosen: Cut) -> Work:
+    """The same where what couples micro-batches is made ahead of all forward passes."""
+    took = [0.0] * len(work.chunks)
+    labels = Labels.at(sides, chosen.stages)
+    for i in sides.ahead:
+        label = labels.of[i]
+        if label is not None:
+            seconds = shapes.seconds[shapes.places[label]]
+            op = sides.program.body.ops[i]
+            took[label] += with_regions(sides.program, seconds, op)
+    chunks = tuple(
+        replace(chunk, costs=(replace(chunk.costs[0], ahead_s=s),))
+        for chunk, s in zip(work.chunks, took, strict=True)
+    )
+    return replace(work, chunks=chunks, is_twice=True)
+
+
 def _cost(
     labels: Labels, chunk: int, took: Sequence[float], devices: int, whole: Cost
 ) -> Cost:

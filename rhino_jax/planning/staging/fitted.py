@@ -46,6 +46,7 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
             cut_step.group_of,
             is_split=way.is_split,
             recomputed=recomputed,
+            is_twice=cut_step.work.is_twice,
         )
 
     is_free = asked.may_recompute and cut_step.has_backward and not way.is_split
@@ -97,4 +98,5 @@ def _pipeline(
         group_of=cut_step.group_of,
         is_split=way.is_split,
         between=between_of(step, groups),
+        is_twice=cut_step.work.is_twice,
     )

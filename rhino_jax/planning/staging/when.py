@@ -30,6 +30,9 @@ SEVERAL = ("interleaved", "zero-bubble-v")
 COUPLED = "gpipe"
 """The schedule where all forward passes come before any backward pass."""
 
+TWICE = ("1f1b", "kfkb")
+"""Schedules of coupled micro-batches by which forward passes run once more, ahead."""
+
 SEARCHED = "searched"
 
 RUN = (*WHOLE, "zero-bubble", *SEVERAL, SEARCHED)
@@ -113,13 +116,13 @@ def check_runs_coupled(schedule: str, why: Sequence[str]) -> None:
     Raises:
       ScheduleError: one.
     """
-    if schedule not in (AUTO, COUPLED):
+    if schedule not in (AUTO, COUPLED, *TWICE):
         raise ScheduleError(
             f"by the schedule {schedule!r} backward passes start before all forward"
             " passes are done, and they read what all micro-batches make together.",
             where="; ".join(why),
-            numbers=f"runs: {COUPLED}",
-            fix=f'take "{COUPLED}", or "auto".',
+            numbers=f"run: {COUPLED}; {', '.join(TWICE)}, with forward passes twice",
+            fix=f'take "{COUPLED}" or "{TWICE[0]}", or "auto".',
         )
 
 
@@ -181,6 +184,7 @@ def _dispatched(work: Work) -> Work:
         return replace(
             of,
             forward_s=of.forward_s + DISPATCH_S,
+            ahead_s=of.ahead_s + DISPATCH_S * work.is_twice,
             backward_s=of.backward_s + DISPATCH_S,
             input_gradient_s=inputs + DISPATCH_S * bool(inputs),
             weight_gradient_s=weights + DISPATCH_S * bool(weights),
@@ -192,7 +196,7 @@ def _dispatched(work: Work) -> Work:
 
 def _names(work: Work) -> Iterator[str]:
     if work.between:
-        yield COUPLED
+        yield from TWICE if work.is_twice else (COUPLED,)
         return
     if work.is_one_chunk_each:
         yield from (*WHOLE, "zero-bubble")

@@ -1,4 +1,5 @@
-"""Tasks between all forward and all backward passes: what couples micro-batches.
+"""Tasks between all forward and all backward passes: what couples micro-batches; or
+between what is ahead of forward passes, and backward passes.
 
 Every group whose backward passes read such values makes them for itself, of what the
 forward passes left: that is little (embeddings of the batch, sums over it), and groups
@@ -7,6 +8,7 @@ would else wait for one another.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rhino_jax._compat import hide_frames
@@ -65,14 +67,14 @@ def _task(apart: Apart, names: Names, group: int, values: list[int]) -> Task:
 
 
 def sends_between(
-    tasks: list[Task], labels: Labels, kinds: tuple[TaskKind, ...]
+    tasks: list[Task], labels: Labels, kinds: Mapping[int, TaskKind]
 ) -> list[Send]:
     """What forward passes left on one group, and these tasks of another read.
 
     Args:
       tasks: of `between`.
       labels: of micro-batches.
-      kinds: of the tasks of every turn of labels.
+      kinds: turn of a label → kind of its tasks.
     """
     found = []
     for task in tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rhino_jax.transform.staged.lines import Lines
@@ -30,6 +30,8 @@ class Labels:
     The backward pass of a chunk that is recomputed makes again what it reads of the
     forward pass, of what that read: for all in-flight micro-batches only this is kept
     (full activation recomputation: Korthikanti et al. 2022, arXiv:2205.05198).
+    Where what couples micro-batches is made ahead (`twice`), the labels of that come
+    before all of these: 0 to C - 1, and the others C higher.
 
     Attributes:
       sides: of a micro-batch.
@@ -37,6 +39,8 @@ class Labels:
       of: of every equation its label; None of free ones.
       is_split: whether backward passes are.
       recomputed: chunks whose forward passes run again in their backward passes.
+      is_twice: whether a forward pass is run once more, ahead, up to what couples
+        micro-batches.
     """
 
     sides: Sides
@@ -44,6 +48,7 @@ class Labels:
     of: tuple[int | None, ...]
     is_split: bool = False
     recomputed: frozenset[int] = frozenset()
+    is_twice: bool = False
 
     @classmethod
     def at(
@@ -77,6 +82,17 @@ class Labels:
         groups = tuple(group_of) or tuple(range(chunks))
         return cls(sides, groups, tuple(of), is_split, frozenset(recomputed))
 
+    def twice(self, early: int) -> Labels:
+        """With what couples micro-batches made ahead of all, and again.
+
+        Args:
+          early: how many results of a piece are that, the first of them.
+        """
+        ahead = [self.of[i] for i in sorted(self.sides.ahead)]
+        rest = [None if at is None else at + self.chunks for at in self.of]
+        sides = self.sides.twice(early)
+        return replace(self, sides=sides, of=(*ahead, *rest), is_twice=True)
+
     @property
     def lines(self) -> Lines:
         return self.sides.lines
@@ -84,7 +100,7 @@ class Labels:
     @property
     def count(self) -> int:
         turns = 2 + self.is_split if self.sides.backward else 1
-        return turns * self.chunks
+        return (turns + self.is_twice) * self.chunks
 
     @property
     def chunks(self) -> int:
@@ -95,12 +111,13 @@ class Labels:
         return 1 + max(self.group_of)
 
     def turn(self, label: int) -> int:
-        """0 of forward passes, 1 of backward passes, 2 of what is split off these."""
-        return label // self.chunks
+        """0 of forward passes, 1 of backward passes, 2 of what is split off these; -1
+        of what is ahead."""
+        return label // self.chunks - self.is_twice
 
     def chunk(self, label: int) -> int:
         place = label % self.chunks
-        return self.chunks - 1 - place if self.turn(label) else place
+        return self.chunks - 1 - place if self.turn(label) > 0 else place
 
     def group(self, label: int) -> int:
         return self.group_of[self.chunk(label)]
@@ -145,7 +162,8 @@ class Labels:
         # Callbacks are not in a micro-batch: they run where all of the batch is there.
         chunk = self.chunk(label)
         is_again = self.turn(label) > 0 and chunk in self.recomputed
-        return {v for v, at in self.made_at.items() if not (is_again and at == chunk)}
+        ahead = chunk + self.chunks * self.is_twice
+        return {v for v, at in self.made_at.items() if not (is_again and at == ahead)}
 
     @cached_property
     def reads(self) -> tuple[frozenset[int], ...]:

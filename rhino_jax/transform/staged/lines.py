@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -27,24 +28,23 @@ class Lines:
 
     Attributes:
       eqns: the equations.
-      reads, makes: of every equation, numbers of values; literals left out.
+      operands: of every equation, numbers of values; None of literals.
+      makes: of every equation, numbers of values.
       inputs: numbers.
       outputs: numbers; None of literals.
       atoms: what the results are, literals too.
       avals: of every value.
       consts: of constants that the jaxpr captured, by number.
-      maker: value → position of the equation that makes it.
     """
 
     eqns: tuple[Any, ...]
-    reads: tuple[tuple[int, ...], ...]
+    operands: tuple[tuple[int | None, ...], ...]
     makes: tuple[tuple[int, ...], ...]
     inputs: tuple[int, ...]
     outputs: tuple[int | None, ...]
     atoms: tuple[Any, ...]
     avals: tuple[Any, ...]
     consts: dict[int, Any]
-    maker: dict[int, int]
     _number: dict[Any, int]
 
     @classmethod
@@ -59,8 +59,8 @@ class Lines:
         makes = tuple(tuple(number[v] for v in e.outvars) for e in jaxpr.eqns)
         return cls(
             eqns=tuple(jaxpr.eqns),
-            reads=tuple(
-                tuple(number[v] for v in e.invars if not is_literal(v))
+            operands=tuple(
+                tuple(None if is_literal(v) else number[v] for v in e.invars)
                 for e in jaxpr.eqns
             ),
             makes=makes,
@@ -72,8 +72,46 @@ class Lines:
                 number[v]: x
                 for v, x in zip(jaxpr.constvars, jaxpr_consts(closed), strict=True)
             },
-            maker={v: i for i, made in enumerate(makes) for v in made},
             _number=number,
+        )
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """Of every equation the numbers of the values that it reads."""
+        return tuple(tuple(v for v in of if v is not None) for of in self.operands)
+
+    @cached_property
+    def maker(self) -> dict[int, int]:
+        """Value → position of the equation that makes it."""
+        return {v: i for i, made in enumerate(self.makes) for v in made}
+
+    def with_copies(
+        self, equations: Collection[int], positions: Collection[int]
+    ) -> Lines:
+        """The same with some equations twice: copies of them come first, in their
+        order, and read one another; of these are the results at some positions."""
+        first = sorted(equations)
+        made = [v for i in first for v in self.makes[i]]
+        copy = {v: len(self.avals) + k for k, v in enumerate(made)}
+        return replace(
+            self,
+            eqns=(*(self.eqns[i] for i in first), *self.eqns),
+            operands=(
+                *(
+                    tuple(v if v is None else copy.get(v, v) for v in self.operands[i])
+                    for i in first
+                ),
+                *self.operands,
+            ),
+            makes=(
+                *(tuple(copy[v] for v in self.makes[i]) for i in first),
+                *self.makes,
+            ),
+            outputs=tuple(
+                copy.get(v, v) if v is not None and k in positions else v
+                for k, v in enumerate(self.outputs)
+            ),
+            avals=(*self.avals, *(self.avals[v] for v in made)),
         )
 
     def bytes(self, value: int) -> int:
@@ -89,25 +127,23 @@ class Lines:
         for i in sorted(equations):
             eqn = self.eqns[i]
             with eqn_context(eqn):
-                results = bind_eqn(eqn, self.operands(i, env), eqn.params)
+                results = bind_eqn(eqn, self.arguments(i, env), eqn.params)
             env.update(zip(self.makes[i], results, strict=True))
 
     def bound(self, equation: int, env: dict[int, Any], given: dict[int, Any]) -> Any:
         """The only result of an equation with some operands in place of others."""
         eqn = self.eqns[equation]
-        args = self.operands(equation, env)
+        args = self.arguments(equation, env)
         for place, x in given.items():
             args[place] = x
         with eqn_context(eqn):
             (result,) = bind_eqn(eqn, args, eqn.params)
         return result
 
-    def operands(self, equation: int, env: dict[int, Any]) -> list[Any]:
+    def arguments(self, equation: int, env: dict[int, Any]) -> list[Any]:
         """What an equation reads, literals too."""
-        return [
-            v.val if is_literal(v) else self.read(self._number[v], env)
-            for v in self.eqns[equation].invars
-        ]
+        pairs = zip(self.eqns[equation].invars, self.operands[equation], strict=True)
+        return [v.val if n is None else self.read(n, env) for v, n in pairs]
 
     def number(self, var: Any) -> int:
         """Of a variable of the jaxpr."""

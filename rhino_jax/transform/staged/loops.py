@@ -59,7 +59,7 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
                 lines.run([i], env)
                 continue
             with eqn_context(eqn):
-                results = loops[i].run(lines.operands(i, env))
+                results = loops[i].run(lines.arguments(i, env))
             env.update(zip(lines.makes[i], results, strict=True))
         return [lines.result(k, env) for k in range(len(lines.outputs))]
 

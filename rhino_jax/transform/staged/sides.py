@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,7 @@ class Sides:
       parameters: numbers of the inputs that are made of other arrays than the data:
         weights, converted or not. Scalars and keys of random numbers are not.
       coupled: numbers of the inputs that are made of all micro-batches.
+      ahead: equations that make what these are made of.
     """
 
     lines: Lines
@@ -43,11 +44,26 @@ class Sides:
     is_backward: tuple[bool, ...]
     parameters: frozenset[int]
     coupled: frozenset[int]
+    ahead: frozenset[int]
 
     @cached_property
     def is_coupled(self) -> bool:
         """Whether backward passes wait for the forward passes of all micro-batches."""
         return any(self.readers.get(v) for v in self.coupled)
+
+    def twice(self, early: int) -> Sides:
+        """With `ahead` twice: copies of it come first, of which is what a piece leaves
+        early (that many results); and again in the forward pass, of which the backward
+        pass is. The program is still that of a piece as it was."""
+        count = len(self.ahead)
+        first = sorted(self.ahead)
+        return replace(
+            self,
+            lines=self.lines.with_copies(self.ahead, range(early)),
+            is_free=(*(self.is_free[i] for i in first), *self.is_free),
+            is_backward=(*(False for _ in first), *self.is_backward),
+            ahead=frozenset(range(count)),
+        )
 
     @cached_property
     def forward(self) -> tuple[int, ...]:
@@ -197,4 +213,5 @@ def sides_of(apart: Apart) -> Sides:
         ),
         parameters=parameters,
         coupled=coupled,
+        ahead=frozenset(ahead),
     )

@@ -22,7 +22,13 @@ from rhino_jax.transform.staged.updates import updates
 
 hide_frames(__file__)
 
-_KINDS = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS)
+_KINDS = {
+    -1: TaskKind.AHEAD,
+    0: TaskKind.FORWARD,
+    1: TaskKind.BACKWARD,
+    2: TaskKind.WEIGHTS,
+}
+"""By the turn of a label."""
 
 
 def staged(
@@ -32,6 +38,7 @@ def staged(
     *,
     is_split: bool = False,
     recomputed: Collection[int] = (),
+    is_twice: bool = False,
 ) -> Step:
     """The tasks of a step.
 
@@ -43,6 +50,8 @@ def staged(
       is_split: whether what nothing waits for of backward passes is in tasks apart.
       recomputed: chunks whose backward passes run their forward passes again; none
         where those are split.
+      is_twice: whether what couples micro-batches is made ahead of all forward passes,
+        and these run again: then backward passes wait for none but their own.
     """
     if is_split:
         apart = with_split_loops(apart, stages, group_of)
@@ -58,6 +67,8 @@ def staged(
         if again is None:
             break
         apart = again
+    if is_twice:
+        labels = labels.twice(apart.early)
     return _Staging(apart, labels, Names(apart, labels.lines)).step()
 
 

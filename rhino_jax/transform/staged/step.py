@@ -37,14 +37,22 @@ class TaskKind(enum.StrEnum):
     """START: once, before. FORWARD, BACKWARD: of a chunk, for every micro-batch.
     WEIGHTS: what of the backward pass nothing waits for, where that is apart. BETWEEN:
     once, after the forward passes of all micro-batches and before any of their backward
-    passes, where the rows of the batch meet. UPDATE: once, after them, in rounds."""
+    passes, where the rows of the batch meet. AHEAD: of a chunk, for every micro-batch:
+    what BETWEEN reads, where that does not wait for forward passes, which make it
+    again. UPDATE: once, after them, in rounds."""
 
     START = "start"
+    AHEAD = "ahead"
     FORWARD = "forward"
     BACKWARD = "backward"
     WEIGHTS = "weights"
     BETWEEN = "between"
     UPDATE = "update"
+
+
+PER_MICRO_BATCH = frozenset(
+    {TaskKind.AHEAD, TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS}
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +62,7 @@ class Task:
     Attributes:
       kind: what it is.
       group: which.
-      place: the chunk of a FORWARD, BACKWARD or WEIGHTS task, the round of an UPDATE.
+      place: the chunk of tasks that run for every micro-batch, the round of an UPDATE.
       reads, makes: values, in the order of arguments and results of `run`.
       run: a function of flat arrays, to be traced.
     """
@@ -74,7 +82,7 @@ class Task:
 
     @property
     def is_per_micro_batch(self) -> bool:
-        return self.kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS)
+        return self.kind in PER_MICRO_BATCH
 
 
 @dataclass(frozen=True, slots=True)

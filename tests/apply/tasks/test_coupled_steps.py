@@ -35,6 +35,10 @@ def assert_equal(got, expected):
         ("balanced", {"mesh": {"stage": 4, "data": 2}, "schedule": "gpipe"}),
         ("weighted", {"stages": 2, "mesh": {"stage": 2, "data": 2}}),
         ("adversarial", {"stages": 2}),
+        ("contrastive", {"stages": [4, 2, 2], "schedule": "1f1b"}),
+        ("balanced", {"mesh": {"stage": 4, "data": 2}, "schedule": "1f1b"}),
+        ("weighted", {"stages": 2, "schedule": "kfkb"}),
+        ("adversarial", {"stages": 2, "schedule": "1f1b"}),
     ],
     ids=str,
 )
@@ -44,7 +48,9 @@ def test_two_steps_are_those_of_one_device(name, options):
     )
     assert_equal(two_steps(step), two_steps(jax.jit(STEPS[name])))
     plan = step.last_plan
-    assert (plan.schedule, plan.microbatches) == ("gpipe", 4)
+    wanted = options.get("schedule", "gpipe")
+    assert (plan.schedule, plan.microbatches) == (wanted, 4)
+    assert plan.pipeline.is_twice == (wanted != "gpipe")
     assert len(plan.stages) > 1 and len(plan.pipeline.between) == len(plan.stages)
 
 
@@ -89,7 +95,60 @@ def test_compiled_tasks_are_those_of_the_plan(plan):
     assert found.compiled.step_time_s > 0
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble", "interleaved", "searched"])
+def large():
+    """What micro-batches leave is more than state."""
+    params, batch = jax.eval_shape(arguments)
+    rows = {
+        k: jax.ShapeDtypeStruct((4096, *x.shape[1:]), x.dtype) for k, x in batch.items()
+    }
+    return params, rows
+
+
+def planned(**options):
+    return rhino.plan(
+        STEPS["balanced"],
+        *large(),
+        mesh={"stage": 2},
+        microbatches=16,
+        donate_argnums=0,
+        **options,
+    )
+
+
+def test_forward_passes_run_twice_where_not_all_of_them_fit():
+    once, twice = planned(schedule="gpipe"), planned(schedule="1f1b")
+    # Of 16 micro-batches all, or as many as there are stages.
+    assert twice.predicted.peak_bytes < 0.5 * once.predicted.peak_bytes
+    assert twice.predicted.step_time_s > 1.1 * once.predicted.step_time_s
+    assert planned().schedule == "gpipe"
+    budget = (once.predicted.peak_bytes + twice.predicted.peak_bytes) // 2
+    plan = planned(memory_budget_bytes=budget)
+    assert plan.schedule in ("1f1b", "kfkb") and plan.pipeline.is_twice
+    assert plan.predicted.peak_bytes <= budget
+    assert "ahead  forward  whole batch" in plan.table()
+    assert "ahead of it A" in plan.table()
+    compiled = plan.verify(STEPS["balanced"], *large()).compiled
+    assert compiled.peak_bytes == pytest.approx(plan.predicted.peak_bytes, rel=0.1)
+
+
+def test_only_what_the_batch_meets_in_is_done_twice(tmp_path):
+    plan = planned(schedule="1f1b")
+    for cost in plan.pipeline.costs:
+        assert 0 < cost.ahead_s < cost.forward_s
+    simulation = plan.simulate()
+    tasks, starts = simulation.schedule.graph.tasks, simulation.task_start_s
+    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in Kind}
+    assert len(of[Kind.AHEAD]) == len(of[Kind.FORWARD]) == 32
+    last = max(simulation.task_end_s[i] for i in of[Kind.AHEAD])
+    assert all(starts[i] >= last for i in of[Kind.BACKWARD])
+    assert min(starts[i] for i in of[Kind.BACKWARD]) < max(
+        starts[i] for i in of[Kind.FORWARD]
+    )
+    plan.save(tmp_path / "plan.json")
+    assert rhino.load_plan(tmp_path / "plan.json").pipeline == plan.pipeline
+
+
+@pytest.mark.parametrize("schedule", ["zero-bubble", "interleaved", "searched"])
 def test_schedules_that_start_backward_passes_early_are_refused(schedule):
     with pytest.raises(ScheduleError, match="before all forward") as caught:
         rhino.plan(
@@ -100,17 +159,19 @@ def test_schedules_that_start_backward_passes_early_are_refused(schedule):
             schedule=schedule,
         )
     assert "helpers_coupled.py" in caught.value.where
-    assert "gpipe" in caught.value.fix
+    assert "gpipe" in caught.value.fix and "1f1b" in caught.value.fix
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["auto", "1f1b"])
 @pytest.mark.parametrize("name", ["moe-tiny", "two-tower-tiny"])
-def test_models_of_the_zoo_are_checked_against_one_device(name):
+def test_models_of_the_zoo_are_checked_against_one_device(name, schedule):
     workload = registry.get(name, optimizer="sgd")
     args, donated = workload.make_args(jax.random.key(0)), workload.donate_argnums
-    options = {"stages": 2, "microbatches": 4, "donate_argnums": donated}
+    options = {"stages": 2, "microbatches": 4, "schedule": schedule}
+    options |= {"donate_argnums": donated}
     plan = rhino.plan(workload.step, *args, **options)
     found = plan.check(workload.step, *args)
     # The bias of a key shifts all scores of a row alike: its gradient is noise.
     wrong = [x for x in found.leaves if not x.ok and "['k']['bias']" not in x.path]
-    assert plan.schedule == "gpipe" and found.leaves and not wrong
+    assert plan.pipeline.is_twice == (schedule == "1f1b") and found.leaves and not wrong
