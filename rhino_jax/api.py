@@ -94,7 +94,8 @@ def auto_shard(
         that its momentum is that of a step, however many these are.
       recompute: what of the forward pass is made again in the backward pass. "auto":
         what pays, whatever `jax.checkpoint` says; "as written": what `jax.checkpoint`
-        says; "none": nothing.
+        says; "none": nothing. In several stages "auto" is as written, and all of the
+        forward pass of a stage that is faster so, or fits only so.
       stages: into how many groups devices are divided, each of which runs a part of
         the model, on one micro-batch after another. "auto": as many as the mesh has by
         an axis named `stage`; without a mesh, those that are fastest, where slow links

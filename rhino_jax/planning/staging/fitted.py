@@ -49,8 +49,12 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
             is_twice=cut_step.work.is_twice,
         )
 
+    would_recompute = ""
+    if cut_step.has_backward:
+        is_kept = not asked.may_recompute
+        would_recompute = 'recompute="auto"' if is_kept else 'schedule="1f1b"'
     is_free = asked.may_recompute and cut_step.has_backward and not way.is_split
-    room = Room(way.in_flight, (0,) * shapes.groups, is_free)
+    room = Room(way.in_flight, (0,) * shapes.groups, is_free, would_recompute)
     for _ in range(MOST_TRIES):
         step, groups, recomputed = plan_groups(
             search, step_of, of_step, shapes, room, asked.finds

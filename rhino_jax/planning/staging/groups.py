@@ -77,7 +77,7 @@ def plan_groups(
         except Refused as refused:
             # One micro-batch alone holds as much either way.
             if refused.is_alone or not may_recompute:
-                raise refused.error from None
+                raise _told(refused, room, is_again=own <= recomputed) from None
         if may_recompute and (one is None or one.is_bound):
             as_it_is, step = step, step_of(recomputed | own)
             again = _again(planned, group, one)
@@ -105,15 +105,9 @@ def _again(
     try:
         again = planned(group)
     except Refused as refused:
-        if kept is not None:
-            return kept
-        error = refused.error
-        raise InfeasiblePlanError(
-            f"{error.what} Its backward passes run its forward passes again already.",
-            where=error.where,
-            numbers=error.numbers,
-            fix=error.fix,
-        ) from None
+        if kept is None:
+            raise _in_vain(refused.error) from None
+        return kept
     if kept is not None and _seconds(again) >= (1 - LEAST_GAIN) * _seconds(kept):
         return kept
     return again
@@ -121,6 +115,31 @@ def _again(
 
 def _seconds(group: PlannedGroup) -> float:
     return group.plan.predicted.step_time_s
+
+
+def _told(refused: Refused, room: Room, *, is_again: bool) -> InfeasiblePlanError:
+    """Why a group does not fit, with what else there is to try."""
+    error = refused.error
+    if is_again:
+        return _in_vain(error)
+    if refused.is_alone or room.may_recompute or not room.would_recompute:
+        return error
+    return InfeasiblePlanError(
+        error.what,
+        where=error.where,
+        numbers=error.numbers,
+        fix=f"{error.fix.rstrip('.')}, or {room.would_recompute}: stages then run their"
+        " forward passes again where that makes them fit.",
+    )
+
+
+def _in_vain(error: InfeasiblePlanError) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"{error.what} Its backward passes run its forward passes again already.",
+        where=error.where,
+        numbers=error.numbers,
+        fix=error.fix,
+    )
 
 
 def _meeting(step: Step) -> dict[Key, set[int]]:

@@ -114,27 +114,7 @@ def _best_of(asked: Asked, counts: Sequence[int]) -> Plan:
     if best is not None:
         return best
     assert refused is not None, "nothing was tried"
-    has_backward = all(c.has_backward for c in cuts)
-    is_split = all(way.is_split for way in ways)
-    if has_backward:
-        raise _advised(refused, asked.may_recompute, is_split)
     raise refused
-
-
-def _advised(
-    error: InfeasiblePlanError | ScheduleError, may_recompute: bool, is_split: bool
-) -> InfeasiblePlanError | ScheduleError:
-    """With how stages could have been recomputed, where they were not."""
-    if isinstance(error, ScheduleError) or (may_recompute and not is_split):
-        return error
-    way = 'schedule="1f1b"' if may_recompute else 'recompute="auto"'
-    return InfeasiblePlanError(
-        error.what,
-        where=error.where,
-        numbers=error.numbers,
-        fix=f"{error.fix.rstrip('.')}, or {way}: stages then run their forward passes"
-        " again where that makes them fit.",
-    )
 
 
 def _may_be_faster(plan: Plan, way: when.Way) -> bool:

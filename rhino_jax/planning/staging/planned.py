@@ -128,12 +128,14 @@ class Room:
       in_flight: of every group, the micro-batches of which it holds something.
       ahead_bytes: of every group, of one device, what arrives early.
       may_recompute: whether the chunks of a group that does not fit may be recomputed.
+      would_recompute: the keyword with which they might be, where they may not.
       recomputed: chunks that are, in any case.
     """
 
     in_flight: tuple[int, ...]
     ahead_bytes: tuple[int, ...]
     may_recompute: bool = False
+    would_recompute: str = ""
     recomputed: frozenset[int] = frozenset()
 
 
@@ -197,6 +199,8 @@ def plan_group(
         if needed <= budget:
             return planned
         more = needed - plan.predicted.peak_bytes
+        if more >= budget:
+            break
     fixed, left = planned.fixed_bytes(step), planned.left_bytes(step)
     too_large = InfeasiblePlanError(
         f"stage {group} does not fit with what it holds between its tasks.",
