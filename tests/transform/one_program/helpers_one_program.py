@@ -82,6 +82,8 @@ def train_step(
     start: Callable[[Any, Any], Any] = lambda x, key: x,
     end: Callable[[Any], Any] = lambda carry: carry,
     tx: optax.GradientTransformation | None = None,
+    loops: int = 1,
+    unroll: int = 1,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A training step of a scan over `layer(carry, weights) -> carry`.
 
@@ -90,12 +92,17 @@ def train_step(
       start: the first carry, of inputs [ROWS, WIDTH] and a key.
       end: outputs [ROWS, WIDTH] of the last carry.
       tx: the optimizer; SGD where not given.
+      loops: how often all layers are gone through, one time after the other.
+      unroll: as of `lax.scan`.
     """
     tx = optax.sgd(0.1) if tx is None else tx
 
     def loss_of(params: Any, x: Any, y: Any, key: Any) -> Any:
         carry = start(x @ params["in"], key)
-        carry, _ = lax.scan(lambda c, w: (layer(c, w), None), carry, params["layers"])
+        for _ in range(loops):
+            carry, _ = lax.scan(
+                lambda c, w: (layer(c, w), None), carry, params["layers"], unroll=unroll
+            )
         # The embedding is tied: it is read before and after all layers.
         return jnp.mean((end(carry) @ params["in"].T - y) ** 2)
 

@@ -24,6 +24,9 @@ from tests.transform.one_program.helpers_one_program import (
 from tests.transform.staged.helpers_staged import of_zoo, undivided
 
 
+SCALES = jnp.linspace(0.5, 1.0, WIDTH)
+
+
 def dense(x: Any, w: Any) -> Any:
     return x + jnp.tanh(x @ w["w"] + w["b"])
 
@@ -66,6 +69,9 @@ STEPS: dict[str, Callable[[], Any]] = {
     "dropout, raw keys": lambda: traced_step(
         with_raw_key, start=lambda x, key: (x, jax.random.key_data(key)), end=first
     ),
+    "shared layers": lambda: traced_step(dense, loops=2),
+    "unrolled": lambda: traced_step(dense, unroll=LAYERS),
+    "captured array": lambda: traced_step(lambda x, w: dense(x * SCALES, w)),
     "count of layers": lambda: traced_step(
         lambda c, w: (dense(c[0], w) / (1 + c[1]), c[1] + 1),
         start=lambda x, key: (x, 0),
