@@ -89,6 +89,13 @@ def test_it_says_what_it_is() -> None:
     assert plan.predicted.communication_s >= sum(c.seconds for c in permutes)
 
 
+def test_it_says_what_layers_without_a_checkpoint_leave() -> None:
+    step, args = train_step(layer)
+    assert any("no `jax.checkpoint`" in note for note in planned(step, args).notes)
+    step, args = train_step(jax.checkpoint(layer))
+    assert not any("jax.checkpoint" in note for note in planned(step, args).notes)
+
+
 def test_what_is_compiled_moves_what_the_plan_says() -> None:
     step, args = clipped()
     plan = planned(step, args)

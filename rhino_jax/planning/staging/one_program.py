@@ -14,7 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.cost.collectives import ALL_GATHER, collective_s, wire_bytes
+from rhino_jax.cost.collectives import (
+    ALL_GATHER,
+    PERMUTE,
+    collective_s,
+    wire_bytes,
+)
 from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
 from rhino_jax.frontend.manual import KINDS
 from rhino_jax.hardware.layout import lay_out
@@ -31,6 +36,7 @@ from rhino_jax.planning.search import Search
 from rhino_jax.planning.variants import cut_in
 from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cutting import find_cut
+from rhino_jax.transform.recompute.as_kept import has_remat
 from rhino_jax.units import format_share
 
 
@@ -202,7 +208,7 @@ class _Whole:
             ),
             search=report,
             recipes={},
-            notes=(self._note(count), *plan.notes),
+            notes=(*self._notes(count), *plan.notes),
         )
         self._check_pins(whole)
         return self.search.told(whole)
@@ -214,14 +220,25 @@ class _Whole:
             spec = ((self.axis, *spec[0]), *spec[1:])
         return replace(leaf, shape=shape, spec=spec)
 
-    def _note(self, count: int) -> str:
+    def _notes(self, count: int) -> Iterator[str]:
         stages, ticks = self.stages, count + self.stages - 1
-        return (
+        yield (
             f"one program: its {stages} stages are the axis `{STAGE_AXIS}` of the mesh,"
             f" each with 1/{stages} of the layers; {count} micro-batches pass in"
             f" {ticks} ticks forward and as many back, a bubble of"
             f" {format_share((stages - 1) / ticks)} (in the predicted step)."
         )
+        loops = {
+            op.id
+            for op, runs in _ops(self.of_stage, self.of_stage.body, 1)
+            if runs == ticks and KINDS.get(op.name) == PERMUTE
+        }
+        if len(loops) > 1 and not has_remat(self.of_stage):
+            yield (
+                "layers have no `jax.checkpoint`: what they leave for the backward pass"
+                " is held of all micro-batches, and copied on every tick to where it is"
+                " held and from there."
+            )
 
     def _check_pins(self, plan: Plan) -> None:
         names = [n for n, _ in self.axes]
