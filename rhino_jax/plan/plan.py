@@ -140,6 +140,8 @@ class Plan:
     @property
     def places(self) -> tuple[int, ...]:
         """Of every stage, how many places it has along the axis of the stages."""
+        if self.is_one_program:
+            return (1,) * self.num_stages
         return tuple(stage.places for stage in self.stages)
 
     @property

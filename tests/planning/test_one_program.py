@@ -143,6 +143,7 @@ def test_pins_hold() -> None:
     "options, error, said",
     [
         ({"stages": [6, 2], "mesh": None}, StageError, "equal groups"),
+        ({"stages": [4, 4], "mesh": {"stage": 4, "x": 2}}, StageError, "one place"),
         ({"mesh": {"data": 8}}, StageError, "nobody said how many"),
         ({"mesh": {"stage": 8}, "microbatches": 8}, StageError, "do not divide into 8"),
         ({"mesh": {"stage": 4}, "microbatches": 2}, StageError, "multiple of 4"),
@@ -171,6 +172,19 @@ def test_refuses_what_one_stage_cannot_say() -> None:
     with pytest.raises(RhinoError, match="stages"):
         plan.code()
     assert plan.with_(memory_budget_bytes="1GiB").schedule == "one-program"
+
+
+def test_another_signature_keeps_its_stages() -> None:
+    step, args = clipped()
+    sharded = rhino.auto_shard(
+        step, mesh=MESH, schedule="one-program", microbatches=4, level="fast"
+    )
+    sharded.plan(*args)
+    params, state, x, y, key = args
+    with pytest.warns(rhino.RhinoWarning, match="planned again"):
+        again = sharded.plan(params, state, x[:8], y[:8], key)
+    assert again.schedule == "one-program"
+    assert again.in_specs[0] == sharded.plan(*args).in_specs[0]
 
 
 def test_in_an_outer_jit() -> None:

@@ -61,12 +61,14 @@ def plan_in_one_program(
       StageError, MicrobatchError, InfeasiblePlanError, PinError.
     """
     stages = len(places)
-    if len({*places}) > 1:
+    if {*places} != {1}:
         raise StageError(
-            "stages of one program have equal groups of devices.",
+            "stages of one program have equal groups of devices, each one place of the"
+            f" mesh along `{STAGE_AXIS}`.",
             where="`stages=`",
-            numbers="groups of " + " : ".join(map(str, places)),
-            fix=f"take stages={stages}, or another schedule, as schedule='1f1b'.",
+            numbers=f"{' + '.join(map(str, places))} places",
+            fix=f"take stages={stages} and a mesh with {STAGE_AXIS}={stages}, or"
+            " another schedule, as schedule='1f1b'.",
         )
     started, found = time.monotonic(), list[Plan]()
     failed: InfeasiblePlanError | None = None
