@@ -16,6 +16,7 @@ from rhino_jax.commands.planning import (
     add_target,
     count_or_auto,
     plan_call,
+    stages_of,
 )
 from rhino_jax.commands.words import (
     EXIT_CODES,
@@ -62,7 +63,10 @@ def add_exploring(commands: Any) -> None:
     )  # fmt: skip
     sweep.add_argument("--memory-budget", type=_list(size_bytes), metavar="16GiB,…")
     sweep.add_argument("--batch", type=_list(positive_int), metavar="64,128")
-    sweep.add_argument("--stages", type=_list(count_or_auto), metavar="1,2")
+    sweep.add_argument(
+        "--stages", type=_list(_stages), metavar="1,2,4+2+2",
+        help="numbers, or the devices of every group",
+    )  # fmt: skip
     sweep.add_argument("--microbatches", type=_list(count_or_auto), metavar="1,4")
     sweep.add_argument(
         "--pins", action="append", default=[], metavar="PATH=SPEC", help=PINS_HELP
@@ -85,6 +89,11 @@ def _list(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
         return [read(part.strip()) for part in text.split(",")]
 
     return read_all
+
+
+def _stages(text: str) -> int | str | list[int]:
+    """A number, "auto", or the devices of every group, as 4+2+2."""
+    return stages_of(text.replace("+", ","))
 
 
 def _run_why(args: argparse.Namespace) -> None:

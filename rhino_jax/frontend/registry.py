@@ -123,6 +123,11 @@ def unmet_rules() -> tuple[str, ...]:
     return tuple(sorted(_USER_RULES - _MET - _BUILT_IN))
 
 
+def has_user_rules() -> bool:
+    """Whether there are rules that no other process has."""
+    return bool(_USER_RULES)
+
+
 def registered() -> tuple[str, ...]:
     """Names of all primitives that have a rule, sorted."""
     return tuple(sorted(_RULES))

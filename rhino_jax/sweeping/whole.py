@@ -18,6 +18,7 @@ from rhino_jax.apply.meshes import make_mesh
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.call import Signature
 from rhino_jax.frontend.leaves import Leaves
+from rhino_jax.frontend.registry import has_user_rules
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.frontend.tracing.captured_references import CapturedReferences
 from rhino_jax.plan.plan import AnyPlan
@@ -101,21 +102,33 @@ def prices(whole: Whole, traced: Traced) -> dict[int, Priced | str]:
     }
 
 
+CONFIG = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+)
+"""Of JAX's configuration, what traces depend on."""
+
+
 def to_bytes(traced: Traced) -> bytes | None:
     """A function for another process to price, as `of_bytes` reads it; None where it
-    holds objects of the user's own code."""
-    if traced.captured or traced.written is not None:
+    holds, or is read by, what is of the user's own code."""
+    if traced.captured or traced.written is not None or has_user_rules():
         return None
     paths = traced.arguments.array_paths
+    config = {name: getattr(jax.config, name) for name in CONFIG}
+    program = traced.program
     return pickled(
-        (traced.name, traced.closed_jaxpr, traced.program, traced.donated, paths)
+        (config, traced.name, traced.closed_jaxpr, program, traced.donated, paths)
     )
 
 
 def of_bytes(data: bytes) -> Traced:
     """The function, its arguments in a row, and without lines of source: what it costs
-    is the same."""
-    name, jaxpr, program, donated, paths = pickle.loads(data)
+    is the same. JAX is configured as it was there."""
+    config, name, jaxpr, program, donated, paths = pickle.loads(data)
+    for key, value in config.items():
+        jax.config.update(key, value)
     count = len(paths)
     tree = jax.tree.structure((0,) * count)
     places = tuple(range(count))

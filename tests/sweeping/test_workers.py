@@ -21,10 +21,16 @@ import rhino_jax as rhino
 from rhino_jax._compat import new_primitive, pickled
 from rhino_jax.children import environment_of_child
 from rhino_jax.errors import ProcessError, RhinoError
+from rhino_jax.frontend import registry
+from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
+from rhino_jax.models import registry as models
+from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.sweeping.children import Children, _Child
 from rhino_jax.sweeping.meshes import Meshes
 from rhino_jax.sweeping.searching import Searching
+from rhino_jax.sweeping.whole import to_bytes
+from rhino_jax.transform.retraced import imported_again
 from tests.sweeping.test_sweep import arguments, staged, step
 
 
@@ -215,10 +221,48 @@ def test_stages_are_planned_in_processes_too() -> None:
         assert any("test_sweep.py" in c.source for c in plan.collectives)
 
 
-def test_what_holds_the_users_objects_is_planned_here() -> None:
+def test_what_holds_the_users_objects_is_planned_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     primitive = new_primitive("of_the_user")
     assert pickled({"of jax": jax.lax.add_p, "step": 1}) is not None
     assert pickled(primitive) is None
     assert pickled(step) is None
     found = pickle.loads(pickled((jax.lax.add_p, np.float32)) or b"")
     assert found == (jax.lax.add_p, np.float32)
+    traced = trace(step, arguments(), {})
+    assert to_bytes(traced) is not None
+    monkeypatch.setattr(registry, "_USER_RULES", {"of_the_user"})
+    assert to_bytes(traced) is None
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", "mlp-data", "two-tower-tiny"])
+def test_functions_are_the_same_elsewhere(model: str, tmp_path: Path) -> None:
+    """Of a custom derivative, of 64-bit types, and of loops over layers."""
+    workload = models.get(model)
+    with jax.enable_x64(model == "mlp-data"):
+        traced = trace(workload.step, workload.abstract_args(), {})
+        (tmp_path / "function").write_bytes(to_bytes(traced) or b"")
+        made = imported_again(traced.closed_jaxpr, traced.program)
+    script = textwrap.dedent(ELSEWHERE)
+    out = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "function")],
+        env=environment_of_child(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.split() == [fingerprint(made, ()), str(len(made.ops))]
+
+
+ELSEWHERE = """
+import sys
+from pathlib import Path
+from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.sweeping.whole import of_bytes
+from rhino_jax.transform.retraced import imported_again
+
+traced = of_bytes(Path(sys.argv[1]).read_bytes())
+made = imported_again(traced.closed_jaxpr, traced.program)
+print(fingerprint(made, ()), len(made.ops))
+"""
