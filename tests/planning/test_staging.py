@@ -125,3 +125,22 @@ def test_pins_of_stages_that_cannot_be_are_refused():
         planned_with({"params['first'][0]": 1, "encoder": 0})
     with pytest.raises(rhino.StageError, match="fix"):
         planned_with({"encoder": 1, "decoder": 0})
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", "unet-tiny"])
+def test_tasks_take_together_what_their_stage_is_predicted_to(model):
+    """Values that are laid out anew for several readers, and new state that is laid out
+    as the old, are some task's too."""
+    workload = registry.get(model)
+    plan = rhino.plan(
+        workload.step,
+        *workload.abstract_args(),
+        mesh={"stage": 2, "data": 2, "model": 2},
+        hardware="v5e:2x4",
+        donate_argnums=workload.donate_argnums,
+        microbatches=4,
+        schedule="1f1b",
+    )
+    for stage, cost in zip(plan.stages, plan.pipeline.costs, strict=True):
+        took = 4 * (cost.forward_s + cost.backward_s) + cost.update_s
+        assert took == pytest.approx(stage.predicted.step_time_s)
