@@ -18,6 +18,27 @@ Line = tuple[str, tuple[str, ...], str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What becomes of the rest of a plan in stages.
+
+    Attributes:
+      stage: of which the cost is.
+      step_s: of the pipeline, by the clock.
+      cannot: which stage does not fit.
+      longest: the stage that works longest.
+      others: (stage, seconds that it works longer than in the plan) of the others.
+      sent: (stage, stage, seconds more that what passes between them takes).
+    """
+
+    stage: int
+    step_s: float
+    cannot: str = ""
+    longest: int = 0
+    others: tuple[tuple[int, float], ...] = ()
+    sent: tuple[tuple[int, int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """Attributes:
     predicted: of the step; None where nothing fits.
@@ -25,6 +46,8 @@ class Cost:
     peak_bytes: of one device; the least that was met where nothing fits.
     by_axes: seconds of collectives.
     by_line: the same, by kind, axes, source and reason.
+    elsewhere: where all these are of one stage.
+    is_brief: it was searched briefly.
     """
 
     predicted: Predicted | None
@@ -33,15 +56,36 @@ class Cost:
     peak_bytes: int
     by_axes: Mapping[tuple[str, ...], float]
     by_line: Mapping[Line, float]
+    elsewhere: Elsewhere | None = None
+    is_brief: bool = False
+
+    @classmethod
+    def of_nothing(cls, elsewhere: Elsewhere) -> Cost:
+        """Of a layout with which a stage does not fit."""
+        return cls(None, math.inf, math.inf, 0, {}, {}, elsewhere)
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """The best is the least, of what was searched as the plan was first; what no
+        stage waits for counts by its seconds."""
+        took_s = self.step_s
+        if self.elsewhere is not None:
+            took_s += sum(delta for _, delta in self.elsewhere.others)
+        return self.is_brief, self.total_s, took_s, self.peak_bytes
+
+    @property
+    def total_s(self) -> float:
+        """Of a whole step."""
+        return self.step_s if self.elsewhere is None else self.elsewhere.step_s
 
 
-def cost_of(found: Found) -> Cost:
-    """What the best of a search costs."""
+def cost_of(found: Found, is_brief: bool = False) -> Cost:
+    """What the best of a search, a brief one or not, costs."""
     best = found.solved[0]
     solution = best.solution
     if solution.labels is None:
         peak = math.ceil(solution.smallest_peak)
-        return Cost(None, math.inf, math.inf, peak, {}, {})
+        return Cost(None, math.inf, math.inf, peak, {}, {}, is_brief=is_brief)
     predicted, collectives, _ = costs_of(best.mesh_problem, solution.labels)
     return Cost(
         predicted,
@@ -50,6 +94,7 @@ def cost_of(found: Found) -> Cost:
         predicted.peak_bytes,
         _by_axes(collectives),
         _by_line(collectives),
+        is_brief=is_brief,
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rhino_jax.errors import PinError
 from rhino_jax.explore.costs import Cost, added, cost_of
-from rhino_jax.explore.forces import forces
-from rhino_jax.explore.holding import Held, solve_all, specs_now, specs_that_are
+from rhino_jax.explore.forces import forces, pins_of
+from rhino_jax.explore.holding import Held, solve_all, specs_now, specs_without_pins
 from rhino_jax.explore.place import Place, find_place
 from rhino_jax.explore.why import Layout, Why
 from rhino_jax.explore.words import answer
@@ -49,66 +49,75 @@ def explain(
     program, labels = model.graph.program, found.solved[0].solution.labels
     assert labels is not None, "a plan fits"
     place = find_place(key, program, what)
-    known = specs_that_are(model, place)
+    known = specs_without_pins(found, place)
     if not known:
-        raise PinError(
-            f"{what}: {place.name} is laid out nowhere: each device has all of it.",
-            where=repr(key),
-            numbers=f"{place.dtype}{list(place.shape)}",
-            fix="ask of an array that the plan's table lists.",
-        )
+        raise laid_out_nowhere(place, what)
     request = replace(request, has_recipes=False, watch=None)
     now = specs_now(model, place, labels)
     current = now[0] if len(set(now)) == 1 else None
     wanted: list[Spec] | str = known
-    if asked is not None:
-        wanted = _read(place, asked, model)
-    planned = cost_of(found)
-    if isinstance(wanted, str):
-        every, refused = [], [_impossible(str(asked), wanted)]
-    else:
+    is_asked = asked is not None
+    if is_asked:
+        wanted = read(place, asked, model)
+    planned, names = cost_of(found), model.mesh.names
+    every: list[Held] = []
+    if not isinstance(wanted, str):
         others = [spec for spec in wanted if spec != current]
-        every, refused = solve_all(found, request, place, others, current, report), []
-    costs, layouts = _layouts(model, every, current, planned)
-    names = model.mesh.names
+        every = solve_all(found, request, place, others, current, report)
+    costs = [(h.spec, cost_of(h.found, h.is_brief)) for h in every if h.found]
+    if current is not None:
+        costs.insert(0, (current, planned))
+    cannot = {format_spec(h.spec, names): h.cannot for h in every if h.found is None}
+    if isinstance(wanted, str):
+        cannot[str(asked)] = wanted
+    layouts = shown(model, costs, current, planned, cannot)
     return Why(
         key,
         place.name,
         f"{place.dtype}[{','.join(map(str, place.shape))}]",
         place.source,
         " and ".join(dict.fromkeys(format_spec(s, names) for s in now)),
-        answer(place, model, current, costs, planned, [*layouts, *refused]),
-        (*layouts, *refused),
-        forces(found, request, plan, place, current),
+        answer(place, model, current, costs, planned, layouts, is_asked=is_asked),
+        layouts,
+        forces(found, pins_of(request, plan, place), place, current),
         planned.step_s,
         time.monotonic() - started,
     )
 
 
-def _layouts(
-    model: Model, every: Sequence[Held], current: Spec | None, planned: Cost
-) -> tuple[list[tuple[Spec, Cost]], list[Layout]]:
-    """What was solved costs, the plan's layout with it; and all of it as it is shown,
-    the fastest first, what cannot be last."""
-    costs = [(held.spec, cost_of(held.found)) for held in every if held.found]
-    if current is not None:
-        costs.insert(0, (current, planned))
-    brief = {held.spec for held in every if held.is_brief}
+def laid_out_nowhere(place: Place, what: str) -> PinError:
+    """Of what all devices have in full, whatever is planned."""
+    return PinError(
+        f"{what}: {place.name} is laid out nowhere: each device has all of it.",
+        where=repr(place.key),
+        numbers=f"{place.dtype}{list(place.shape)}",
+        fix="ask of an array that the plan's table lists.",
+    )
+
+
+def shown(
+    model: Model,
+    costs: Sequence[tuple[Spec, Cost]],
+    current: Spec | None,
+    planned: Cost,
+    cannot: Mapping[str, str],
+) -> tuple[Layout, ...]:
+    """Layouts as they are shown, the plan's first, then the fastest; what cannot be is
+    last.
+
+    Args:
+      costs: of every layout that was solved.
+      current: the plan's; `planned`: what that costs.
+      cannot: layout → why no op can make it.
+    """
+    order = sorted(costs, key=lambda c: (c[0] != current, c[1].rank))
     solved = [
-        _layout(spec, cost, planned, model, spec == current, spec in brief)
-        for spec, cost in costs
+        _layout(spec, cost, planned, model, spec == current) for spec, cost in order
     ]
-    names = model.mesh.names
-    refused = [
-        _impossible(format_spec(held.spec, names), held.cannot)
-        for held in every
-        if held.found is None
-    ]
-    solved.sort(key=lambda x: (not x.is_planned, x.step_s, x.peak_bytes))
-    return costs, [*solved, *refused]
+    return *solved, *(_impossible(spec, why) for spec, why in cannot.items())
 
 
-def _read(place: Place, asked: Any, model: Model) -> list[Spec] | str:
+def read(place: Place, asked: Any, model: Model) -> list[Spec] | str:
     """The layout that is asked about; or why it is none of this array."""
     axes = [(a.name, a.size) for a in model.mesh.axes]
     value = model.graph.program.values[place.every[0]]
@@ -131,7 +140,6 @@ def _layout(
     planned: Cost,
     model: Model,
     is_planned: bool,
-    is_brief: bool,
 ) -> Layout:
     names, predicted = model.mesh.names, cost.predicted
     return Layout(
@@ -139,11 +147,13 @@ def _layout(
         partition_spec(spec, names),
         is_planned,
         predicted is not None,
-        cost.step_s,
+        cost.total_s,
         cost.bound_s,
         predicted.compute_s if predicted else cost.step_s,
         predicted.communication_s if predicted else cost.step_s,
         tuple(cost.by_axes.items()),
         cost.peak_bytes,
-        added=() if is_planned or predicted is None else added(cost, planned),
+        cost.is_brief,
+        () if is_planned or predicted is None else added(cost, planned),
+        stage_s=cost.step_s,
     )

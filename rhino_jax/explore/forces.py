@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rhino_jax.analysis.graph import NodeKind
@@ -24,24 +25,28 @@ MOST_READERS = 6
 
 def forces(
     found: Found,
-    request: Request,
-    plan: Plan,
+    pins: Sequence[str],
     place: Place,
     current: Spec | None,
 ) -> tuple[str, ...]:
-    """Sentences on whoever has a hand in how a place is laid out."""
+    """Sentences on whoever has a hand in how a place is laid out.
+
+    Args:
+      pins: those on pins, see `pins_of`.
+    """
     model, labels = found.solved[0].mesh_problem.model, found.solved[0].solution.labels
     assert labels is not None
     return (
-        *_pins(request, plan, place),
+        *pins,
         *_divisors(model, place),
-        *_memory(found, request, place, current),
+        *_memory(found, place, current),
         *_neighbours(model, place, labels),
         *_recipes(found, place),
     )
 
 
-def _pins(request: Request, plan: Plan, place: Place) -> list[str]:
+def pins_of(request: Request, plan: Plan, place: Place) -> list[str]:
+    """Of a plan on one mesh."""
     program_pins = [request.value_pins[v].key for v in place.values
                     if v in request.value_pins]  # fmt: skip
     paths = [plan.inputs[i].path for i in place.inputs if i in request.pins]
@@ -64,13 +69,18 @@ def _divisors(model: Model, place: Place) -> list[str]:
     return lines
 
 
-def _memory(
-    found: Found, request: Request, place: Place, current: Spec | None
-) -> list[str]:
+def _memory(found: Found, place: Place, current: Spec | None) -> list[str]:
     """Whether another layout would be chosen with memory to spare."""
     if not found.is_bound_by_memory:
         return []
-    free = search_again(found, replace(request, memory_budget_bytes=math.inf))
+    without = replace(
+        found.request,
+        memory_budget_bytes=math.inf,
+        deadline=math.inf,
+        has_recipes=False,
+        watch=None,
+    )
+    free = search_again(found, without)
     best = free.solved[0]
     assert best.solution.labels is not None
     model = best.mesh_problem.model

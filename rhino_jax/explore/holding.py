@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rhino_jax.errors import PinError
 from rhino_jax.explore.place import Place, find_place
@@ -15,6 +16,7 @@ from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.search.driver import search_again
 from rhino_jax.search.found import Found
 from rhino_jax.search.held import search_held
+from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.records import Progress, Request
 
 
@@ -127,6 +129,24 @@ def specs_that_are(model: Model, place: Place) -> list[Spec]:
     if not every:
         return []
     return [spec for spec in every[0] if all(spec in other for other in every[1:])]
+
+
+def specs_without_pins(found: Found, place: Place) -> list[Spec]:
+    """The layouts that the values of a place can have, were they not pinned."""
+    model, request = found.solved[0].mesh_problem.model, found.request
+
+    def rest(pins: Mapping[int, Any], at: Sequence[int]) -> dict[int, Any]:
+        return {k: pin for k, pin in pins.items() if k not in at}
+
+    free = replace(
+        request,
+        pins=rest(request.pins, place.inputs),
+        output_pins=rest(request.output_pins, place.outputs),
+        value_pins=rest(request.value_pins, place.values),
+    )
+    if free != request:
+        model = build_mesh_problem(model.analysis, found.mesh_axes, free).model
+    return specs_that_are(model, place)
 
 
 def specs_now(model: Model, place: Place, labels: Labels) -> list[Spec]:

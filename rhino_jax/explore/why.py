@@ -39,9 +39,11 @@ class Layout:
       spec: as text; `partition_spec`: as a pin takes it.
       is_planned: it is the plan's own.
       fits: whether anything fits so; else times are infinite.
-      step_s: predicted seconds of the step, and `bound_s`, what it is proved not to be
-        below.
-      compute_s, communication_s: parts of it; what hides is in neither.
+      step_s: predicted seconds of the step.
+      stage_s: of the stage that the answer is of, seconds of all its tasks; on one mesh
+        the step.
+      bound_s: what `stage_s` is proved not to be below.
+      compute_s, communication_s: parts of `stage_s`; what hides is in neither.
       by_axes: (mesh axes, seconds of all their collectives, hidden or not).
       peak_bytes: of one device; the least that was found where nothing fits.
       is_brief: it was searched briefly, as layouts that are far from the best are: the
@@ -63,6 +65,7 @@ class Layout:
     is_brief: bool = False
     added: tuple[Added, ...] = ()
     cannot: str = ""
+    stage_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,9 @@ class Why:
       forces: who has a hand in it: pins, divisibility, memory, neighbours, recipes.
       planned_s: the step of the plan, all layouts free.
       seconds: that it took to find out.
+      stage: of a plan in stages, that which all this is of; None: of one mesh.
+      stage_s: of the plan, what that stage works in a step.
+      also: the same of the other stages that have such a value.
     """
 
     key: str
@@ -91,6 +97,9 @@ class Why:
     forces: tuple[str, ...]
     planned_s: float
     seconds: float
+    stage: int | None = None
+    stage_s: float = 0.0
+    also: tuple[Why, ...] = ()
 
     def table(self, *, full: bool = False) -> str:
         """The whole answer as text, at most 100 columns wide.
@@ -104,7 +113,8 @@ class Why:
         return self.table()
 
     def __repr__(self) -> str:
-        return f"Why({self.name}: {self.spec}; {len(self.layouts)} layouts)"
+        at = "" if self.stage is None else f" on stage {self.stage}"
+        return f"Why({self.name}: {self.spec}{at}; {len(self.layouts)} layouts)"
 
     def _repr_html_(self) -> str:
         return sections_to_html(_tell(self))
@@ -115,49 +125,56 @@ MOST_ROWS = 12
 
 
 def _tell(why: Why, *, full: bool = False) -> tuple[Section, ...]:
+    every = (why, *why.also)
+    return tuple(section for part in every for section in _tell_one(part, full))
+
+
+def _tell_one(why: Why, full: bool) -> list[Section]:
     facts = [("layout", why.spec), ("array", why.type)]
     if why.source:
         facts.append(("made at", why.source))
-    title = f"why {why.name} is {why.spec}"
+    at = "" if why.stage is None else f" on stage {why.stage}"
     solved = [x for x in why.layouts if not x.cannot]
     shown = solved if full else solved[:MOST_ROWS]
     axes = list(dict.fromkeys(a for x in shown for a, _ in x.by_axes))
-    rows = tuple(_row(layout, axes, why.planned_s) for layout in shown)
-    header = ("layout", "step", "more", "compute", *map("+".join, axes), "peak")
+    rows = tuple(_row(layout, axes, why) for layout in shown)
+    over = ("+".join(a) for a in axes)
+    header = ("layout", "step", "more", "compute", *over, "peak")
+    if why.stage is not None:
+        over = ("+".join(a) for a in axes)
+        header = ("layout", "step", f"stage {why.stage}", "more", *over, "peak")
     table = Table(header, rows, "<" + ">" * (len(header) - 1), (0,))
-    took = (
-        f"each held, everything else solved again: {format_seconds(why.seconds)} in"
-        " all. Under mesh axes: their collectives, hidden or not."
-    )
-    if any(x.is_brief for x in why.layouts):
+    took = "Under mesh axes: their collectives, hidden or not."
+    if why.seconds:  # of others of the same it is told with the first
+        seconds = format_seconds(why.seconds)
+        took = f"each held, everything else solved again: {seconds} in all. {took}"
+    if any(x.is_brief for x in shown):
         took += " ≤: searched briefly."
     left = len(solved) - len(shown)
     if left:
         took += f" And {left} more layouts, all slower: table(full=True)."
-    return (
-        Section(title, facts=tuple(facts), lines=why.answer),
-        Section("layouts", table=table, lines=(took,)),
+    return [
+        Section(f"why {why.name} is {why.spec}{at}", tuple(facts), lines=why.answer),
+        Section(f"layouts{at}", table=table, lines=(took,)),
         *([Section("who has a hand in it", lines=why.forces)] if why.forces else []),
-    )
+    ]
 
 
-def _row(
-    layout: Layout, axes: Sequence[tuple[str, ...]], planned_s: float
-) -> tuple[str, ...]:
+def _row(layout: Layout, axes: Sequence[tuple[str, ...]], why: Why) -> tuple[str, ...]:
     mark = " (the plan)" if layout.is_planned else ""
-    nothing = ("",) * len(axes)
-    peak = format_bytes(layout.peak_bytes)
+    peak = format_bytes(layout.peak_bytes) if layout.peak_bytes else ""
     if not layout.fits:
-        return (layout.spec + mark, "does not fit", "", "", *nothing, peak)
+        return layout.spec + mark, "does not fit", "", "", *("" for _ in axes), peak
+    most = "≤ " if layout.is_brief else ""
     seconds = dict(layout.by_axes)
-    return (
-        layout.spec + mark,
-        ("≤ " if layout.is_brief else "") + format_seconds(layout.step_s),
-        more(layout.step_s - planned_s, planned_s),
-        format_seconds(layout.compute_s),
-        *(format_seconds(seconds.get(a, 0.0)) for a in axes),
-        peak,
-    )
+    over = (format_seconds(seconds.get(a, 0.0)) for a in axes)
+    step, took = format_seconds(layout.step_s), format_seconds(layout.compute_s)
+    delta = more(layout.step_s - why.planned_s, why.planned_s)
+    if why.stage is None:
+        return layout.spec + mark, most + step, delta, took, *over, peak
+    took = format_seconds(layout.stage_s)
+    delta = more(layout.stage_s - why.stage_s, why.stage_s)
+    return layout.spec + mark, most + step, took, delta, *over, peak
 
 
 def more(delta_s: float, of_s: float) -> str:

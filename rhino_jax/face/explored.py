@@ -31,7 +31,8 @@ class Explored(data.Plan):
 
         With other pins or another budget, the problem that gave this plan is solved
         again, on its mesh and with its passes (micro-batches, recompute), in a fraction
-        of the time; `recipes` stay those of this plan. Where nothing fits so, and for
+        of the time; `recipes` stay those of this plan. Plans in stages stay cut as they
+        are where pins of layouts are all that changes. Where nothing fits so, and for
         all other changes, everything but tracing is done anew.
 
         Args:
@@ -74,6 +75,10 @@ class Explored(data.Plan):
         The value is held in each of its other layouts, one after the other, and
         everything else is solved again: what is said of a layout is what
         `plan.with_(pins={key: spec})` would find. `print` it to read it.
+
+        Of a plan in stages the answer says on which stage the value is, and why there;
+        what its other layouts cost that stage, and the step by the clock. Values that
+        several stages have are answered for each (`Why.also`).
 
         Args:
           key: a tree path or glob of arguments and results, a source line

@@ -11,6 +11,7 @@ of this.
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -22,19 +23,21 @@ from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.errors import StageError
 from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_pins, expand_pins
 from rhino_jax.planning.like import Kept
 from rhino_jax.planning.per_microbatch import notes_of_places
+from rhino_jax.planning.staging.pins import without_stages
 from rhino_jax.planning.uncovered import notes_of_rules
 from rhino_jax.report.progress import shown
 
 
 if TYPE_CHECKING:
     from rhino_jax.explore.why import Why
-    from rhino_jax.planning.search import Search, Solved
+    from rhino_jax.planning.search import Search
 
 
 MOST_KEPT = 2
@@ -52,14 +55,15 @@ class Origin:
       traced: the function.
       mesh: as it was given; None: rhino chose.
       basis: what the plan keeps of another, if anything.
-      solved: the problem and its solution, while it is kept.
+      solved: the problem and its solution, while it is kept: `search.Solved`, or of
+        several stages `staging.again.SolvedStages`.
     """
 
     wishes: Any
     traced: Traced
     mesh: Any
     basis: Kept | None
-    solved: Solved | None = None
+    solved: Any = None
 
     def with_(self, plan: data.Plan, changes: Mapping[str, Any]) -> Plan:
         """See `Plan.with_`."""
@@ -69,8 +73,12 @@ class Origin:
             changes["pins"] = self._and_pins(changes["pins"])
         wishes = replace(wishes, what="`plan.with_`", **changes)
         is_here = mesh is None and changes.keys() <= {"pins", "memory_budget_bytes"}
-        if is_here and plan.is_one_mesh and not wishes.refine:
-            found = self._again(plan, wishes)
+        if is_here and not wishes.refine:
+            found = None
+            if plan.is_one_mesh:
+                found = self._again(plan, wishes)
+            elif not plan.is_one_program:
+                found = self._again_in_stages(plan, wishes)
             if found is not None:
                 return found
         if mesh is not None:
@@ -89,7 +97,7 @@ class Origin:
         """See `Plan.recipe`."""
         from rhino_jax.explore.recipe import plan_of_recipe
 
-        _check_one_stage(plan, "recipe")
+        _check_one_mesh(plan, "recipe")
         solved = self.solved_for(plan)
         search = _now(solved.typed_search)
         found = plan_of_recipe(solved.typed, search.request, name)
@@ -99,11 +107,20 @@ class Origin:
         """See `Plan.why` and `Plan.why_not`."""
         from rhino_jax.explore.explaining import explain
 
-        _check_one_stage(plan, "why")
+        if plan.stages[1:]:
+            return self._why_in_stages(plan, key, spec)
+        _check_one_mesh(plan, "why")
         solved = self.solved_for(plan)
         with shown(self.wishes.progress) as report:
             request = _now(solved.search).request
             return explain(solved.found, request, plan, key, spec, report)
+
+    def _why_in_stages(self, plan: data.Plan, key: str, spec: Any) -> Why:
+        from rhino_jax.explore.in_stages import Asking
+
+        solved, pins = self.solved_for(plan), self._stage_pins(self.wishes, plan)
+        asking = Asking(solved, self.traced.program, self.wishes.level, pins)
+        return asking.why(key, spec)
 
     def worth(self, plan: data.Plan, held: Mapping[str, Spec]) -> dict[str, float]:
         """How much longer the step is with one argument held in another layout,
@@ -114,7 +131,7 @@ class Origin:
         with shown(self.wishes.progress) as report:
             return steps_held(solved.found, _now(solved.search).request, held, report)
 
-    def solved_for(self, plan: data.Plan) -> Solved:
+    def solved_for(self, plan: data.Plan) -> Any:
         """The problem that gave a plan, solved once more where it is not kept."""
         found = self.solved
         if found is None:
@@ -122,12 +139,13 @@ class Origin:
         _keep(self)
         return found
 
-    def _solve(self, plan: data.Plan) -> Solved:
+    def _solve(self, plan: data.Plan) -> Any:
+        from rhino_jax.planning.cuts import as_asked
         from rhino_jax.planning.search import Search, Solved, tell_nobody
 
         wishes, axes = self.wishes, plan.mesh_axes
         target = wishes.target_of(self.mesh)
-        pins, pinned = self._pins(wishes, self.traced.program, axes)
+        pins, pinned = self._pins(wishes, plan)
         written = Search(
             self.traced,
             self.mesh,
@@ -139,6 +157,11 @@ class Origin:
             wishes.what,
             tell_nobody,
         )
+        if len(plan.stages) > 1:
+            from rhino_jax.planning.staging.again import solved_again
+
+            written = as_asked(written, wishes.recompute)
+            return solved_again(written, plan, wishes.schedule)
         done = [t for t in plan.transforms if t.choice]
         if not done:
             found = written.find()
@@ -158,11 +181,16 @@ class Origin:
         return every
 
     def _pins(
-        self, wishes: Any, program: Any, axes: tuple[tuple[str, int], ...]
+        self, wishes: Any, plan: data.Plan, program: Program | None = None
     ) -> tuple[ResolvedPins, Mapping[str, Any]]:
+        """
+        Args:
+          program: of which values are pinned; by default as the user wrote it.
+        """
         arguments = self.traced.arguments
         pinned = expand_pins(wishes.pins, arguments.tree, arguments.paths)
-        pins = resolve_pins(pinned, program, axes)
+        pinned, _ = without_stages(pinned, plan.num_stages)
+        pins = resolve_pins(pinned, program or self.traced.program, plan.mesh_axes)
         if self.basis is not None:
             pins = replace(pins, inputs={**self.basis.specs, **pins.inputs})
         return pins, pinned
@@ -174,7 +202,7 @@ class Origin:
             return None  # they must agree
         solved = self.solved_for(plan)
         program = solved.search.running.program
-        pins, pinned = self._pins(wishes, program, plan.mesh_axes)
+        pins, pinned = self._pins(wishes, plan, program)
         target = solved.search.target
         with shown(wishes.progress) as report:
             search = replace(
@@ -192,8 +220,29 @@ class Origin:
         again = Solved(search, found, solved.typed_search, solved.typed).alone()
         return self._finished(made, plan, wishes, again)
 
+    def _again_in_stages(self, plan: data.Plan, wishes: Any) -> Plan | None:
+        """The same of a plan of several stages, with other pins of layouts; None where
+        it might better be cut otherwise."""
+        said = (w.memory_budget_bytes for w in (wishes, self.wishes))
+        stages = (self._stage_pins(w, plan) for w in (wishes, self.wishes))
+        is_cut_alike = len(set(said)) == 1 and operator.eq(*stages)
+        if not is_cut_alike or wishes.processes(plan.mesh, []):
+            return None
+        solved = self.solved_for(plan)
+        program = solved.search.running.program
+        pins, pinned = self._pins(wishes, plan, program)
+        request = wishes.request_of(solved.search.target, pins)
+        search = replace(solved.search, request=request, pinned=pinned)
+        found = solved.planned_with(search)
+        return found and self._finished(found[0], plan, wishes, found[1])
+
+    def _stage_pins(self, wishes: Any, plan: data.Plan) -> dict[str, int]:
+        arguments = self.traced.arguments
+        pinned = expand_pins(wishes.pins, arguments.tree, arguments.paths)
+        return without_stages(pinned, plan.num_stages)[1]
+
     def _finished(
-        self, made: data.Plan, plan: data.Plan, wishes: Any, solved: Solved | None
+        self, made: data.Plan, plan: data.Plan, wishes: Any, solved: Any
     ) -> Plan:
         """A plan that was made of the problem at hand, as those of the planner are."""
         from rhino_jax.planning.storage import told_of_storage
@@ -224,7 +273,7 @@ def with_origin(
     return replace(plan, origin=origin)
 
 
-def _check_one_stage(plan: data.Plan, what: str) -> None:
+def _check_one_mesh(plan: data.Plan, what: str) -> None:
     """
     Raises:
       StageError: the plan has several stages, each of a program of its own.

@@ -24,6 +24,7 @@ from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.costs import bytes_between
 from rhino_jax.planning.staging.planned import PlannedGroup
 from rhino_jax.planning.staging.shapes import Shapes
+from rhino_jax.search.read_back.assemble import pins_text
 from rhino_jax.transform.staged.stacks import End, Unstacked
 from rhino_jax.transform.staged.step import Key, Kind, Step
 
@@ -76,6 +77,7 @@ def assembled(
         transforms=search.transforms,
         pipeline=pipeline,
         recipes={},
+        pins=_pins(search, [name for name, _ in mesh_axes]),
         notes=tuple(
             dict.fromkeys([*(n for g in groups for n in g.plan.notes), *_notes(search)])
         ),
@@ -167,6 +169,12 @@ def _notes(search: Search) -> list[str]:
             "`refine` compiles no plans of several stages: `plan.verify` does."
         )
     return found
+
+
+def _pins(search: Search, names: Sequence[str]) -> dict[str, str]:
+    """Those that are kept."""
+    request = replace(search.request, value_pins={})
+    return pins_text(search.running.program, request, names)
 
 
 def _predicted(simulation: Simulation, groups: Sequence[PlannedGroup]) -> Predicted:

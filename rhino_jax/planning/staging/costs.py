@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rhino_jax.ir.spec import share_of, without
-from rhino_jax.plan.stages import Between, Hop, StageCost
+from rhino_jax.plan.stages import Between, Hop, Pipeline, StageCost
 from rhino_jax.planning.staging.planned import PlannedGroup
 from rhino_jax.planning.staging.priced import with_regions
+from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
 
 
-def chunk_costs(step: Step, groups: Sequence[PlannedGroup]) -> tuple[StageCost, ...]:
+def with_costs(
+    pipeline: Pipeline, step: Step, groups: Sequence[PlannedGroup], shapes: Shapes
+) -> Pipeline:
+    """A pipeline with what its tasks, and what passes between them, cost."""
+    return replace(
+        pipeline,
+        costs=_chunk_costs(step, groups),
+        hops=_hops(step, groups, *shapes.hop),
+        between=_between(step, groups),
+    )
+
+
+def _chunk_costs(step: Step, groups: Sequence[PlannedGroup]) -> tuple[StageCost, ...]:
     """What the tasks of planned groups take and hold, chunk by chunk."""
     found = []
     for chunk, at in enumerate(step.chunks):
@@ -61,7 +75,7 @@ def bytes_between(
     return math.ceil(aval.size * getattr(aval.dtype, "itemsize", 4) * share * times)
 
 
-def between_of(step: Step, groups: Sequence[PlannedGroup]) -> tuple[Between, ...]:
+def _between(step: Step, groups: Sequence[PlannedGroup]) -> tuple[Between, ...]:
     """What every group does between forward and backward passes; empty where no group
     does anything."""
     kinds = {task.kind for tasks in step.tasks for task in tasks}
@@ -84,7 +98,7 @@ def between_of(step: Step, groups: Sequence[PlannedGroup]) -> tuple[Between, ...
     )
 
 
-def hops_of(
+def _hops(
     step: Step, groups: Sequence[PlannedGroup], bytes_per_s: float, latency_s: float
 ) -> tuple[Hop, ...]:
     """Between which chunks anything passes, and how much for every micro-batch: sums

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.pipeline.of_plan import schedule_of
-from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline, runs_of
 from rhino_jax.planning.staging import when
-from rhino_jax.planning.staging.assembled import assembled
-from rhino_jax.planning.staging.costs import between_of, chunk_costs, hops_of
+from rhino_jax.planning.staging.again import SolvedStages, run_that_fits
+from rhino_jax.planning.staging.costs import with_costs
 from rhino_jax.planning.staging.cuts import Asked, CutStep
 from rhino_jax.planning.staging.groups import plan_groups
-from rhino_jax.planning.staging.planned import FIX, PlannedGroup, Room
+from rhino_jax.planning.staging.planned import PlannedGroup, Room
 from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Step
-from rhino_jax.units import format_bytes
-
-
-MOST_TRIES = 3
-"""To make room for what arrives early, which shows when all groups are planned."""
 
 
 def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
@@ -37,7 +28,6 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
       ScheduleError: a schedule that is searched for does not.
     """
     search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
-    limit = search.request.memory_budget_bytes
 
     def step_of(recomputed: frozenset[int]) -> Step:
         return staged(
@@ -55,33 +45,14 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
         would_recompute = 'recompute="auto"' if is_kept else 'schedule="1f1b"'
     is_free = asked.may_recompute and cut_step.has_backward and not way.is_split
     room = Room(way.in_flight, (0,) * shapes.groups, is_free, would_recompute)
-    for _ in range(MOST_TRIES):
-        step, groups, recomputed = plan_groups(
-            search, step_of, of_step, shapes, room, asked.finds
-        )
-        pipeline = _pipeline(asked, cut_step, way, step, groups)
-        pipeline = replace(pipeline, recomputed=tuple(sorted(recomputed)))
-        if cut_step.has_backward:
-            pipeline = when.settled(pipeline, asked.schedule, limit)
-        peaks = simulate(schedule_of(pipeline)).group_peak_bytes
-        if max(peaks) <= limit:
-            return assembled(
-                search, of_step, step, groups, pipeline, shapes, asked.started
-            )
-        ahead = [
-            max(0, peak - group.peak_bytes(step, in_flight)) if peak > limit else known
-            for peak, group, in_flight, known in zip(
-                peaks, groups, way.in_flight, room.ahead_bytes, strict=True
-            )
-        ]
-        room = replace(room, ahead_bytes=tuple(ahead), recomputed=recomputed)
-    worst = max(range(len(peaks)), key=lambda group: peaks[group])
-    raise InfeasiblePlanError(
-        f"stage {worst} does not fit with what reaches it early.",
-        where=f"memory budget {format_bytes(int(limit))} per device",
-        numbers=f"{format_bytes(peaks[worst])} at its peak by {way.name}",
-        fix=FIX,
+    run = run_that_fits(
+        lambda room: plan_groups(search, step_of, of_step, shapes, room, asked.finds),
+        lambda *planned: _pipeline(asked, cut_step, way, *planned),
+        room,
+        search.request.memory_budget_bytes,
     )
+    solved = SolvedStages(search, of_step, shapes, asked.schedule, run)
+    return solved.plan(asked.started)
 
 
 def _pipeline(
@@ -90,17 +61,23 @@ def _pipeline(
     way: when.Way,
     step: Step,
     groups: Sequence[PlannedGroup],
+    recomputed: frozenset[int],
 ) -> Pipeline:
-    return Pipeline(
+    pipeline = Pipeline(
         micro_batches=step.micro_batches,
         schedule=way.name,
         runs=runs_of(cut_step.chosen.stages),
-        costs=chunk_costs(step, groups),
-        hops=hops_of(step, groups, *cut_step.shapes.hop),
+        costs=(),
+        hops=(),
         per_microbatch=asked.places,
         parts=asked.of_step.count,
         group_of=cut_step.group_of,
         is_split=way.is_split,
-        between=between_of(step, groups),
+        recomputed=tuple(sorted(recomputed)),
         is_twice=cut_step.work.is_twice,
     )
+    pipeline = with_costs(pipeline, step, groups, cut_step.shapes)
+    if not cut_step.has_backward:
+        return pipeline
+    limit = asked.search.request.memory_budget_bytes
+    return when.settled(pipeline, asked.schedule, limit)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.explore.laid import Held
 from rhino_jax.ir.spec import Spec, without
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.alike import Finds
 from rhino_jax.planning.staging.auto import LEAST_GAIN
 from rhino_jax.planning.staging.planned import (
-    Pins,
     PlannedGroup,
     Refused,
     Room,
@@ -24,6 +24,9 @@ from rhino_jax.transform.staged.group import GroupProgram, group_program
 from rhino_jax.transform.staged.stacks import End, Unstacked
 from rhino_jax.transform.staged.step import Key, Kind, Step
 
+
+NOTHING = Held()
+"""Beside the user's pins."""
 
 StepOf = Callable[[frozenset[int]], Step]
 """From the chunks that are recomputed to the tasks of a step; those of other groups
@@ -37,6 +40,8 @@ def plan_groups(
     shapes: Shapes,
     room: Room,
     finds: Finds,
+    held: Held = NOTHING,
+    before: Sequence[PlannedGroup] = (),
 ) -> tuple[Step, list[PlannedGroup], frozenset[int]]:
     """Plan all groups; what one sends another is laid out alike on both.
 
@@ -47,25 +52,37 @@ def plan_groups(
       shapes: of the groups.
       room: that it needs.
       finds: what was found for groups of this step, in other tries too.
+      held: layouts of values, beside the user's pins and instead of them.
+      before: all groups, planned otherwise: their problems are solved again, where
+        anything is pinned otherwise.
     Returns:
       The tasks; the groups; the chunks that are recomputed.
     Raises:
       InfeasiblePlanError: a group does not fit; says which.
+      PinError: an op cannot make what is held.
     """
     known: dict[Key, Spec] = {}
     stacks: dict[int, Spec] = {}
     found: dict[int, PlannedGroup] = {}
+    search = search.asking(
+        pins={**search.request.pins, **held.inputs},
+        output_pins={**search.request.output_pins, **held.outputs},
+    )
     request, at = search.request, shapes.stage_axis
     recomputed = room.recomputed
     step = step_of(recomputed)
     meeting = _meeting(step)
 
+    for key, spec in held.handed.items():
+        known[key] = _on_all(spec, meeting[key], shapes)
+
     def planned(group: int) -> PlannedGroup:
-        of = group_program(step, group, of_step.program)
+        old = before[group] if before else None
+        of = old.of if old else group_program(step, group, of_step.program)
         laid = _Laid(of_step, at, shapes.places[group] > 1, request, known, stacks)
-        pins = laid.pins(of, step.outputs)
+        pins = *laid.pins(of, step.outputs), held.values.get(group, {})
         mesh = shapes.mesh(group)
-        return plan_group(search, step, of, mesh, pins, room, finds)
+        return plan_group(search, step, of, mesh, pins, room, finds, old)
 
     # What a small group has, a larger one can have too: its other axes are the same.
     for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
@@ -92,10 +109,14 @@ def plan_groups(
                 whole = of_step.inputs[key.number].whole
                 stacks.setdefault(whole, without(one.specs[key], [at]))
         for key in one.specs.keys() & meeting.keys():
-            sizes = {shapes.places[g] for g in meeting[key]}
-            spec = one.specs[key]
-            known.setdefault(key, spec if len(sizes) == 1 else without(spec, [at]))
+            known.setdefault(key, _on_all(one.specs[key], meeting[key], shapes))
     return step, [found[group] for group in range(step.groups)], recomputed
+
+
+def _on_all(spec: Spec, groups: Collection[int], shapes: Shapes) -> Spec:
+    """Of what groups of unequal size have in common."""
+    sizes = {shapes.places[g] for g in groups}
+    return spec if len(sizes) == 1 else without(spec, [shapes.stage_axis])
 
 
 def _again(
@@ -171,7 +192,9 @@ class _Laid:
     known: Mapping[Key, Spec]
     stacks: Mapping[int, Spec]
 
-    def pins(self, of: GroupProgram, outputs: Sequence[Any]) -> Pins:
+    def pins(
+        self, of: GroupProgram, outputs: Sequence[Any]
+    ) -> tuple[dict[int, Spec], dict[int, Spec]]:
         """
         Args:
           outputs: of every result of the step its group and key.

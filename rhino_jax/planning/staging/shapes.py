@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.target import Target
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planning.meshes import MeshAxes, own_mesh
 from rhino_jax.planning.search import Search
@@ -33,6 +34,19 @@ class Shapes:
     seconds: Mapping[int, Mapping[int, float]]
     hop: tuple[float, float]
     good: tuple[MeshAxes, ...] = ()
+
+    @classmethod
+    def on(
+        cls,
+        mesh_axes: MeshAxes,
+        places: tuple[int, ...],
+        seconds: Mapping[int, Mapping[int, float]],
+        target: Target,
+    ) -> Shapes:
+        """Groups on a mesh of this hardware."""
+        shapes = cls(mesh_axes, places, seconds, (0.0, 0.0))
+        link = lay_out(target, mesh_axes).axes[shapes.stage_axis]
+        return replace(shapes, hop=(link.bytes_per_s, link.alpha_s))
 
     @property
     def groups(self) -> int:
@@ -90,7 +104,4 @@ def shapes_of(
         seconds[size] = seconds_by_op(found)
         if not seconds.keys() - {size}:
             good = tuple(left[own.index(axes)] for axes in found.meshes)
-    axes = good[0]
-    shapes = Shapes(axes, places, seconds, (0.0, 0.0), good)
-    link = lay_out(search.target, axes).axes[shapes.stage_axis]
-    return replace(shapes, hop=(link.bytes_per_s, link.alpha_s))
+    return replace(Shapes.on(good[0], places, seconds, search.target), good=good)

@@ -223,13 +223,18 @@ def _way(at: int, name: str, work: Work) -> Way:
         fits = True
     except ScheduleError:
         fits = False
-    chunks = len(work.chunks) // work.groups
-    flights = tuple(-(-count // chunks) for count in in_flight(schedule))
+    flights = flights_of(schedule, len(work.chunks) // work.groups)
     again_s = math.inf
     if not fits and name in TABLE and not schedule.is_split:
         again_s = simulate(TABLE[name].build(_recomputed(free))).step_time_s
     time_s = simulation.step_time_s
     return Way(at, name, schedule.is_split, time_s, fits, flights, again_s)
+
+
+def flights_of(schedule: Schedule, chunks: int) -> tuple[int, ...]:
+    """Of every group, which runs so many chunks, micro-batches of which it holds
+    something."""
+    return tuple(-(-count // chunks) for count in in_flight(schedule))
 
 
 def _recomputed(work: Work) -> Work:

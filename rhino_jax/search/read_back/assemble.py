@@ -84,7 +84,7 @@ def assemble(
         recipes=recipes_of(mesh_problem),
         memory_budget_bytes=int(request.memory_budget_bytes),
         at_peak=live_at(model, labels, peak_time),
-        pins=_pins_text(program, request, model.mesh.names),
+        pins=pins_text(program, request, model.mesh.names),
         meshes=meshes,
         transforms=program.transforms,
         notes=notes_of(target, found, decisions, unknown),
@@ -169,10 +169,10 @@ def _with_pins(decisions: Decisions, every: Decisions, request: Request) -> Deci
     return replace(decisions, values={**decisions.values, **annotated})
 
 
-def _pins_text(
+def pins_text(
     program: Program, request: Request, names: Sequence[str]
 ) -> dict[str, str]:
-    """Tree path, source line or scope → spec."""
+    """The user's pins: tree path, source line or scope → spec."""
     shown = {
         program.inputs[slot].path: format_spec(spec, names)
         for slot, spec in request.pins.items()
