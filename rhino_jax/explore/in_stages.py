@@ -18,11 +18,13 @@ from rhino_jax.explore.laid import Held, InStages, Laid
 from rhino_jax.explore.place import Place, find_place
 from rhino_jax.explore.where import Where
 from rhino_jax.explore.why import Why
-from rhino_jax.explore.words import answer
+from rhino_jax.explore.words import answer, how_long
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, axes_of, format_spec
 from rhino_jax.plan.pins.interior import ValuePin
+from rhino_jax.plan.plan import Plan
 from rhino_jax.transform.staged.step import Key, Kind
+from rhino_jax.units import format_seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -235,3 +237,39 @@ class Asking:
                 handed[key] = spec
         pins = {v: ValuePin(spec, place.key) for v in place.values}
         return Held(inputs, outputs, handed, {stage: pins} if pins else {})
+
+
+def moved(plan: Plan, key: str, stage: int, other: Plan, seconds: float) -> Why:
+    """What it costs to have a value on another stage.
+
+    Args:
+      plan: as it is.
+      key: of the value.
+      stage: the other.
+      other: the plan with that pin.
+      seconds: that it took to find it.
+    """
+    before, after = plan.predicted.step_time_s, other.predicted.step_time_s
+    works = [
+        f"{format_seconds(b.predicted.step_time_s)} instead of"
+        f" {format_seconds(a.predicted.step_time_s)} of stage {i}"
+        for i, (a, b) in enumerate(zip(plan.stages, other.stages, strict=True))
+    ]
+    leaves = [x for x in plan.inputs if x.path == key]
+    answer = (
+        f"on stage {stage}, {how_long('the step', after - before, before)}: all cut"
+        f" again with that pin, a step takes {' and '.join(works)}.",
+    )
+    shape = ",".join(map(str, leaves[0].shape)) if leaves else ""
+    return Why(
+        key,
+        key,
+        f"{leaves[0].dtype}[{shape}]" if leaves else "",
+        "",
+        f"on stage {leaves[0].stage}" if leaves else f"not on stage {stage}",
+        answer,
+        (),
+        (),
+        before,
+        seconds,
+    )

@@ -155,7 +155,7 @@ def _tell_one(why: Why, full: bool) -> list[Section]:
         took += f" And {left} more layouts, all slower: table(full=True)."
     return [
         Section(f"why {why.name} is {why.spec}{at}", tuple(facts), lines=why.answer),
-        Section(f"layouts{at}", table=table, lines=(took,)),
+        *([Section(f"layouts{at}", table=table, lines=(took,))] if rows else []),
         *([Section("who has a hand in it", lines=why.forces)] if why.forces else []),
     ]
 

@@ -95,7 +95,8 @@ class Explored(data.Plan):
 
         Args:
           key: as of `why`.
-          spec: a PartitionSpec.
+          spec: a PartitionSpec; of a plan in stages also the number of a stage: what it
+            would cost to have the value there, everything cut and planned again.
         """
         return _origin(self, "why_not").why(self, key, spec)
 

@@ -116,8 +116,12 @@ class Origin:
             return explain(solved.found, request, plan, key, spec, report)
 
     def _why_in_stages(self, plan: data.Plan, key: str, spec: Any) -> Why:
-        from rhino_jax.explore.in_stages import Asking
+        from rhino_jax.explore.in_stages import Asking, moved
 
+        if type(spec) is int:
+            started = time.monotonic()
+            other = self.with_(plan, {"pins": {key: spec}})
+            return moved(plan, key, spec, other, time.monotonic() - started)
         solved, pins = self.solved_for(plan), self._stage_pins(self.wishes, plan)
         asking = Asking(solved, self.traced.program, self.wishes.level, pins)
         return asking.why(key, spec)

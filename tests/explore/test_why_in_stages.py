@@ -13,6 +13,7 @@ import rhino_jax as rhino
 from rhino_jax.errors import PinError, PlanFileError
 from rhino_jax.explore.why import Why
 from rhino_jax.models import registry
+from rhino_jax.units import format_seconds
 
 
 MESH = {"stage": 2, "data": 2, "model": 2}
@@ -194,8 +195,14 @@ def test_other_budgets_and_stages_are_planned_for_from_the_beginning(
 ) -> None:
     less = plan.with_(memory_budget_bytes="2.5MiB")
     assert less.predicted.peak_bytes <= 2.5 * 2**20
-    moved = plan.with_(pins={"params['layers'][1]": 1})
+    key = "params['layers'][1]"
+    moved, why = plan.with_(pins={key: 1}), plan.why_not(key, 1)
     assert moved.inputs[1].stage == 1
+    assert moved.predicted.step_time_s > plan.predicted.step_time_s
+    assert "longer: all cut again with that pin, a step takes" in words(why)
+    assert f"{format_seconds(works(moved)[1])} instead of" in words(why)
+    with pytest.raises(PinError, match="there is no stage 2"):
+        plan.why_not(key, 2)
     both = moved.with_(pins={"params['layers'][0]": P("model")})
     assert both.inputs[1].stage == 1 and both.in_specs[0]["layers"][0] == P("model")
 

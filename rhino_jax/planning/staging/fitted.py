@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline, runs_of
+from rhino_jax.planning.search import tell_nobody
 from rhino_jax.planning.staging import when
 from rhino_jax.planning.staging.again import SolvedStages, run_that_fits
 from rhino_jax.planning.staging.costs import with_costs
@@ -51,7 +53,9 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
         room,
         search.request.memory_budget_bytes,
     )
-    solved = SolvedStages(search, of_step, shapes, asked.schedule, run)
+    # What is asked later is nobody's progress, and no pass of this search.
+    quiet = replace(search.asking(watch=None), report=tell_nobody)
+    solved = SolvedStages(quiet, of_step, shapes, asked.schedule, run)
     return solved.plan(asked.started)
 
 
