@@ -39,6 +39,7 @@ class Finds:
             tuple(mesh_axes),
             frozenset(request.pins.items()),
             frozenset(request.output_pins.items()),
+            frozenset(request.value_pins.items()),
             request.memory_budget_bytes,
         )
         if key not in self.known:

@@ -193,19 +193,8 @@ def plan_group(
         except InfeasiblePlanError as error:
             refused = _does_not_fit(error, group, in_flight, more)
             raise Refused(refused, is_alone=not more) from None
-        planned = _with_working(
-            PlannedGroup(
-                of,
-                found,
-                plan,
-                held_specs(of, plan.decisions),
-                seconds_by_op(found),
-                search.target.device.tile,
-                is_bound=more > 0 or found.is_bound_by_memory,
-            ),
-            step,
-            found,
-        )
+        is_bound = more > 0 or found.is_bound_by_memory
+        planned = _planned(search, step, of, found, plan, is_bound)
         needed = planned.peak_bytes(step, in_flight) + ahead
         if needed <= budget:
             return planned
@@ -259,8 +248,25 @@ def _is_known(before: PlannedGroup, pins: Pins, level: str) -> bool:
     )
 
 
-def _with_working(planned: PlannedGroup, step: Step, found: Found) -> PlannedGroup:
-    taken = working_bytes(step, planned.of, found, lambda key: planned.bytes(step, key))
+def _planned(
+    search: Search,
+    step: Step,
+    of: GroupProgram,
+    found: Found,
+    plan: Plan,
+    is_bound: bool,
+) -> PlannedGroup:
+    """What was found for a group, with what its tasks take."""
+    planned = PlannedGroup(
+        of,
+        found,
+        plan,
+        held_specs(of, plan.decisions),
+        seconds_by_op(found),
+        search.target.device.tile,
+        is_bound=is_bound,
+    )
+    taken = working_bytes(step, of, found, lambda key: planned.bytes(step, key))
     return replace(planned, working=taken)
 
 
