@@ -122,13 +122,25 @@ def test_forward_passes_run_twice_where_not_all_of_them_fit():
     assert twice.predicted.step_time_s > 1.1 * once.predicted.step_time_s
     assert planned().schedule == "gpipe"
     budget = (once.predicted.peak_bytes + twice.predicted.peak_bytes) // 2
-    plan = planned(memory_budget_bytes=budget)
+    plan = planned(memory_budget_bytes=budget, recompute="as written")
     assert plan.schedule in ("1f1b", "kfkb") and plan.pipeline.is_twice
     assert plan.predicted.peak_bytes <= budget
     assert "ahead  forward  whole batch" in plan.table()
     assert "ahead of it A" in plan.table()
     compiled = plan.verify(STEPS["balanced"], *large()).compiled
     assert compiled.peak_bytes == pytest.approx(plan.predicted.peak_bytes, rel=0.1)
+
+
+def test_with_less_memory_backward_passes_run_them_once_more():
+    """By GPipe as long as what micro-batches send one another fits."""
+    some = planned(memory_budget_bytes="2500KiB")
+    assert (some.schedule, some.pipeline.recomputed) == ("gpipe", (0, 1))
+    plan = planned(memory_budget_bytes="1600KiB")
+    assert plan.pipeline.is_twice and plan.pipeline.recomputed
+    assert plan.predicted.peak_bytes <= 1600 * 2**10
+    rng = np.random.default_rng(0)
+    rows = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), large()[1])
+    assert plan.check(STEPS["balanced"], arguments()[0], rows).ok
 
 
 def test_only_what_the_batch_meets_in_is_done_twice(tmp_path):
