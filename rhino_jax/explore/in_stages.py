@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rhino_jax.errors import PinError
-from rhino_jax.explore.costs import Cost, Elsewhere, cost_of
+from rhino_jax.explore.costs import Cost, Elsewhere, Line, cost_of
 from rhino_jax.explore.explaining import laid_out_nowhere, read, shown
 from rhino_jax.explore.forces import forces
 from rhino_jax.explore.holding import MOST_SOLVED, specs_now, specs_without_pins
-from rhino_jax.explore.laid import Held, InStages, Laid
+from rhino_jax.explore.laid import Group, Held, InStages, Laid
 from rhino_jax.explore.place import Place, find_place
 from rhino_jax.explore.where import Where
 from rhino_jax.explore.why import Why
@@ -179,8 +179,9 @@ class Asking:
             for pair, seconds in laid.sent.items()
         )
         longest = max(range(len(took)), key=took.__getitem__)
+        group = laid.groups[stage]
         return replace(
-            cost_of(laid.groups[stage].found),
+            _as_called(cost_of(group.found), group),
             peak_bytes=laid.peaks[stage],
             elsewhere=Elsewhere(stage, laid.step_s, "", longest, others, sent),
         )
@@ -237,6 +238,28 @@ class Asking:
                 handed[key] = spec
         pins = {v: ValuePin(spec, place.key) for v in place.values}
         return Held(inputs, outputs, handed, {stage: pins} if pins else {})
+
+
+def _as_called(cost: Cost, group: Group) -> Cost:
+    """With what the group calls its arguments: groups that do the same are searched
+    once, and called as the first."""
+    searched = group.found.solved[0].mesh_problem.model.graph.program
+    names = [
+        (theirs.path, own.path)
+        for theirs, own in zip(searched.inputs, group.of.program.inputs, strict=True)
+        if theirs.path != own.path
+    ]
+    if not names:
+        return cost
+    lines: dict[Line, float] = {}
+    for (kind, axes, source, reason), seconds in cost.by_line.items():
+        for theirs, own in names:
+            if theirs in reason:
+                reason = reason.replace(theirs, own)
+                break
+        line = kind, axes, source, reason
+        lines[line] = lines.get(line, 0.0) + seconds
+    return replace(cost, by_line=lines)
 
 
 def moved(plan: Plan, key: str, stage: int, other: Plan, seconds: float) -> Why:

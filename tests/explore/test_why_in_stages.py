@@ -237,3 +237,33 @@ def test_of_models(model: str, options: Any, key: str, spec: Any) -> None:
     is_stack = options == {} and model == "gpt-tiny"
     assert [why.stage, *(x.stage for x in why.also)] == ([0, 1] if is_stack else [0])
     assert ("its part of the stack, this one layer 0 of 2" in words(why)) is is_stack
+
+
+def test_stages_that_do_the_same_are_called_by_their_own_names() -> None:
+    """They are searched once, and their parts of a stack have names of their own."""
+
+    def scanned(ws: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(ws: jax.Array) -> jax.Array:
+            h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)
+            return jnp.mean((h - x) ** 2)
+
+        return ws - 0.1 * jax.grad(loss)(ws)
+
+    ws = jax.ShapeDtypeStruct((8, WIDTH, WIDTH), jnp.float32)
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    mesh = {"stage": 4, "data": 2}
+    plan = rhino.plan(scanned, ws, x, **{**OPTIONS, "mesh": mesh, "level": "fast"})
+    programs = [
+        g.found.solved[0].mesh_problem.model.graph.program for g in groups(plan)
+    ]
+    assert any(
+        p is not g.of.program for p, g in zip(programs, groups(plan), strict=True)
+    )
+    key = plan.inputs[0].path
+    why = plan.why_not(key, P(None, "data"))
+    for part in (why, *why.also):
+        first = 2 * part.stage
+        reasons = [x.reason for layout in part.layouts for x in layout.added]
+        named = {r for r in reasons if f"{key}[" in r}
+        assert named
+        assert all(f"{key}[{first}:{first + 2}]" in r for r in named)
