@@ -38,7 +38,7 @@ class Pending:
     search: Search | None = None
 
     def plan(self, made_for: int, budget: int) -> Plan:
-        """The plan made for one budget, for a smaller one that it fits."""
+        """The plan made for one budget, for another that it fits."""
         assert isinstance(self.asked, Whole)
         mesh = None if self.asked.mesh is None else make_mesh(self.asked.mesh, WHAT)
         plan = self.asked.asking(made_for).plan_with(self.traced, mesh, None)

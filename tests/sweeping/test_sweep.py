@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,11 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.errors import RhinoError
+from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.hardware.files import hardware_names, load_target
 from rhino_jax.planning.wishes import Wishes
 from rhino_jax.search.driver import COMPARED
 from rhino_jax.sweeping.meshes import Asked, Meshes
+from rhino_jax.sweeping.sweep import _wishes as wishes
+from rhino_jax.sweeping.whole import Whole
 
 
 def step(params: dict[str, Any], x: jax.Array) -> tuple[dict[str, Any], jax.Array]:
@@ -272,3 +275,22 @@ def test_what_it_took_is_told() -> None:
     head, row = found.table().partition("\nwork\n")[2].splitlines()[:2]
     assert head.split()[:3] == ["points", "groups", "planned"]
     assert row.split()[:3] == ["6", "2", "0"]
+
+
+def test_more_memory_makes_no_plan_slower() -> None:
+    """A search within less memory may meet a faster plan than one within more."""
+    steps = {30: (2.0, 30), 20: (1.0, 19), 10: (3.0, 10), 5: None}
+
+    def plan(wishes: Any) -> Any:
+        found = steps[wishes.memory_budget_bytes]
+        if found is None:
+            raise InfeasiblePlanError("no.")
+        predicted = SimpleNamespace(step_time_s=found[0], peak_bytes=found[1])
+        return SimpleNamespace(predicted=predicted)
+
+    whole = Whole(0, wishes(None, "fast", "as written"), None, (5, 10, 20, 30))
+    made = whole.within(plan)
+    assert {b: made_for for b, (made_for, _) in made.items()} == {
+        30: 20, 20: 20, 10: 10, 5: 5,
+    }  # fmt: skip
+    assert isinstance(made[5][1], InfeasiblePlanError)
