@@ -68,9 +68,10 @@ def run_tasks(step: Step, arrays: Sequence[Any]) -> list[Any]:
     for g in range(step.groups):
         run((TaskKind.START, g, 0))
     chunks = [*enumerate(step.chunks)]
-    for m in range(step.micro_batches):
-        for c, g in chunks:
-            run((TaskKind.FORWARD, g, c), m)
+    for kind in (TaskKind.AHEAD, TaskKind.FORWARD):
+        for m in range(step.micro_batches):
+            for c, g in chunks:
+                run((kind, g, c), m)
     for g in range(step.groups):
         run((TaskKind.BETWEEN, g, 0))
     for m in range(step.micro_batches):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import helpers_coupled
 import jax
 import jax.numpy as jnp
 import pytest
@@ -104,6 +105,16 @@ def test_what_is_checkpointed_by_layers_is_kept_for_one_micro_batch_alone():
     row = 4 * ROWS // 4 * WIDTH
     assert left_bytes(check(*args, 2, 4))[0] >= 3 * row
     assert left_bytes(check(*args, 2, 4, recomputed=[0, 1]))[0] == 0
+
+
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_coupled_micro_batches_are_recomputed_too(is_twice):
+    args = helpers_coupled.arguments()
+    step = helpers_coupled.STEPS["contrastive"]
+    args = trace(step, args, {}, donate_argnums=(0,)), jax.tree.leaves(args)
+    kept = left_bytes(check(*args, 2, 4, is_twice=is_twice))
+    again = left_bytes(check(*args, 2, 4, is_twice=is_twice, recomputed=[0, 1]))
+    assert sum(again) < sum(kept)
 
 
 @pytest.mark.slow
