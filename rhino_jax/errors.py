@@ -77,6 +77,10 @@ class StageError(RhinoError, ValueError):
     """A program that cannot be cut into so many stages, or not where it was pinned."""
 
 
+class StageOrderError(StageError):
+    """What has to be in a stage needs what a later one makes."""
+
+
 class TraceError(RhinoError, RuntimeError):
     """A function that cannot be traced into a program."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rhino_jax.errors import InfeasiblePlanError, StageError
+from rhino_jax.errors import InfeasiblePlanError, StageError, StageOrderError
 from rhino_jax.pipeline.cut.contract import contract
 from rhino_jax.pipeline.cut.fast import fast
 from rhino_jax.pipeline.cut.numbers import NO_LIMIT, Numbers, numbers_of
@@ -103,7 +103,7 @@ def _check(problem: Problem, numbers: Numbers) -> None:
             for reader in numbers.readers[v]:
                 pin, name = numbers.pins[reader], problem.ops.ops[reader].name
                 if 0 <= pin < latest[op]:
-                    raise StageError(
+                    raise StageOrderError(
                         "A pinned op needs what a later stage makes.",
                         where=f"op {reader} {name}".strip(),
                         numbers=f"pinned to stage {pin}; what it reads is in stage"

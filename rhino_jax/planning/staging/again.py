@@ -261,7 +261,8 @@ def solved_again(search: Search, plan: Plan, schedule: str) -> SolvedStages:
     pipeline, shares = plan.pipeline, tuple(s.places for s in plan.stages)
     assert pipeline is not None
     traced, recomputed = search.running, frozenset(pipeline.recomputed)
-    of_step = Unstacked.of(traced.closed_jaxpr, traced.program, shares)
+    parts = shares if pipeline.parts else ()
+    of_step = Unstacked.of(traced.closed_jaxpr, traced.program, parts)
     program, places = of_step.program, pipeline.per_microbatch
     apart = take_apart(of_step.closed, program, pipeline.micro_batches, places)
     step = staged(

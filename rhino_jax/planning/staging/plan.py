@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rhino_jax.errors import InfeasiblePlanError, ScheduleError, StageError
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    PinError,
+    ScheduleError,
+    StageError,
+    StageOrderError,
+)
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY
 from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.meshes import AUTO, MeshAxes
@@ -24,6 +30,9 @@ from rhino_jax.transform.staged.stacks import Unstacked
 
 
 NO_PINS: Mapping[str, int] = {}
+
+IDLE = 0.1
+"""Of the busiest stage's time: stages with less are called idle, in a note."""
 
 
 def plan_stages(
@@ -60,6 +69,38 @@ def plan_stages(
     asked = Asked(
         search, of_step, shares, schedule, places, stage_pins, started, may_recompute
     )
+    try:
+        plan = _fastest(asked, microbatches)
+    except (StageOrderError, PinError):
+        if not of_step.count:
+            raise
+        # Loops stay whole where one follows another, as a decoder's layers an
+        # encoder's, or a stack as a whole is pinned.
+        whole = Unstacked.none(traced.closed_jaxpr, traced.program)
+        plan = _fastest(replace(asked, of_step=whole), microbatches)
+    return replace(plan, notes=(*plan.notes, *_idle(plan)))
+
+
+def _idle(plan: Plan) -> Iterator[str]:
+    """On stages that have almost nothing to do."""
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    seconds = [0.0] * len(plan.stages)
+    for chunk, cost in enumerate(pipeline.costs):
+        group = pipeline.group_of[chunk] if pipeline.group_of else chunk
+        seconds[group] += cost.forward_s + cost.backward_s + cost.weights_s
+    idle = [i for i, s in enumerate(seconds) if s < IDLE * max(seconds)]
+    if idle:
+        yield (
+            f"almost nothing to do for stage {', '.join(map(str, idle))}: a loop over"
+            " layers is cut only where it is the only one of its length, and stages"
+            " divide that; layers written one by one are cut anywhere."
+        )
+
+
+def _fastest(asked: Asked, microbatches: int | str) -> Plan:
+    """The fastest plan of the numbers of micro-batches that are asked for."""
+    may_recompute = asked.may_recompute
     best: Plan | None = None
     rounds = counts_of(asked, microbatches)
     for i, counts in enumerate(rounds):
