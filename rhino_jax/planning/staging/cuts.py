@@ -95,14 +95,18 @@ def counts_of(asked: Asked, microbatches: int | str) -> list[list[int]]:
     rounds: list[list[int]] = []
     seen = set[int]()
     for factors in PER_STAGE:
-        near = (
-            min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n))
-            for k in factors
-        )
-        found = [n for n in dict.fromkeys(near) if n not in seen]
+        found = [n for n in nearest(counts, stages, factors) if n not in seen]
         seen.update(found)
         rounds += [found] if found else []
     return rounds
+
+
+def nearest(counts: Sequence[int], stages: int, factors: Sequence[int]) -> list[int]:
+    """Of some numbers of micro-batches, those nearest to so many for every stage."""
+    near = (
+        min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n)) for k in factors
+    )
+    return list(dict.fromkeys(near))
 
 
 def worth_comparing(cut_step: CutStep, most: int) -> Sequence[MeshAxes]:

@@ -33,15 +33,12 @@ from rhino_jax.plan.records import Collective, Variant
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planning.meshes import MeshAxes, own_mesh
 from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.cuts import PER_STAGE, nearest
 from rhino_jax.planning.variants import cut_in
 from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cutting import find_cut
 from rhino_jax.transform.recompute.as_kept import has_remat
 from rhino_jax.units import format_share
-
-
-PER_STAGE = (2, 4, 8)
-"""Micro-batches for every stage that are compared where rhino chooses, as of tasks."""
 
 
 def plan_in_one_program(
@@ -112,11 +109,7 @@ def _counts(
             numbers=f"a batch of {rows} rows",
             fix=f"take a batch of a multiple of {stages} rows, or another schedule.",
         )
-    near = [
-        min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n))
-        for k in PER_STAGE
-    ]
-    return list(dict.fromkeys(near))
+    return nearest(counts, stages, PER_STAGE[0])
 
 
 def _planned(
