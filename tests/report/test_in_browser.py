@@ -28,6 +28,8 @@ NUMBERS = {
     "communication", "objective", "to best", "predicted", "compiled", "as it is",
     "compiled to predicted", "rhino's plan", "rhino's to it", "B to A",
     "worth", "bytes per device", "budget", "batch", "stages", "parts", "step", "price",
+    "points", "groups", "planned", "priced", "searches", "reused", "ruled out",
+    "processes", "CPU s", "s",
 }  # fmt: skip
 """Columns of numbers, which are aligned at the right."""
 
