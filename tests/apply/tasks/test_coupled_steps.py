@@ -135,9 +135,9 @@ def test_with_less_memory_backward_passes_run_them_once_more():
     """By GPipe as long as what micro-batches send one another fits."""
     some = planned(memory_budget_bytes="2500KiB")
     assert (some.schedule, some.pipeline.recomputed) == ("gpipe", (0, 1))
-    plan = planned(memory_budget_bytes="1600KiB")
+    plan = planned(memory_budget_bytes="1450KiB")
     assert plan.pipeline.is_twice and plan.pipeline.recomputed
-    assert plan.predicted.peak_bytes <= 1600 * 2**10
+    assert plan.predicted.peak_bytes <= 1450 * 2**10
     rng = np.random.default_rng(0)
     rows = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), large()[1])
     assert plan.check(STEPS["balanced"], arguments()[0], rows).ok
@@ -145,8 +145,9 @@ def test_with_less_memory_backward_passes_run_them_once_more():
 
 def test_only_what_the_batch_meets_in_is_done_twice(tmp_path):
     plan = planned(schedule="1f1b")
-    for cost in plan.pipeline.costs:
-        assert 0 < cost.ahead_s < cost.forward_s
+    costs = plan.pipeline.costs
+    assert all(cost.ahead_s > 0 for cost in costs)
+    assert sum(c.ahead_s for c in costs) < 0.9 * sum(c.forward_s for c in costs)
     simulation = plan.simulate()
     tasks, starts = simulation.schedule.graph.tasks, simulation.task_start_s
     of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in Kind}
