@@ -52,6 +52,9 @@ def problem_of(
             if ahead:
                 back = size if has_backward and _is_float(lines.avals[v]) else 0
                 values.append(cutting.Value(place[i], ahead, size, back))
+    values += [
+        cutting.Value(place[home], (place[at],), 0) for home, at in sides.not_before
+    ]
     parameters = [
         cutting.Parameter(
             tuple(place[r] for r in sides.readers.get(v, ()) if r in place),

@@ -99,6 +99,31 @@ class Sides:
         ones."""
         return self.placed({i: i for i in self.forward})
 
+    @cached_property
+    def not_before(self) -> frozenset[tuple[int, int]]:
+        """(home, forward equation): if the second were in an earlier stage than the
+        first, a backward equation would not be where its home is, but there. So it is
+        of layers under `jax.checkpoint`, whose backward pass is one equation. Only of
+        equations with regions, and without those of which the second needs the first
+        anyway."""
+        rank = {i: i for i in self.forward}
+        found = set[tuple[int, int]]()
+        for i in self.backward:
+            home = self.homes[i]
+            is_call = self.program.ops[self.program.body.ops[i]].call is not None
+            for v in self.lines.reads[i] if is_call else ():
+                if home is not None and not self._is_of_backward(v):
+                    found.update((home, at) for at in self._limits(v, (), rank))
+        needs: dict[int, int] = {}  # sets of equations, as bits
+        for i in self.forward:
+            made_by = {self.lines.maker.get(v, -1) for v in self.lines.reads[i]}
+            needs[i] = 1 << i
+            for j in made_by & needs.keys():
+                needs[i] |= needs[j]
+        return frozenset(
+            (home, at) for home, at in found if at > home and not needs[at] >> home & 1
+        )
+
     def placed(self, rank: Mapping[int, int]) -> tuple[int | None, ...]:
         """The ranks of all equations, given those of the forward pass.
 
