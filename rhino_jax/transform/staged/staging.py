@@ -104,12 +104,15 @@ class _Staging:
             *sends_between(middle, self.labels, _KINDS),
             *self._sends_after(),
         )
+        # A task that would make nothing is none, and gets nothing.
+        read = {(key, task.group) for of in tasks for task in of for key in task.reads}
+        sent = {(s.key, s.target): s for s in sends if (s.key, s.target) in read}
         return Step(
             groups=groups,
             chunks=self.labels.group_of,
             micro_batches=self.apart.cut.count,
             tasks=tuple(map(tuple, tasks)),
-            sends=tuple({(s.key, s.target): s for s in sends}.values()),
+            sends=tuple(sent.values()),
             home=home,
             copies=copies,
             outputs=tuple(

@@ -12,6 +12,8 @@ from rhino_jax._compat import open_jaxpr
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.transform.staged.apart import take_apart
+from rhino_jax.transform.staged.sides import sides_of
+from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Kind, TaskKind
 
 
@@ -88,3 +90,16 @@ def test_rows_that_meet_twice_are_refused_with_a_way_out():
     assert "helpers_coupled.py" in caught.value.where
     assert "3 loops" in caught.value.numbers
     assert caught.value.fix.startswith("plan with stages=1")
+
+
+@pytest.mark.parametrize("name", ["contrastive", "balanced", "weighted", "adversarial"])
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_whatever_the_cut_a_group_gets_what_its_tasks_read(name, is_twice):
+    traced, _ = traced_step(name)
+    apart = take_apart(traced.closed_jaxpr, traced.program, 4, ())
+    ops = len(sides_of(apart).forward)
+    for first in range(1, ops):
+        stages = (0,) * first + (1,) * (ops - first)
+        step = staged(apart, stages, is_split=False, is_twice=is_twice)
+        read = {(k, t.group) for of in step.tasks for t in of for k in t.reads}
+        assert {(send.key, send.target) for send in step.sends} <= read
