@@ -143,6 +143,15 @@ class Pipeline:
         return self.group_of or tuple(range(len(self.costs)))
 
     @property
+    def busy_s(self) -> tuple[float, ...]:
+        """Of every stage, the seconds that its tasks take in a step."""
+        busy = [0.0] * (1 + max(self.groups))
+        for stage, cost in zip(self.groups, self.costs, strict=True):
+            once_s = cost.ahead_s + cost.forward_s + cost.backward_s + cost.weights_s
+            busy[stage] += self.micro_batches * once_s + cost.update_s
+        return tuple(busy)
+
+    @property
     def stage_of(self) -> tuple[int, ...]:
         """Of every forward op its chunk."""
         return tuple(stage for stage, count in self.runs for _ in range(count))

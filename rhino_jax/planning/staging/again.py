@@ -258,7 +258,7 @@ def solved_again(search: Search, plan: Plan, schedule: str) -> SolvedStages:
       plan: of several stages.
       schedule: that was asked for.
     """
-    pipeline, shares = plan.pipeline, tuple(s.places for s in plan.stages)
+    pipeline, shares = plan.pipeline, plan.places
     assert pipeline is not None
     traced, recomputed = search.running, frozenset(pipeline.recomputed)
     parts = shares if pipeline.parts else ()

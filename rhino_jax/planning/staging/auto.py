@@ -122,10 +122,7 @@ def evenness(plan: Plan) -> tuple[float, int]:
     """What the mean of the groups is busy, over the busiest; and which that is."""
     pipeline = plan.pipeline
     assert pipeline is not None
-    busy = [0.0] * len(plan.stages)
-    for group, cost in zip(pipeline.groups, pipeline.costs, strict=True):
-        once_s = cost.forward_s + cost.backward_s + cost.weights_s
-        busy[group] += pipeline.micro_batches * once_s + cost.update_s
+    busy = pipeline.busy_s
     most = max(busy)
     return sum(busy) / (len(busy) * most) if most else 1.0, busy.index(most)
 

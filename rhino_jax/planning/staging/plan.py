@@ -83,13 +83,9 @@ def plan_stages(
 
 def _idle(plan: Plan) -> Iterator[str]:
     """On stages that have almost nothing to do."""
-    pipeline = plan.pipeline
-    assert pipeline is not None
-    seconds = [0.0] * len(plan.stages)
-    for chunk, cost in enumerate(pipeline.costs):
-        group = pipeline.group_of[chunk] if pipeline.group_of else chunk
-        seconds[group] += cost.forward_s + cost.backward_s + cost.weights_s
-    idle = [i for i, s in enumerate(seconds) if s < IDLE * max(seconds)]
+    assert plan.pipeline is not None
+    busy = plan.pipeline.busy_s
+    idle = [i for i, seconds in enumerate(busy) if seconds < IDLE * max(busy)]
     if idle:
         yield (
             f"almost nothing to do for stage {', '.join(map(str, idle))}: a loop over"
