@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rhino_jax.errors import InfeasiblePlanError, StageError, StageOrderError
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    PinError,
+    StageError,
+    StageOrderError,
+)
 from rhino_jax.pipeline.cut.contract import contract
 from rhino_jax.pipeline.cut.fast import fast
 from rhino_jax.pipeline.cut.numbers import NO_LIMIT, Numbers, numbers_of
@@ -112,6 +117,32 @@ def _check(problem: Problem, numbers: Numbers) -> None:
                         f" to {pin} or earlier.",
                     )
                 latest[reader] = max(latest[reader], latest[op])
+    _check_all_work(problem, numbers, latest)
+
+
+def _check_all_work(problem: Problem, numbers: Numbers, latest: np.ndarray) -> None:
+    """Whether pins leave something to do to every stage.
+
+    Args:
+      latest: of every op, the last stage to which one that it needs is pinned.
+    """
+    first = np.full(numbers.count, numbers.stages - 1)
+    for op in reversed(range(numbers.count)):
+        pin = numbers.pins[op]
+        first[op] = pin if pin >= 0 else first[op]
+        for v in np.flatnonzero(numbers.sources == op):
+            first[op] = min([first[op], *first[list(numbers.readers[v])]])
+    works = (numbers.op_ns > 0).any(axis=1)
+    for stage in range(numbers.stages):
+        if not (works & (latest <= stage) & (stage <= first)).any():
+            held = np.flatnonzero(works & (numbers.pins >= 0))
+            raise PinError(
+                f"Pins leave stage {stage} nothing to do.",
+                where=", ".join(problem.ops.ops[op].name for op in held[:3]),
+                numbers=f"{numbers.stages} stages; of {int(works.sum())} ops that take"
+                f" time, {len(held)} pinned, none can be in stage {stage}",
+                fix=f"pin something to stage {stage}, or leave an op free.",
+            )
 
 
 def _infeasible(

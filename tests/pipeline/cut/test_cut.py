@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cut_problems import best_of_all, every_cut, random_problem, step_time_ns
 
-from rhino_jax.errors import InfeasiblePlanError, StageError
+from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
 from rhino_jax.pipeline.cut.best import twins
 from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.contract import contract
@@ -227,3 +227,11 @@ def test_ops_that_may_trade_places_are_found() -> None:
     values = (Value(0, (1, 2), 5), Value(1, (3,), 7), Value(2, (3,), 7))
     problem = replace(chain_of([1.0] * 4), ops=Ops(ops, values))
     assert twins(numbers_of(problem)) == [(1, 2)]
+
+
+@pytest.mark.parametrize("pins", [{0: 0, 3: 0}, {0: 1}, {3: 0}])
+def test_pins_that_leave_a_stage_nothing_are_refused(pins: dict[int, int]) -> None:
+    problem = replace(chain_of([1.0, 2.0, 2.0, 1.0]), pins=pins)
+    empty = 1 - next(iter(pins.values()))
+    with pytest.raises(PinError, match=f"(?s)leave stage {empty} nothing to do.*fix: "):
+        cut(problem)
