@@ -14,6 +14,7 @@ from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.microbatch.cut import Cut
 from rhino_jax.transform.microbatch.demand import Demand
 from rhino_jax.transform.microbatch.fission import split_scan
+from rhino_jax.transform.microbatch.flow.again import made_again
 from rhino_jax.transform.microbatch.flow.analysis import (
     Divided,
     Found,
@@ -63,17 +64,21 @@ def _cut(
     sizes = Sizes(rows, int(choice.cheap * largest))
     takes_own = _takes_own(choice)
     opened: set[int] = set()
+    same: dict[int, int] = {}
     for _ in range(MOST_CHANGES):
-        flat = flatten(closed, program, opened)
+        flat = flatten(closed, program, opened, same)
         try:
             found = analyse(flat, inputs, sizes, takes_own)
-            break
+            again = made_again(found, opened)
+            if again == same:
+                break
+            same = again
         except Opened as error:
-            opened.add(error.op)
+            opened.update(_alike(program, error.op))
         except Divided as error:
             closed = split_scan(closed, flat, error.scan, error.values)
             program = imported_again(closed, program)
-            opened, inputs = set(), moved(inputs, flat, program)
+            opened, same, inputs = set(), {}, moved(inputs, flat, program)
     else:
         raise MicrobatchError(
             f"`{program.name}` has sums over the batch in too many of its loops.",
@@ -86,6 +91,22 @@ def _cut(
     _check_own(cut)
     _check(program, choice, cut, _waits(found, demand), found)
     return cut, found
+
+
+def _alike(program: Program, region: int) -> set[int]:
+    """The recomputed regions that run the same kinds of ops as one: what has to be
+    done to a layer has to be done to the others."""
+
+    def names(op: Op) -> list[str]:
+        assert op.call is not None
+        return [program.ops[o].name for r in op.call.regions for o in r.ops]
+
+    one = program.ops[region]
+    alike = (program.ops[o] for o in program.body.ops if program.ops[o].call)
+    return {
+        region,
+        *(op.id for op in alike if op.name == one.name and names(op) == names(one)),
+    }
 
 
 def cut_of(

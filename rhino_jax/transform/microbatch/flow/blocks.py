@@ -8,7 +8,7 @@ derivatives with them: nobody differentiates a planned step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,15 +75,24 @@ class Flat:
     maker: dict[int, Item]
 
 
-def flatten(closed: Any, program: Program, opened: Collection[int] = ()) -> Flat:
+NOTHING: Mapping[int, int] = {}
+
+
+def flatten(
+    closed: Any,
+    program: Program,
+    opened: Collection[int] = (),
+    same: Mapping[int, int] = NOTHING,
+) -> Flat:
     """Take calls apart.
 
     Args:
       closed: the closed jaxpr.
       program: imported from it.
       opened: ids of recomputed regions to be taken apart as well.
+      same: value → an earlier one that is read instead.
     """
-    walk = _Walk(program, frozenset(opened))
+    walk = _Walk(program, frozenset(opened), same)
     top = walk.block(open_jaxpr(closed), (), program.body, ())
     return Flat(program, top, walk.consts, walk.maker)
 
@@ -102,6 +111,7 @@ def is_parameter(flat: Flat, value: int) -> bool:
 class _Walk:
     program: Program
     opened: frozenset[int]
+    same: Mapping[int, int]
     consts: dict[int, Any] = field(default_factory=dict)
     maker: dict[int, Item] = field(default_factory=dict)
     alias: dict[int, int] = field(default_factory=dict)
@@ -148,6 +158,7 @@ class _Walk:
         )
         item = Item(op, eqn, operands, op.results, around, blocks)
         self.maker.update(dict.fromkeys(op.results, item))
+        self.alias.update({v: self.same[v] for v in op.results if v in self.same})
         return [item]
 
     def is_opened(self, op: Op) -> bool:
