@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,20 @@ def test_every_number_that_ships_has_its_source(name: str) -> None:
         value = line.split("#")[0].partition("=")[2].strip()
         if value[:1].isdigit():
             assert "#" in line or above.startswith("#"), f"{name}.toml: {line}"
+
+
+@pytest.mark.parametrize("name", sorted(set(hardware_names()) - {"cpu"}))
+def test_prices_say_where_and_when_they_were_read(name: str) -> None:
+    before, _, _ = (
+        (configs_dir() / "hardware" / f"{name}.toml")
+        .read_text()
+        .partition("price_per_hour")
+    )
+    said = before[before.rindex("# US dollars an hour, on demand") :]
+    said = said.replace("\n# ", " ")
+    assert re.search(r"(github\.com|huggingface\.co|google\.com)/\S+", said)
+    assert re.search(r"read on 20\d\d-\d\d-\d\d", said)
+    assert ("us-central" in said) != ("Assumed, without a public source" in said)
 
 
 def test_published_figures() -> None:
