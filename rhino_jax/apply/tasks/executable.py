@@ -16,10 +16,12 @@ from rhino_jax.apply.tasks.joining import join, shown_results
 from rhino_jax.apply.tasks.programs import Programs
 from rhino_jax.apply.tasks.stacks import Stacks
 from rhino_jax.errors import StageError
+from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.plan.plan import EVERY_STAGE, Leaf, Plan
 from rhino_jax.plan.trees import stage_mesh
+from rhino_jax.processes.across import placed
 from rhino_jax.processes.agree import processes_of_mesh
 from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.group import group_program
@@ -128,12 +130,24 @@ class TaskExecutable:
         )
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
+        arrays = self._on_devices(arrays)
         if not self.of_step.count:
             return self._controller.run(arrays)
         parts = self._stacks.parts(arrays)
         results = self._stacks.whole(self._controller.run(parts))
         self._stacks.delete_donated(arrays, parts)
         return results
+
+    def _on_devices(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Python's numbers as arrays: they too have a home, and go to other groups."""
+        at = [i for i, x in enumerate(arrays) if is_python_scalar(x)]
+        if not at:
+            return arrays
+        found = list(arrays)
+        shardings = [self.in_shardings[i] for i in at]
+        for i, x in zip(at, placed([arrays[i] for i in at], shardings), strict=True):
+            found[i] = x
+        return found
 
     @cached_property
     def _stacks(self) -> Stacks:

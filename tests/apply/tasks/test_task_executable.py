@@ -281,3 +281,20 @@ def test_donated_state_that_no_step_changes_comes_back_alive():
     np.testing.assert_array_equal(kept["unread"], np.ones(3))
     np.testing.assert_allclose(kept["rate"], [0.05, 0.05])
     assert np.isfinite(value)
+
+
+def test_numbers_of_python_are_state_like_any_other():
+    """As the step of Flax's `TrainState`, which starts as `0`; read by all stages."""
+
+    def step(params, number, batch):
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        rate = 0.1 / (1 + number)
+        params = jax.tree.map(lambda p, g: p - rate * g, params, gradients)
+        return params, number + 1, value
+
+    params, _, batch = arguments()
+    expected = three_steps(jax.jit(step), params, 0, batch)
+    run = rhino.auto_shard(step, stages=2, microbatches=4)
+    got = three_steps(run, params, 0, batch)
+    assert_equal(got, expected)
+    assert int(got[1]) == 3
