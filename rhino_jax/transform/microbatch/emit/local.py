@@ -23,11 +23,11 @@ def _result(key: str) -> Local:
 def _slice(
     params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
 ) -> dict[str, Any]:
-    """Dims that hold the batch are taken in full."""
+    """Dims that hold the batch are taken in full; of a dim of size 0, nothing."""
     strides = params["strides"] or (1,) * len(ins[0])
     return {
         "limit_indices": tuple(
-            start + (size - 1) * stride + 1
+            start + max((size - 1) * stride + 1, 0)
             for start, size, stride in zip(
                 params["start_indices"], outs[0], strides, strict=True
             )
