@@ -149,6 +149,14 @@ def _infeasible(
     problem: Problem, numbers: Numbers, *, is_proved: bool
 ) -> InfeasiblePlanError:
     """What to say where nothing fits."""
+    if (numbers.limit_bytes >= NO_LIMIT).all():
+        return InfeasiblePlanError(
+            f"No cut into {numbers.stages} stages gives each of them work.",
+            where="`stages=` and `pins=`",
+            numbers=f"{int((numbers.op_ns > 0).any(axis=1).sum())} ops that take time,"
+            f" {int((numbers.pins >= 0).sum())} pinned ops",
+            fix="take fewer stages, or pin less.",
+        )
     in_flight = int(numbers.in_flight.min())
     total = numbers.own_bytes.sum() + numbers.shared_bytes.sum()
     total += in_flight * numbers.activation_bytes.sum()

@@ -112,6 +112,14 @@ def _any(program: Program, op: Op, is_there: Callable[[Source], bool]) -> bool:
 
 def _means_nothing(key: str, paths: list[str], program: Program) -> PinError:
     places = known_places(program)
+    if key in paths:
+        return PinError(
+            f"pin {key!r} of a stage is no parameter that a micro-batch reads forward.",
+            where=repr(key),
+            numbers="the batch is read wherever it is needed, state after the loop is"
+            " where its parameter is",
+            fix="pin a parameter that its first op reads, or that op's line.",
+        )
     return PinError(
         f"pin {key!r} of a stage matches nothing that a micro-batch reads forward, no"
         f" source line and no scope.{nearest(key, [*paths, *places])}",

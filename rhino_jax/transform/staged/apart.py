@@ -131,10 +131,10 @@ def take_apart(
         cut, found = find_cut(closed, program, choice)
     except MicrobatchError as error:
         raise MicrobatchError(
-            f"{error.what} Stages pass micro-batches on in {MOST_LOOPS} loops at most.",
+            f"{error.what} Stages pass on micro-batches in {MOST_LOOPS} loops at most.",
             where=error.where,
             numbers=error.numbers,
-            fix=f"plan with stages=1, or: {error.fix}",
+            fix=error.fix.replace("`microbatches=1`", "`stages=1, microbatches=1`"),
         ) from None
     _check_even(program, cut)
     opened = consts_as_inputs(open_jaxpr(closed))

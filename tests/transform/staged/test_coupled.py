@@ -89,7 +89,7 @@ def test_rows_that_meet_twice_are_refused_with_a_way_out():
         take_apart(traced.closed_jaxpr, traced.program, 4)
     assert "helpers_coupled.py" in caught.value.where
     assert "3 loops" in caught.value.numbers
-    assert caught.value.fix.startswith("plan with stages=1")
+    assert "stages=1, microbatches=1" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", ["contrastive", "balanced", "weighted", "adversarial"])
