@@ -39,7 +39,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend": "errors keywords _compat ir",
     "transform": "errors keywords _compat ir frontend",
     "plan": "errors units version keywords ir cost hardware",
-    "pipeline": "errors units ir cost plan",
+    "pipeline": "errors units keywords ir cost plan",
     "export": "errors _compat ir frontend transform analysis plan apply",
     "report": "errors units ir plan pipeline verify",
     "models": "errors hardware",

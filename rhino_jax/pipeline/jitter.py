@@ -10,12 +10,14 @@ clusters" (CLUSTER 2019); of programs that fall out of step, arXiv 2205.13963.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rhino_jax.errors import ScheduleError
+from rhino_jax.keywords import brief, read_count, real
 from rhino_jax.pipeline.network import Network, network_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
@@ -60,6 +62,26 @@ class Noise:
     samples: int = 256
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """
+        Raises:
+          ScheduleError: a sigma or factor that is none, or no samples.
+        """
+        sigmas = {"task_sigma", "link_sigma", "group_sigma"}
+        given = {name: getattr(self, name) for name in sorted(sigmas)}
+        given |= {f"slow[{group}]": factor for group, factor in self.slow.items()}
+        for name, value in given.items():
+            number = real(value)
+            if number is None or not 0 <= number < math.inf:
+                raise ScheduleError(
+                    f"noise: {name} must be a finite number, 0 or more.",
+                    where=f"{name}=",
+                    numbers=f"got {brief(value)} ({type(value).__name__})",
+                    fix="write a sigma as 0.05 for durations that differ by some 5 %,"
+                    " and 1.3 for a group that takes 30 % longer.",
+                )
+        read_count("noise", "samples", self.samples, least=1)
+
 
 @dataclass(frozen=True)
 class Jittered:
@@ -80,12 +102,36 @@ class Jittered:
         return float(np.quantile(self.step_times_s, share))
 
     @property
+    def step_time_s(self) -> float:
+        """The mean of all samples."""
+        return float(self.step_times_s.mean())
+
+    @property
     def p50_s(self) -> float:
         return self.quantile_s(0.5)
 
     @property
     def p95_s(self) -> float:
         return self.quantile_s(0.95)
+
+    def table(self) -> str:
+        """Step times as text: by the clock, then the mean and quantiles of samples."""
+        steps = self.step_times_s
+        rows = {
+            "by the clock": self.nominal_s,
+            "mean": self.step_time_s,
+            "fastest": float(steps.min()),
+            **{f"p{p}": self.quantile_s(p / 100) for p in (5, 50, 95)},
+            "slowest": float(steps.max()),
+        }
+        head = f"{self.schedule.name}, {len(steps)} steps with noise"
+        return "\n".join(
+            [head]
+            + [
+                f"  {name:12}  {format_seconds(t):>8}  {t / self.nominal_s:.2f}x"
+                for name, t in rows.items()
+            ]
+        )
 
     def __str__(self) -> str:
         times = (self.nominal_s, self.p50_s, self.p95_s)
@@ -128,6 +174,13 @@ def _samples(schedule: Schedule, network: Network, noise: Noise) -> np.ndarray:
     of_group = rng.standard_normal((schedule.graph.groups, samples))
     of_group = _lognormal(of_group, noise.group_sigma)
     for group, factor in noise.slow.items():
+        if group not in range(len(of_group)):
+            raise ScheduleError(
+                "A group is slow that is not there.",
+                where=f"slow={brief(dict(noise.slow))}",
+                numbers=f"group {brief(group)} of {len(of_group)}",
+                fix=f"name a group from 0 to {len(of_group) - 1}.",
+            )
         of_group[group] *= factor
     factors[:count] *= of_group[network.groups]
     seconds = network.seconds[:, None] * factors

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from rhino_jax.errors import ScheduleError
+from rhino_jax.keywords import brief, real
 from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.jitter import Jittered, Noise, jittered
@@ -99,7 +102,7 @@ def simulated(plan: Plan, jitter: Noise | float | None = None) -> Simulation | J
       jitter: None: none. A number: sigma of the logarithm of the duration of every
         task, transfers twice that. Or `rhino_jax.pipeline.jitter.Noise`.
     Raises:
-      ScheduleError: the plan has one stage.
+      ScheduleError: the plan has one stage, or `jitter` is no such number.
     """
     if plan.pipeline is None:
         raise ScheduleError(
@@ -113,5 +116,14 @@ def simulated(plan: Plan, jitter: Noise | float | None = None) -> Simulation | J
     if jitter is None:
         return simulate(schedule)
     if not isinstance(jitter, Noise):
-        jitter = Noise(task_sigma=float(jitter), link_sigma=2 * float(jitter))
+        sigma = real(jitter)
+        if sigma is None or not 0 <= sigma < math.inf:
+            raise ScheduleError(
+                "`plan.simulate`: jitter must be a finite number, 0 or more, or a"
+                " `Noise`.",
+                where="jitter=",
+                numbers=f"got {brief(jitter)} ({type(jitter).__name__})",
+                fix="write jitter=0.05 for tasks that take some 5 % more or less.",
+            )
+        jitter = Noise(task_sigma=sigma, link_sigma=2 * sigma)
     return jittered(schedule, jitter)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ticks import by_ticks, random_schedule
 
-from rhino_jax.errors import ScheduleError
+from rhino_jax.errors import RhinoError, ScheduleError
 from rhino_jax.pipeline.jitter import Delay, Noise, jittered, most_robust, wave
 from rhino_jax.pipeline.network import network_of
 from rhino_jax.pipeline.schedules.table import make
@@ -41,6 +41,38 @@ def test_quantiles_are_in_order_and_above_the_clock() -> None:
     assert found.nominal_s < found.p50_s <= found.p95_s
     assert str(found).startswith("1f1b: 34.6 s by the clock, p50 ")
     assert (jittered(schedule(), QUIET).step_times_s == found.nominal_s).all()
+
+
+def test_a_table_of_steps_with_noise() -> None:
+    found = jittered(schedule(), Noise(task_sigma=0.2))
+    lines = found.table().splitlines()
+    assert lines[0] == "1f1b, 256 steps with noise"
+    assert lines[1].split() == ["by", "the", "clock", "34.6", "s", "1.00x"]
+    assert [line.split()[0] for line in lines[4:]] == ["p5", "p50", "p95", "slowest"]
+    assert found.p50_s < found.step_time_s < found.step_times_s.max()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"task_sigma": -0.1},
+        {"link_sigma": float("nan")},
+        {"group_sigma": "0.1"},
+        {"slow": {0: float("inf")}},
+    ],
+    ids=str,
+)
+def test_noise_that_is_none_is_refused(given: dict) -> None:
+    with pytest.raises(ScheduleError, match="finite number") as caught:
+        Noise(**given)
+    assert next(iter(given)) in caught.value.where
+
+
+def test_noise_of_what_is_not_there_is_refused() -> None:
+    with pytest.raises(RhinoError, match="samples must be a whole number, 1"):
+        Noise(samples=0)
+    with pytest.raises(ScheduleError, match="group 4 of 4"):
+        jittered(schedule(), Noise(slow={4: 2.0}))
 
 
 def test_the_same_seed_gives_the_same_steps() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import threading
 from pathlib import Path
 
 import jax
@@ -223,6 +225,17 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
         sample_plan(hardware="h100").save(path)
     assert path.read_text() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """As `/dev/stdout`: a pipe stays one."""
+    path, got = tmp_path / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: got.append(path.read_text()))
+    reader.start()
+    sample_plan().save(path)
+    reader.join(10)
+    assert path.is_fifo() and plan_from_json(got[0]) == sample_plan()
 
 
 def _fail(*_):

@@ -62,7 +62,8 @@ _KEYS = (
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan as JSON.
 
-    The file appears whole or not at all: a crash leaves no half-written plan.
+    The file appears whole or not at all: a crash leaves no half-written plan. What is
+    there already and is no file, as `/dev/stdout`, is written to and not replaced.
 
     Raises:
       OSError: the file cannot be written.
@@ -70,6 +71,9 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """
     check_path("`plan.save`", path)
     target = Path(path)
+    if target.exists() and not target.is_file():
+        target.write_text(plan_to_json(plan), encoding="utf-8")
+        return
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(plan_to_json(plan), encoding="utf-8")

@@ -133,6 +133,10 @@ def test_a_step_is_simulated():
     assert 0 < simulation.bubble < 0.5
     assert simulation.table().count("B7") == 2
     assert plan.simulate(jitter=0.1).step_times_s.shape == (256,)
+    for wrong in (-0.1, float("nan"), "0.1", True):
+        with pytest.raises(ScheduleError, match="jitter must be") as caught:
+            plan.simulate(jitter=wrong)
+        assert repr(wrong) in caught.value.numbers
     assert plan.microbatches == 8
     assert "one step" in plan.table() and f"{plan.schedule}, 8" in plan.table()
 
