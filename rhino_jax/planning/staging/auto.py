@@ -32,7 +32,7 @@ programs were off by more than this on H100 (`planning.variants.LEAST_GAIN`)."""
 
 MOST_BATCHES = 8
 """Micro-batches for every stage with which a pipeline fills at best: the largest that
-are compared (`planning.staging.cuts.PER_STAGE`)."""
+are compared (`planning.staging.counts.PER_STAGE`)."""
 
 FIRST_COUNT = 8
 """Stages that are tried first, where there are more domains than that: Megatron-LM

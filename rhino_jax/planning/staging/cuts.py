@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +17,6 @@ from rhino_jax.planning.staging.estimated import estimated, twice
 from rhino_jax.planning.staging.pins import pinned_ops
 from rhino_jax.planning.staging.problem import problem_of
 from rhino_jax.planning.staging.shapes import Shapes, shapes_of
-from rhino_jax.transform.microbatch.choice import Choice
-from rhino_jax.transform.microbatch.cutting import find_cut
 from rhino_jax.transform.staged.apart import Apart, take_apart
 from rhino_jax.transform.staged.sides import sides_of
 from rhino_jax.transform.staged.stacks import Unstacked
@@ -28,11 +25,6 @@ from rhino_jax.transform.staged.staging import with_split_loops
 
 MOST_OPS_OF_BEST = 1500
 """Forward ops of programs whose cut CP-SAT looks at; of more, orders are cut."""
-
-PER_STAGE = ((4, 2, 8), (16,), (32,), (64,))
-"""Micro-batches for every stage that are compared where rhino chooses, and those that
-are tried after them where nothing fits: their activations are smaller. Meshes are
-compared for the first of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,32 +73,6 @@ class CutStep:
     chosen: Cut
     group_of: tuple[int, ...]
     work: Work
-
-
-def counts_of(asked: Asked, microbatches: int | str) -> list[list[int]]:
-    """Numbers of micro-batches to be compared; each list where nothing of those before
-    fits."""
-    of_step, stages = asked.of_step, len(asked.shares)
-    if isinstance(microbatches, int):
-        return [[microbatches]]
-    choice = Choice(2, per_microbatch=asked.places)
-    rows = find_cut(of_step.closed, of_step.program, choice)[0].rows
-    counts = [n for n in range(2, rows + 1) if rows % n == 0]
-    rounds: list[list[int]] = []
-    seen = set[int]()
-    for factors in PER_STAGE:
-        found = [n for n in nearest(counts, stages, factors) if n not in seen]
-        seen.update(found)
-        rounds += [found] if found else []
-    return rounds
-
-
-def nearest(counts: Sequence[int], stages: int, factors: Sequence[int]) -> list[int]:
-    """Of some numbers of micro-batches, those nearest to so many for every stage."""
-    near = (
-        min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n)) for k in factors
-    )
-    return list(dict.fromkeys(near))
 
 
 def worth_comparing(cut_step: CutStep, most: int) -> Sequence[MeshAxes]:

@@ -33,10 +33,8 @@ from rhino_jax.plan.records import Collective, Variant
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planning.meshes import MeshAxes, own_mesh
 from rhino_jax.planning.search import Search
-from rhino_jax.planning.staging.cuts import PER_STAGE, nearest
+from rhino_jax.planning.staging.counts import counts_of, rows_of
 from rhino_jax.planning.variants import cut_in
-from rhino_jax.transform.microbatch.choice import Choice
-from rhino_jax.transform.microbatch.cutting import find_cut
 from rhino_jax.transform.recompute.as_kept import has_remat
 from rhino_jax.units import format_share
 
@@ -98,10 +96,9 @@ def _counts(
     if isinstance(microbatches, int):
         return [microbatches]
     traced = search.running
-    choice = Choice(2, per_microbatch=places)
-    rows = find_cut(traced.closed_jaxpr, traced.program, choice)[0].rows
-    counts = [n for n in range(stages, rows + 1, stages) if rows % n == 0]
-    if not counts:
+    rows = rows_of(traced.closed_jaxpr, traced.program, places)
+    counts = next(counts_of(rows, stages, stages), None)
+    if counts is None:
         raise StageError(
             f"no number of micro-batches is a multiple of {stages} stages, which share"
             " what is in no layer.",
@@ -109,7 +106,7 @@ def _counts(
             numbers=f"a batch of {rows} rows",
             fix=f"take a batch of a multiple of {stages} rows, or another schedule.",
         )
-    return nearest(counts, stages, PER_STAGE[0])
+    return counts
 
 
 def _planned(

@@ -18,10 +18,10 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.meshes import AUTO, MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
+from rhino_jax.planning.staging.counts import counts_of, rows_of
 from rhino_jax.planning.staging.cuts import (
     Asked,
     CutStep,
-    counts_of,
     cuts_of,
     worth_comparing,
 )
@@ -98,7 +98,7 @@ def _fastest(asked: Asked, microbatches: int | str) -> Plan:
     """The fastest plan of the numbers of micro-batches that are asked for."""
     may_recompute = asked.may_recompute
     best: Plan | None = None
-    rounds = counts_of(asked, microbatches)
+    rounds = _counts(asked, microbatches)
     for i, counts in enumerate(rounds):
         # Once a plan recomputes, only plans that do not may be faster.
         asked = replace(asked, may_recompute=may_recompute and best is None)
@@ -114,6 +114,15 @@ def _fastest(asked: Asked, microbatches: int | str) -> Plan:
             break
     assert best is not None, "nothing was tried"
     return best
+
+
+def _counts(asked: Asked, microbatches: int | str) -> list[list[int]]:
+    """See `counts_of`."""
+    if isinstance(microbatches, int):
+        return [[microbatches]]
+    of_step = asked.of_step
+    rows = rows_of(of_step.closed, of_step.program, asked.places)
+    return [*counts_of(rows, len(asked.shares))]
 
 
 def _best_of(asked: Asked, counts: Sequence[int]) -> Plan:

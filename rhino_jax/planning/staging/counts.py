@@ -1,0 +1,55 @@
+"""Numbers of micro-batches that are compared, where rhino chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rhino_jax.ir.program import Program
+from rhino_jax.transform.microbatch.choice import Choice
+from rhino_jax.transform.microbatch.cutting import find_cut
+
+
+PER_STAGE = ((4, 2, 8), (16,), (32,), (64,))
+"""Micro-batches for every stage that are compared where rhino chooses, and those that
+are tried after them where nothing fits: their activations are smaller. Meshes are
+compared for the first of them."""
+
+
+def rows_of(closed: Any, program: Program, places: tuple[str, ...]) -> int:
+    """Of a step's batch.
+
+    Args:
+      closed: closed jaxpr of the step; `program`: imported from it.
+      places: where sums over the batch are those of a micro-batch.
+    Raises:
+      MicrobatchError: there is no batch to cut.
+    """
+    return find_cut(closed, program, Choice(2, per_microbatch=places))[0].rows
+
+
+def counts_of(rows: int, stages: int, multiple_of: int = 1) -> Iterator[list[int]]:
+    """Numbers of micro-batches to be compared; each list where nothing of those before
+    fits.
+
+    Args:
+      rows: of the batch, which each number divides.
+      stages: how many.
+      multiple_of: what each number is a multiple of.
+    """
+    counts = [n for n in range(2, rows + 1) if rows % n == 0 and n % multiple_of == 0]
+    seen = set[int]()
+    for factors in PER_STAGE if counts else ():
+        found = [n for n in _nearest(counts, stages, factors) if n not in seen]
+        seen.update(found)
+        if found:
+            yield found
+
+
+def _nearest(counts: Sequence[int], stages: int, factors: Sequence[int]) -> list[int]:
+    """Of some numbers of micro-batches, those nearest to so many for every stage."""
+    near = (
+        min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n)) for k in factors
+    )
+    return list(dict.fromkeys(near))
