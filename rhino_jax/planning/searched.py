@@ -17,7 +17,7 @@ from rhino_jax.planning.cuts import as_asked, best_cut
 from rhino_jax.planning.meshes import AUTO, MeshAxes, check_in_stages
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.auto import with_stages
-from rhino_jax.planning.staging.one_program import plan_in_one_program
+from rhino_jax.planning.staging.one_program.planned import plan_in_one_program
 from rhino_jax.planning.staging.plan import plan_stages
 from rhino_jax.report.progress import shown
 from rhino_jax.search.dump import Dump
@@ -171,7 +171,11 @@ def _in_stages(
         if stage_pins:
             raise _no_stage_pins(stage_pins)
         return plan_in_one_program(
-            asked, places, wishes.microbatches, wishes.per_microbatch
+            asked,
+            places,
+            wishes.microbatches,
+            wishes.per_microbatch,
+            may_recompute=wishes.recompute == AUTO,
         )
     return plan_stages(
         asked,

@@ -14,7 +14,14 @@ from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax import models
-from rhino_jax.errors import PinError, RhinoError, ScheduleError, StageError
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    PinError,
+    RhinoError,
+    ScheduleError,
+    StageError,
+)
+from rhino_jax.ir.transform import RECOMPUTE
 from tests.transform.one_program.helpers_one_program import LAYERS, train_step
 from tests.verify.extras import skipped_without_extra
 
@@ -91,9 +98,46 @@ def test_it_says_what_it_is() -> None:
 
 def test_it_says_what_layers_without_a_checkpoint_leave() -> None:
     step, args = train_step(layer)
-    assert any("no `jax.checkpoint`" in note for note in planned(step, args).notes)
+    plan = planned(step, args, recompute="as written")
+    assert any("make nothing again" in note for note in plan.notes)
     step, args = train_step(jax.checkpoint(layer))
-    assert not any("jax.checkpoint" in note for note in planned(step, args).notes)
+    plan = planned(step, args, recompute="as written")
+    assert not any("backward pass" in note for note in plan.notes)
+
+
+def deep(x: Any, w: Any) -> Any:
+    """A layer that leaves more for its backward pass than it takes to make again."""
+    for _ in range(4):
+        x = x + jnp.tanh(jnp.sin(x) @ w["w"] + w["b"])
+    return x
+
+
+@pytest.mark.parametrize("layer", [deep, jax.checkpoint(deep)], ids=["kept", "remat"])
+def test_what_is_made_again_is_chosen_by_predicted_time(layer: Any) -> None:
+    step, args = train_step(layer, tx=optax.sgd(0.1))
+    plan = planned(step, args, hardware="h100", level="best")
+    times = {v.name: v.step_time_s for v in plan.variants}
+    chosen = [v.name for v in plan.variants if v.is_chosen]
+    assert len(times) > 1 and len(chosen) == 1
+    assert times[chosen[0]] <= 1.03 * min(times.values())
+    assert_two_steps_equal(step, args, plan)
+    for said in ("as written", "none"):
+        other = planned(step, args, hardware="h100", recompute=said)
+        assert RECOMPUTE not in [t.name for t in other.transforms]
+        assert other.variants == ()
+
+
+def test_layers_make_again_what_would_not_fit() -> None:
+    workload = models.get("gpt-small", layers="scan")
+    args = jax.eval_shape(lambda: workload.make_args(jax.random.key(0)))
+    asked = {"hardware": "v5e:2x4", "microbatches": 8}
+    with pytest.raises(InfeasiblePlanError, match="one program of 2 stages") as found:
+        planned(workload.step, args, recompute="as written", **asked)
+    assert "8 micro-batches" in found.value.numbers
+    plan = planned(workload.step, args, **asked)
+    assert RECOMPUTE in [t.name for t in plan.transforms]
+    assert plan.predicted.peak_bytes < 8 << 30
+    assert any("make some again" in note for note in plan.notes)
 
 
 def test_what_is_compiled_moves_what_the_plan_says() -> None:

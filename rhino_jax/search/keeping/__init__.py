@@ -4,5 +4,6 @@ In: a `records.SolvedMesh`, which need not fit, and a budget.
 Out: a `transform.recompute.choice.Choice` for the pass "recompute", and what it costs.
 Order: `candidates` reads values, bytes, seconds and times off the model into `rows`;
 `choice` asks `rhino_jax.optimize.keeping`, with `parts` of loops apart, and says the
-answer in value ids; `policies` are known answers, by name.
+answer in value ids; `policies` are known answers, by name; `stacked` asks what loops
+stack where that costs time.
 """

@@ -23,8 +23,10 @@ from rhino_jax.search.keeping.rows import Asked, Work
 from rhino_jax.search.limits import LIMITS
 
 
+NOTHING_SAVED = "nothing saved"
+
 POLICIES: dict[str, Work] = {
-    "nothing saved": Work.PRODUCT,
+    NOTHING_SAVED: Work.PRODUCT,
     "products saved": Work.SMALL,
     "products of weights saved": Work.BATCHED,
 }
@@ -54,6 +56,12 @@ def fitting(asked: Asked, budget_bytes: float) -> list[Policy]:
         if tried:
             found.append(min(tried, key=lambda p: p.answer.added_s))
     return found
+
+
+def whole(asked: Asked, name: str) -> Answer | None:
+    """Of a policy that holds for all layers; None where it does not apply."""
+    answer = evaluate(asked.question, _choices(asked, POLICIES[name], 0))
+    return answer and counted_once(asked, answer)
 
 
 def _fits(policy: Policy, budget_bytes: float) -> bool:

@@ -1,4 +1,4 @@
-"""A plan of several stages that are one program: an axis of its mesh.
+"""From the plan of what one stage does to that of all stages.
 
 What one stage does (`transform.one_program`) is a program of its own, with its layers,
 its sums and as many ticks as all micro-batches take to pass. It is planned on one
@@ -10,8 +10,7 @@ other comes on top.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rhino_jax.cost.collectives import (
@@ -20,130 +19,26 @@ from rhino_jax.cost.collectives import (
     collective_s,
     wire_bytes,
 )
-from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
+from rhino_jax.errors import PinError
 from rhino_jax.frontend.manual import KINDS
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.ir.op import Op
 from rhino_jax.ir.program import Program, Region
 from rhino_jax.ir.spec import Spec, format_spec, share_of, without
-from rhino_jax.ir.transform import ONE_PROGRAM, chosen
+from rhino_jax.ir.transform import RECOMPUTE
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import Leaf, Plan
-from rhino_jax.plan.records import Collective, Variant
+from rhino_jax.plan.records import Collective
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planning.meshes import MeshAxes, own_mesh
 from rhino_jax.planning.search import Search
-from rhino_jax.planning.staging.counts import counts_of, rows_of
-from rhino_jax.planning.variants import cut_in
+from rhino_jax.search.found import Found
 from rhino_jax.transform.recompute.as_kept import has_remat
 from rhino_jax.units import format_share
 
 
-def plan_in_one_program(
-    search: Search,
-    places: Sequence[int],
-    microbatches: int | str,
-    per_microbatch: tuple[str, ...] = (),
-) -> Plan:
-    """The plan of a step whose layers are spread over an axis of the mesh.
-
-    Args:
-      search: of the step as its user wrote it.
-      places: of every stage along the axis.
-      microbatches: how many; "auto": the best of a few counts.
-      per_microbatch: where sums over the batch are those of a micro-batch.
-    Raises:
-      StageError, MicrobatchError, InfeasiblePlanError, PinError.
-    """
-    stages = len(places)
-    if {*places} != {1}:
-        raise StageError(
-            "stages of one program have equal groups of devices, each one place of the"
-            f" mesh along `{STAGE_AXIS}`.",
-            where="`stages=`",
-            numbers=f"{' + '.join(map(str, places))} places",
-            fix=f"take stages={stages} and a mesh with {STAGE_AXIS}={stages}, or"
-            " another schedule, as schedule='1f1b'.",
-        )
-    started, found = time.monotonic(), list[Plan]()
-    failed: InfeasiblePlanError | None = None
-    for count in _counts(search, stages, microbatches, per_microbatch):
-        try:
-            found.append(_planned(search, stages, count, per_microbatch))
-        except InfeasiblePlanError as error:
-            failed = error
-    if not found:
-        assert failed is not None
-        raise failed
-    best = min(found, key=lambda p: p.predicted.step_time_s)
-    report = replace(best.search, seconds=time.monotonic() - started)
-    variants = tuple(
-        Variant(
-            f"{p.microbatches} micro-batches",
-            p.predicted.step_time_s,
-            p.predicted.peak_bytes,
-            p is best,
-        )
-        for p in found
-    )
-    return replace(best, search=report, variants=variants if len(variants) > 1 else ())
-
-
-def _counts(
-    search: Search, stages: int, microbatches: int | str, places: tuple[str, ...]
-) -> list[int]:
-    """Numbers of micro-batches to be compared."""
-    if isinstance(microbatches, int):
-        return [microbatches]
-    traced = search.running
-    rows = rows_of(traced.closed_jaxpr, traced.program, places)
-    counts = next(counts_of(rows, stages, stages), None)
-    if counts is None:
-        raise StageError(
-            f"no number of micro-batches is a multiple of {stages} stages, which share"
-            " what is in no layer.",
-            where="`stages=`",
-            numbers=f"a batch of {rows} rows",
-            fix=f"take a batch of a multiple of {stages} rows, or another schedule.",
-        )
-    return counts
-
-
-def _planned(
-    search: Search, stages: int, count: int, per_microbatch: tuple[str, ...]
-) -> Plan:
-    own = [own_mesh(axes, 1) for axes in search.meshes]
-    devices = math.prod(n for _, n in own[0])
-    target = search.target.replace(num_devices=devices)
-    of_stage = replace(search, mesh=None, meshes=own, target=target, refine=0).after(
-        [cut_in(count, per_microbatch), chosen(ONE_PROGRAM, {"stages": stages})]
-    )
-    request = of_stage.request
-    at = {axes: [n for n, _ in axes].index(STAGE_AXIS) for axes in search.meshes}
-    (axis,) = {*at.values()}
-    asked = of_stage.asking(
-        pins={i: without(s, [axis]) for i, s in request.pins.items()},
-        output_pins={i: without(s, [axis]) for i, s in request.output_pins.items()},
-        value_pins={
-            v: replace(p, spec=_without(p.spec, axis))
-            for v, p in request.value_pins.items()
-        },
-        has_recipes=False,
-    )
-    found = asked.find()
-    axes = search.meshes[own.index(found.mesh_axes)]
-    whole = _Whole(search, asked.running.program, axes, axis)
-    return whole.plan(found.plan(), count)
-
-
-def _without(
-    spec: tuple[tuple[int, ...] | None, ...], axis: int
-) -> tuple[tuple[int, ...] | None, ...]:
-    return tuple(None if d is None else without((d,), [axis])[0] for d in spec)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Whole:
+class Whole:
     """From the plan of one stage to that of all.
 
     Attributes:
@@ -162,7 +57,14 @@ class _Whole:
     def stages(self) -> int:
         return self.axes[self.axis][1]
 
+    def step_s(self, found: Found) -> float:
+        """Of all stages, by what was found for one; infinite where nothing fits."""
+        if not found.fits:
+            return math.inf
+        return found.step_s + sum(c.seconds for c in self._sent(found.decisions()))
+
     def plan(self, plan: Plan, count: int) -> Plan:
+        """The plan of all stages, of that of one."""
         program = self.search.traced.program
         sent = tuple(self._sent(plan.decisions))
         seconds = sum(c.seconds for c in sent)
@@ -225,12 +127,16 @@ class _Whole:
             for op, runs in _ops(self.of_stage, self.of_stage.body, 1)
             if runs == ticks and KINDS.get(op.name) == PERMUTE
         }
-        if len(loops) > 1 and not has_remat(self.of_stage):
-            yield (
-                "layers have no `jax.checkpoint`: what they leave for the backward pass"
-                " is held of all micro-batches, and copied on every tick to where it is"
-                " held and from there."
-            )
+        if len(loops) < 2:
+            return
+        left = (
+            "what they leave for the backward pass is held of all micro-batches, and"
+            " copied on every tick to where it is held and from there"
+        )
+        if any(t.name == RECOMPUTE for t in self.of_stage.transforms):
+            yield f"layers make some again in the backward pass: {left}."
+        elif not has_remat(self.of_stage):
+            yield f"layers make nothing again in the backward pass: {left}."
 
     def _check_pins(self, plan: Plan) -> None:
         names = [n for n, _ in self.axes]
