@@ -61,6 +61,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planning.origin", "explore.in_stages"): AT_START,
     ("planning.origin", "planning.cuts"): AT_START,
     ("planning.origin", "planning.staging.again"): AT_START,
+    ("planning.origin", "planning.staging.one_program"): AT_START,
     ("planning.programs", "search"): AT_START,
     ("planning.layout", "search"): AT_START,
     ("sweeping.sweep", "sweeping.evaluate"): AT_START,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from rhino_jax.errors import PinError
 from rhino_jax.explore.costs import Cost, added, cost_of
@@ -23,6 +23,42 @@ from rhino_jax.search.found import Found
 from rhino_jax.search.records import Progress, Request
 
 
+class View(Protocol):
+    """What is searched as a part of what is planned."""
+
+    def sent_s(self, found: Found) -> float:
+        """Seconds of a step beside those that were searched."""
+        ...
+
+    def shape(self, place: Place) -> tuple[int, ...]:
+        """Of the whole."""
+        ...
+
+    def shown(self, place: Place, spec: Spec) -> Spec:
+        """A layout as that of the whole."""
+        ...
+
+    def refused(self, place: Place, asked: Any) -> str:
+        """Why the whole cannot be laid out so; empty where what was searched says."""
+        ...
+
+
+class _Same:
+    """What is searched is what is planned."""
+
+    def sent_s(self, found: Found) -> float:
+        return 0.0
+
+    def shape(self, place: Place) -> tuple[int, ...]:
+        return place.shape
+
+    def shown(self, place: Place, spec: Spec) -> Spec:
+        return spec
+
+    def refused(self, place: Place, asked: Any) -> str:
+        return ""
+
+
 def explain(
     found: Found,
     request: Request,
@@ -30,6 +66,7 @@ def explain(
     key: str,
     asked: Any,
     report: Progress | None,
+    view: View | None = None,
 ) -> Why:
     """Why a value is laid out as it is.
 
@@ -40,48 +77,77 @@ def explain(
       key: of the value, see `place`.
       asked: the only other layout that is asked about; None: all.
       report: progress.
+      view: where the plan is of more than what was searched, what it is of.
     Raises:
       PinError: the key means nothing that is laid out.
     """
     started = time.monotonic()
     what = "`plan.why`" if asked is None else "`plan.why_not`"
-    model = found.solved[0].mesh_problem.model
-    program, labels = model.graph.program, found.solved[0].solution.labels
+    model, labels = found.solved[0].mesh_problem.model, found.solved[0].solution.labels
     assert labels is not None, "a plan fits"
-    place = find_place(key, program, what)
+    place, names = find_place(key, model.graph.program, what), model.mesh.names
     known = specs_without_pins(found, place)
     if not known:
         raise laid_out_nowhere(place, what)
     request = replace(request, has_recipes=False, watch=None)
     now = specs_now(model, place, labels)
     current = now[0] if len(set(now)) == 1 else None
+    view = view or _Same()
     wanted: list[Spec] | str = known
     is_asked = asked is not None
     if is_asked:
-        wanted = read(place, asked, model)
-    planned, names = cost_of(found), model.mesh.names
+        wanted = view.refused(place, asked) or read(place, asked, model)
     every: list[Held] = []
     if not isinstance(wanted, str):
         others = [spec for spec in wanted if spec != current]
         every = solve_all(found, request, place, others, current, report)
-    costs = [(h.spec, cost_of(h.found, h.is_brief)) for h in every if h.found]
-    if current is not None:
-        costs.insert(0, (current, planned))
-    cannot = {format_spec(h.spec, names): h.cannot for h in every if h.found is None}
+    whole = current if current is None else view.shown(place, current)
+    planned = _cost(found, view)
+    costs = [
+        (view.shown(place, h.spec), _cost(h.found, view, h.is_brief))
+        for h in every
+        if h.found
+    ]
+    if whole is not None:
+        costs.insert(0, (whole, planned))
+    cannot = {
+        format_spec(view.shown(place, h.spec), names): h.cannot
+        for h in every
+        if h.found is None
+    }
     if isinstance(wanted, str):
         cannot[str(asked)] = wanted
-    layouts = shown(model, costs, current, planned, cannot)
+    layouts = shown(model, costs, whole, planned, cannot)
+    specs = dict.fromkeys(format_spec(view.shown(place, s), names) for s in now)
     return Why(
         key,
         place.name,
-        f"{place.dtype}[{','.join(map(str, place.shape))}]",
+        f"{place.dtype}[{','.join(map(str, view.shape(place)))}]",
         place.source,
-        " and ".join(dict.fromkeys(format_spec(s, names) for s in now)),
-        answer(place, model, current, costs, planned, layouts, is_asked=is_asked),
+        " and ".join(specs),
+        answer(place, model, whole, costs, planned, layouts, is_asked=is_asked),
         layouts,
         forces(found, pins_of(request, plan, place), place, current),
         planned.step_s,
         time.monotonic() - started,
+    )
+
+
+def _cost(found: Found, view: View, is_brief: bool = False) -> Cost:
+    """With what is beside what was searched."""
+    cost, sent_s = cost_of(found, is_brief), view.sent_s(found)
+    if not sent_s or cost.predicted is None:
+        return cost
+    predicted = replace(
+        cost.predicted,
+        step_time_s=cost.predicted.step_time_s + sent_s,
+        communication_s=cost.predicted.communication_s + sent_s,
+    )
+    return replace(
+        cost,
+        predicted=predicted,
+        step_s=cost.step_s + sent_s,
+        bound_s=cost.bound_s + sent_s,
     )
 
 

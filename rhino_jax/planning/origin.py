@@ -56,7 +56,7 @@ class Origin:
       mesh: as it was given; None: rhino chose.
       basis: what the plan keeps of another, if anything.
       solved: the problem and its solution, while it is kept: `search.Solved`, or of
-        several stages `staging.again.SolvedStages`.
+        several stages `staging.again.SolvedStages`, or `SolvedInOne` in one program.
     """
 
     wishes: Any
@@ -77,7 +77,9 @@ class Origin:
             found = None
             if plan.is_one_mesh:
                 found = self._again(plan, wishes)
-            elif not plan.is_one_program:
+            elif plan.is_one_program:
+                found = self._again_in_one(plan, wishes)
+            else:
                 found = self._again_in_stages(plan, wishes)
             if found is not None:
                 return found
@@ -109,9 +111,11 @@ class Origin:
 
         if plan.stages[1:]:
             return self._why_in_stages(plan, key, spec)
-        _check_one_mesh(plan, "why")
         solved = self.solved_for(plan)
         with shown(self.wishes.progress) as report:
+            if plan.is_one_program:
+                found: Why = solved.why(plan, key, spec, report)
+                return found
             request = _now(solved.search).request
             return explain(solved.found, request, plan, key, spec, report)
 
@@ -167,6 +171,10 @@ class Origin:
             written = as_asked(written, wishes.recompute)
             return solved_again(written, plan, wishes.schedule)
         done = [t for t in plan.transforms if t.choice]
+        if plan.is_one_program:
+            from rhino_jax.planning.staging.one_program.again import SolvedInOne
+
+            return SolvedInOne.again(written, plan.num_stages, done)
         if not done:
             found = written.find()
             return Solved(written, found, written, found).alone()
@@ -223,6 +231,19 @@ class Origin:
 
         again = Solved(search, found, solved.typed_search, solved.typed).alone()
         return self._finished(made, plan, wishes, again)
+
+    def _again_in_one(self, plan: data.Plan, wishes: Any) -> Plan | None:
+        """The same of a plan in one program."""
+        if wishes.processes(plan.mesh, []):
+            return None
+        solved = self.solved_for(plan)
+        pins, pinned = self._pins(wishes, plan)
+        written = solved.stage.search
+        request = wishes.request_of(written.target, pins)
+        search = replace(written, request=request, pinned=pinned)
+        with shown(wishes.progress) as report:
+            found = solved.planned_with(search, report)
+        return found and self._finished(found[0], plan, wishes, found[1])
 
     def _again_in_stages(self, plan: data.Plan, wishes: Any) -> Plan | None:
         """The same of a plan of several stages, with other pins of layouts; None where

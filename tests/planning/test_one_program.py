@@ -8,56 +8,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax import models
 from rhino_jax.errors import (
-    InfeasiblePlanError,
     PinError,
     RhinoError,
     ScheduleError,
     StageError,
 )
-from rhino_jax.ir.transform import RECOMPUTE
+from tests.planning.helpers_one_program import (
+    MESH,
+    assert_two_steps_equal,
+    clipped,
+    layer,
+    planned,
+)
 from tests.transform.one_program.helpers_one_program import LAYERS, train_step
 from tests.verify.extras import skipped_without_extra
-
-
-MESH = {"stage": 2, "data": 4}
-
-
-def layer(x: Any, w: Any) -> Any:
-    return x + jnp.tanh(x @ w["w"] + w["b"])
-
-
-def clipped() -> Any:
-    tx = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1))
-    return train_step(jax.checkpoint(layer), tx=tx)
-
-
-def planned(step: Any, args: Any, mesh: Any = MESH, **options: Any) -> rhino.Plan:
-    options = {"schedule": "one-program", "microbatches": 4, "level": "fast", **options}
-    return rhino.plan(step, *args, mesh=mesh, donate_argnums=(0, 1), **options)
-
-
-def assert_two_steps_equal(step: Any, args: Any, plan: rhino.Plan) -> None:
-    run, single = plan.jit(step), jax.jit(step)
-    state, expected, rest = (
-        plan.put(jax.tree.map(jnp.copy, args))[:2],
-        args[:2],
-        args[2:],
-    )
-    for _ in range(2):
-        *state, loss = run(*state, *rest)
-        *expected, wanted = single(*expected, *rest)
-    for a, b in zip(
-        jax.tree.leaves((state, loss)), jax.tree.leaves((expected, wanted)), strict=True
-    ):
-        a, b = np.asarray(a), np.asarray(b)
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
 
 
 @pytest.mark.parametrize(
@@ -105,41 +75,6 @@ def test_it_says_what_layers_without_a_checkpoint_leave() -> None:
     assert not any("backward pass" in note for note in plan.notes)
 
 
-def deep(x: Any, w: Any) -> Any:
-    """A layer that leaves more for its backward pass than it takes to make again."""
-    for _ in range(4):
-        x = x + jnp.tanh(jnp.sin(x) @ w["w"] + w["b"])
-    return x
-
-
-@pytest.mark.parametrize("layer", [deep, jax.checkpoint(deep)], ids=["kept", "remat"])
-def test_what_is_made_again_is_chosen_by_predicted_time(layer: Any) -> None:
-    step, args = train_step(layer, tx=optax.sgd(0.1))
-    plan = planned(step, args, hardware="h100", level="best")
-    times = {v.name: v.step_time_s for v in plan.variants}
-    chosen = [v.name for v in plan.variants if v.is_chosen]
-    assert len(times) > 1 and len(chosen) == 1
-    assert times[chosen[0]] <= 1.03 * min(times.values())
-    assert_two_steps_equal(step, args, plan)
-    for said in ("as written", "none"):
-        other = planned(step, args, hardware="h100", recompute=said)
-        assert RECOMPUTE not in [t.name for t in other.transforms]
-        assert other.variants == ()
-
-
-def test_layers_make_again_what_would_not_fit() -> None:
-    workload = models.get("gpt-small", layers="scan")
-    args = jax.eval_shape(lambda: workload.make_args(jax.random.key(0)))
-    asked = {"hardware": "v5e:2x4", "microbatches": 8}
-    with pytest.raises(InfeasiblePlanError, match="one program of 2 stages") as found:
-        planned(workload.step, args, recompute="as written", **asked)
-    assert "8 micro-batches" in found.value.numbers
-    plan = planned(workload.step, args, **asked)
-    assert RECOMPUTE in [t.name for t in plan.transforms]
-    assert plan.predicted.peak_bytes < 8 << 30
-    assert any("make some again" in note for note in plan.notes)
-
-
 def test_what_is_compiled_moves_what_the_plan_says() -> None:
     step, args = clipped()
     plan = planned(step, args)
@@ -168,9 +103,8 @@ def test_rhino_chooses_mesh_and_micro_batches() -> None:
     plan = planned(step, args, None, stages=2, microbatches="auto")
     assert plan.mesh_axes[0] == ("stage", 2)
     assert plan.microbatches in (4, 8, 16)
-    assert [v.name for v in plan.variants if v.is_chosen] == [
-        f"{plan.microbatches} micro-batches"
-    ]
+    (chosen,) = [v.name for v in plan.variants if v.is_chosen]
+    assert chosen.startswith(f"{plan.microbatches} micro-batches")
     assert_two_steps_equal(step, args, plan)
 
 
@@ -207,15 +141,13 @@ def test_refuses(options: dict[str, Any], error: type[RhinoError], said: str) ->
 def test_refuses_what_one_stage_cannot_say() -> None:
     step, args = clipped()
     plan = planned(step, args)
-    with pytest.raises(StageError, match="several stages"):
-        plan.why("*['w']")
-    with pytest.raises(StageError, match="several stages"):
-        plan.recipe("fsdp")
     with pytest.raises(ScheduleError):
         plan.simulate()
     with pytest.raises(RhinoError, match="stages"):
         plan.code()
-    assert plan.with_(memory_budget_bytes="1GiB").schedule == "one-program"
+    with pytest.raises(StageError, match="several stages") as found:
+        plan.recipe("fsdp")
+    assert found.value.where and found.value.numbers and found.value.fix
 
 
 def test_another_signature_keeps_its_stages() -> None:

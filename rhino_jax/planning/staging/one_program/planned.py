@@ -12,13 +12,13 @@ from rhino_jax.plan.records import Variant
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.counts import counts_of, rows_of
+from rhino_jax.planning.staging.one_program.again import SolvedInOne
 from rhino_jax.planning.staging.one_program.recomputed import (
     BRIEF,
     Recompute,
     Tried,
 )
 from rhino_jax.planning.staging.one_program.stage import StageSearch
-from rhino_jax.planning.staging.one_program.whole import Whole
 from rhino_jax.units import format_bytes
 
 
@@ -63,29 +63,28 @@ def plan_in_one_program(
             tried += recompute.tried
         if any(t.found.fits for t in best):
             break
-    fastest = min(best, key=lambda t: (_whole(stage, t).step_s(t.found), t.peak_bytes))
+
+    def step_s(of: Tried) -> float:
+        return SolvedInOne(stage, of.search, of.found).whole.step_s(of.found)
+
+    fastest = min(best, key=lambda t: (step_s(t), t.peak_bytes))
     if not fastest.found.fits:
         raise _nothing_fits(stage, tried)
     found = fastest.found
     if search.request.level != BRIEF:
         found = fastest.search.again(found)
-    plan = _whole(stage, fastest).plan(found.plan(), fastest.count)
+    plan = SolvedInOne(stage, fastest.search, found).plan()
     report = replace(plan.search, seconds=time.monotonic() - started)
     variants = tuple(
         Variant(
             t.name,
-            _whole(stage, t).step_s(t.found),
+            step_s(t),
             t.peak_bytes,
             is_chosen=t is fastest,
         )
         for t in tried
     )
     return replace(plan, search=report, variants=variants if len(variants) > 1 else ())
-
-
-def _whole(stage: StageSearch, tried: Tried) -> Whole:
-    axes = stage.whole_axes(tried.found.mesh_axes)
-    return Whole(stage.search, tried.search.running.program, axes, stage.axis)
 
 
 def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:

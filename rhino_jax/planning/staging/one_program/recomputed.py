@@ -76,15 +76,15 @@ class Recompute:
         """The fastest that fits, or as it is written if that is hardly slower.
 
         Args:
-          known: of another number of micro-batches, what was best.
+          known: of another number of micro-batches, what was best, which is then
+            best here.
           is_free: whether what is made again is to be chosen.
         """
+        for other in known:
+            return self._plan(other.what, other.done)
         written = self._plan("", ())
         if is_free:
             self._choose(written)
-        for other in known:
-            if other.done:
-                self._plan(other.what, other.done)
         best = min(self.tried, key=lambda t: (t.found.step_s, t.peak_bytes))
         is_faster = best.found.step_s < (1 - LEAST_GAIN) * written.found.step_s
         return best if is_faster or not written.found.fits else written

@@ -63,7 +63,7 @@ class Whole:
             return math.inf
         return found.step_s + sum(c.seconds for c in self._sent(found.decisions()))
 
-    def plan(self, plan: Plan, count: int) -> Plan:
+    def plan(self, plan: Plan) -> Plan:
         """The plan of all stages, of that of one."""
         program = self.search.traced.program
         sent = tuple(self._sent(plan.decisions))
@@ -102,7 +102,7 @@ class Whole:
             ),
             search=report,
             recipes={},
-            notes=(*self._notes(count), *plan.notes),
+            notes=(*self._notes(plan.microbatches), *plan.notes),
         )
         self._check_pins(whole)
         return self.search.told(whole)
