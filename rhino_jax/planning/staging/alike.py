@@ -1,8 +1,8 @@
-"""Groups that do the same are searched once."""
+"""Groups that do the same are searched once, and steps that nearly do from there."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.hardware.target import Target
@@ -15,13 +15,41 @@ from rhino_jax.search.records import Request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finds:
-    """What was found for the groups of one step.
+    """What was found for one step, and for its groups.
 
     Of a loop over layers most stages do the same, to parts of one stack: they differ in
     the paths of what they read, and in the names of their tasks.
+
+    Attributes:
+      known: of groups.
+      whole: mesh of the largest group → of a whole micro-batch there.
     """
 
     known: dict[Hashable, Found] = field(default_factory=dict)
+    whole: dict[MeshAxes, Found] = field(default_factory=dict)
+
+    def find_whole(
+        self,
+        program: Program,
+        meshes: Sequence[MeshAxes],
+        target: Target,
+        request: Request,
+    ) -> Found:
+        """The search of a whole micro-batch. On one mesh, on which one of another size
+        was searched, or one whose loops are whole, it begins with what was found there.
+
+        Args:
+          program: of it.
+          meshes: of a group, to be compared.
+          target: all devices.
+          request: the same for all but for the time that is left.
+        """
+        like = self.whole.get(tuple(meshes[0])) if len(meshes) == 1 else None
+        found = find(program, meshes, target, request, like=like)
+        # The other meshes' problems are not kept.
+        best = replace(found, solved=found.solved[:1])
+        self.whole.setdefault(found.mesh_axes, best)
+        return found
 
     def find(
         self, program: Program, mesh_axes: MeshAxes, target: Target, request: Request

@@ -18,7 +18,7 @@ from rhino_jax.planning.staging.pins import pinned_ops
 from rhino_jax.planning.staging.problem import problem_of
 from rhino_jax.planning.staging.shapes import Shapes, shapes_of
 from rhino_jax.transform.staged.apart import Apart, take_apart
-from rhino_jax.transform.staged.sides import sides_of
+from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.staging import with_split_loops
 
@@ -40,7 +40,7 @@ class Asked:
       stage_pins: key → stage.
       started: `time.monotonic()` when planning began.
       may_recompute: whether stages that do not fit may run their forward passes again.
-      finds: what was found for its groups.
+      finds: what was found for it, and for its groups.
     """
 
     search: Search
@@ -103,7 +103,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
     sides = sides_of(apart)
     if sides.is_coupled:
         when.check_runs_coupled(schedule, apart.cut.why)
-    shapes = shapes_of(asked.search, sides, shares, meshes)
+    shapes = shapes_of(asked.search, sides, shares, meshes, asked.finds)
     pins = pinned_ops(asked.stage_pins, of_step, apart, sides)
     found: list[CutStep] = []
     known: dict[tuple[int, ...], list[tuple[Problem, Cut]]] = {}
@@ -130,8 +130,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
             if when.may_split(schedule) and sides.backward:
                 loops = with_split_loops(apart, chosen.stages, group_of)
                 if loops is not apart:
-                    of_loops, one = sides_of(loops), [shapes.mesh_axes]
-                    apart_too = of_loops, shapes_of(asked.search, of_loops, shares, one)
+                    apart_too = _priced(asked, sides_of(loops), shapes)
             work = estimated(problem, chosen, *apart_too, group_of)
             own = group_of if chunks > shapes.groups else ()
             back = bool(sides.backward)
@@ -140,6 +139,12 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
                 works.append(twice(work, sides, shapes, chosen))
             found += [CutStep(apart, shapes, back, chosen, own, w) for w in works]
     return found
+
+
+def _priced(asked: Asked, sides: Sides, shapes: Shapes) -> tuple[Sides, Shapes]:
+    """What ops take, loops in two, on the mesh that is best for them whole."""
+    one = [shapes.mesh_axes]
+    return sides, shapes_of(asked.search, sides, asked.shares, one, asked.finds)
 
 
 def _cut_into(

@@ -12,8 +12,8 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planning.meshes import MeshAxes, own_mesh
 from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.alike import Finds
 from rhino_jax.planning.staging.priced import seconds_by_op
-from rhino_jax.search.driver import find
 from rhino_jax.transform.staged.sides import Sides
 
 
@@ -75,6 +75,7 @@ def shapes_of(
     sides: Sides,
     places: tuple[int, ...],
     meshes: Sequence[MeshAxes],
+    finds: Finds,
 ) -> Shapes:
     """The best of the meshes for a whole micro-batch on the largest group, and what its
     ops take on every group.
@@ -84,6 +85,7 @@ def shapes_of(
       sides: of a micro-batch.
       places: of every group along the axis of the stages.
       meshes: of all devices, to be compared.
+      finds: what was found for other numbers of micro-batches.
     """
     asked = replace(
         search.request,
@@ -100,7 +102,7 @@ def shapes_of(
         # Smaller groups have the mesh that is best for the largest.
         left = good[:1] if seconds else good
         own = [own_mesh(axes, size) for axes in left]
-        found = find(sides.program, own, search.target, asked)
+        found = finds.find_whole(sides.program, own, search.target, asked)
         seconds[size] = seconds_by_op(found)
         if not seconds.keys() - {size}:
             good = tuple(left[own.index(axes)] for axes in found.meshes)

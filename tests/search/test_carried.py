@@ -1,0 +1,58 @@
+"""What was chosen for one program, in another that is nearly the same."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rhino_jax import models
+from rhino_jax.bench.planning import trace_workload
+from rhino_jax.hardware.files import load_target
+from rhino_jax.search.carried import carried
+from rhino_jax.search.driver import find
+from rhino_jax.search.records import Request
+
+
+AXES = (("x", 2), ("y", 4))
+TARGET = load_target("h100:8")
+REQUEST = Request(math.inf, {}, {}, level="fast", has_recipes=False)
+
+
+def program(name, **options):
+    return trace_workload(models.get(name, **options)).program
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny", "unet-tiny"])
+def test_the_same_program_does_the_same(name):
+    (solved,) = find(program(name), [AXES], TARGET, REQUEST).solved
+    again = carried(solved, solved.mesh_problem)
+    assert again is not None
+    options = solved.mesh_problem.model.options
+    # Two options may do the same to all that is read and made.
+    assert all(
+        mine.strategies[a] == mine.strategies[b]
+        for mine, a, b in zip(options, again, solved.solution.labels, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "gpt-tiny-unrolled", "t5-tiny"])
+def test_another_batch_is_searched_from_there(name):
+    before = find(program(name, batch=16), [AXES], TARGET, REQUEST)
+    other = program(name, batch=64)
+    free = find(other, [AXES], TARGET, REQUEST)
+    like = find(other, [AXES], TARGET, REQUEST, like=before)
+    assert like.step_s <= 1.02 * free.step_s
+    labels = like.solved[0].solution.labels
+    assert like.step_s == pytest.approx(
+        like.solved[0].mesh_problem.overlap.step_s(labels)
+    )
+
+
+def test_on_another_mesh_it_is_searched_as_ever():
+    before = find(program("gpt-tiny"), [(("x", 8),)], TARGET, REQUEST)
+    free = find(program("gpt-tiny"), [AXES], TARGET, REQUEST)
+    like = find(program("gpt-tiny"), [AXES], TARGET, REQUEST, like=before)
+    assert like.step_s == free.step_s
+    assert np.array_equal(
+        like.solved[0].solution.labels, free.solved[0].solution.labels
+    )
