@@ -182,9 +182,11 @@ class _Builder:
         batches, slices = range(work.micro_batches), range(work.slices)
         for m, edge, s in product(batches, work.edges, slices):
             a, b = edge.source, edge.target
-            for kind in (Kind.AHEAD, Kind.FORWARD)[not self.is_twice :]:
-                forward = at[kind, a, m, s], at[kind, b, m, s]
-                yield *forward, edge.forward_bytes[s]
+            if self.is_twice and edge.ahead_bytes:
+                ahead = at[Kind.AHEAD, a, m, s], at[Kind.AHEAD, b, m, s]
+                yield *ahead, edge.ahead_bytes[s]
+            forward = at[Kind.FORWARD, a, m, s], at[Kind.FORWARD, b, m, s]
+            yield *forward, edge.forward_bytes[s]
             if not self.is_forward_only:
                 backward = at[self.backward, b, m, s], at[self.backward, a, m, s]
                 yield *backward, edge.backward_bytes[s]

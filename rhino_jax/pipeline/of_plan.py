@@ -16,7 +16,7 @@ from rhino_jax.pipeline.tasks import Link, Schedule
 from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work
 from rhino_jax.pipeline.written import read_order
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.stages import Pipeline, StageCost
+from rhino_jax.plan.stages import Hop, Pipeline, StageCost
 
 
 FORWARD_ONLY = "forward-only"
@@ -38,6 +38,10 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
             if a != b and (a, b) not in routes:
                 routes[a, b] = len(links)
                 links.append(Link(f"{a} → {b}", hop.bytes_per_s, hop.latency_s))
+
+    def is_near(hop: Hop) -> bool:
+        return group_of[hop.source] == group_of[hop.target]
+
     firsts = [group_of.index(g) for g in range(1 + max(group_of))]
     whole = [pipeline.costs[chunk] for chunk in firsts]
     is_forward_only = pipeline.schedule == FORWARD_ONLY
@@ -48,11 +52,15 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
             for group, cost in zip(group_of, pipeline.costs, strict=True)
         ),
         edges=tuple(
-            Edge(h.source, h.target, (h.forward_bytes,), (h.backward_bytes,))
+            Edge(
+                h.source,
+                h.target,
+                (h.forward_bytes,),
+                (h.backward_bytes,),
+                (h.ahead_bytes,) if h.ahead_bytes or is_near(h) else (),
+            )
             for h in pipeline.hops
-            if h.forward_bytes
-            or h.backward_bytes
-            or group_of[h.source] == group_of[h.target]
+            if h.forward_bytes or h.backward_bytes or is_near(h)
         ),
         micro_batches=pipeline.micro_batches,
         links=tuple(links),

@@ -80,12 +80,15 @@ class Edge:
       source, target: chunks.
       forward_bytes: of every slice, from source to target; of one device.
       backward_bytes: of the gradients, from target to source.
+      ahead_bytes: from source to target, of what is ahead of forward passes; empty for
+        nothing.
     """
 
     source: int
     target: int
     forward_bytes: tuple[int, ...]
     backward_bytes: tuple[int, ...]
+    ahead_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,7 @@ class Work:
       between: of every group, what it does when all forward passes are done and before
         any of its backward passes; empty where micro-batches are not coupled.
       is_twice: whether that waits for tasks ahead of the forward passes, which leave
-        nothing else and send what these send, and not for forward passes.
+        nothing else, and not for forward passes.
       coupling_bytes: what all groups exchange before any updates, as the global norm
         of gradients; 0 for nothing.
       fixed_bytes, limit_bytes: of every group's devices; empty for none.

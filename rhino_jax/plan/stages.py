@@ -27,12 +27,14 @@ class Send:
       what: the value, for people: tree path, or op and source line.
       bytes: per step, of all devices together.
       seconds: predicted, per step.
+      is_ahead: whether tasks ahead of forward passes make it (`Pipeline.is_twice`).
     """
 
     to: int
     what: str
     bytes: int
     seconds: float
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class Hop:
       source, target: chunks, the earlier one first.
       forward_bytes, backward_bytes: for one micro-batch, of one device.
       bytes_per_s, latency_s: of the link, one way.
+      ahead_bytes: as forward, of what runs ahead of forward passes.
     """
 
     source: int
@@ -84,6 +87,7 @@ class Hop:
     backward_bytes: int
     bytes_per_s: float
     latency_s: float
+    ahead_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rhino_jax.pipeline.of_plan import schedule_of
@@ -42,6 +44,7 @@ def stage_sections(plan: Plan) -> tuple[Section, ...]:
                     " micro-batches",
                 ),
                 ("bubble", f"{format_share(simulation.bubble)} of all devices' time"),
+                *_sent_ahead(plan),
             ),
             table=Table(
                 (
@@ -100,16 +103,25 @@ def _again(pipeline: Pipeline, stage: int) -> str:
     return "forward pass" if set(own) <= set(pipeline.recomputed) else ""
 
 
-PASSES = ("forward", "backward", "update")
+PASSES = ("ahead", "forward", "whole batch", "backward", "update")
+"""In their order in a step. The first and the third are of coupled micro-batches."""
 
 
 def compiled_stages_section(found: Verification) -> Section:
     """Every chunk of the stages, as planned and as compiled."""
     if found.compiled is None or not found.stages:
         return Section("")
+    of_chunk = found.between or ((0.0, 0.0),) * len(found.stages)
+    every = [
+        [_passes(cost, s) for cost, s in zip(pair, seconds, strict=True)]
+        for pair, seconds in zip(found.stages, of_chunk, strict=True)
+    ]
+    is_ahead = any(each[0] for passes in every for each in passes)
+    there = (is_ahead, True, bool(found.between), True, True)
+    names = tuple(itertools.compress(PASSES, there))
     rows, drawn = [], []
-    for i, pair in enumerate(found.stages):
-        passes = [_passes(cost) for cost in pair]
+    for i, (pair, all_passes) in enumerate(zip(found.stages, every, strict=True)):
+        passes = [tuple(itertools.compress(each, there)) for each in all_passes]
         cells = [
             " → ".join(map(format_seconds, each)) for each in zip(*passes, strict=True)
         ]
@@ -120,9 +132,7 @@ def compiled_stages_section(found: Verification) -> Section:
                 f"chunk {i}",
                 "seconds",
                 tuple(
-                    Bar(
-                        tuple(zip(each, PASSES, strict=True)), format_seconds(sum(each))
-                    )
+                    Bar(tuple(zip(each, names, strict=True)), format_seconds(sum(each)))
                     for each in passes
                 ),
             )
@@ -130,15 +140,22 @@ def compiled_stages_section(found: Verification) -> Section:
     # Compiled seconds of other hardware are no measure of what was planned.
     is_same = found.hardware == found.planned_hardware
     return Section(
-        "chunks of stages: forward and backward of one micro-batch, update once a step;"
+        "chunks of stages: passes of one micro-batch, update"
+        f"{' and whole batch' if found.between else ''} once a step;"
         " planned → compiled",
-        table=Table(("chunk", *PASSES, "tasks take up to"), tuple(rows), ">>>>>"),
-        drawing=bars(drawn, ("predicted", "compiled"), parts=PASSES) if is_same else "",
+        table=Table(
+            ("chunk", *names, "tasks take up to"),
+            tuple(rows),
+            ">" * (2 + len(names)),
+        ),
+        drawing=bars(drawn, ("predicted", "compiled"), parts=names) if is_same else "",
     )
 
 
-def _passes(cost: StageCost) -> tuple[float, float, float]:
-    return cost.forward_s, cost.backward_s + cost.weights_s, cost.update_s
+def _passes(cost: StageCost, between_s: float) -> tuple[float, ...]:
+    """Seconds, as in `PASSES`."""
+    back_s = cost.backward_s + cost.weights_s
+    return cost.ahead_s, cost.forward_s, between_s, back_s, cost.update_s
 
 
 def _sends(stage: StagePlan) -> str:
@@ -147,6 +164,18 @@ def _sends(stage: StagePlan) -> str:
     for send in stage.sends:
         to[send.to] = to.get(send.to, 0) + send.bytes
     return ", ".join(f"{format_bytes(size)} to {i}" for i, size in sorted(to.items()))
+
+
+def _sent_ahead(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Of what stages send in a step, what tasks ahead of forward passes make."""
+    to: dict[tuple[int, int], int] = {}
+    for source, stage in enumerate(plan.stages):
+        for send in stage.sends:
+            if send.is_ahead:
+                to[source, send.to] = to.get((source, send.to), 0) + send.bytes
+    if to:
+        parts = (f"{format_bytes(n)} from {a} to {b}" for (a, b), n in to.items())
+        yield "sends ahead", f"{', '.join(parts)} a step"
 
 
 def _table(plan: Plan) -> Table:

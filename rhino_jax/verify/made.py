@@ -22,6 +22,9 @@ class Made:
     rematerialised: the compiler's lines on values that it replicated in full.
     evidence: what is known of the causes of differences.
     stages: of a pipeline, each chunk's cost as planned and as compiled.
+    between: of each chunk, seconds of what its group does once a step between forward
+      and backward passes, as planned and as compiled; 0 but of a group's first chunk,
+      and empty where micro-batches are not coupled.
     notes: what could not be read, and more, in sentences.
     seconds: wall time of compiling.
     """
@@ -35,5 +38,6 @@ class Made:
     rematerialised: tuple[str, ...] = ()
     evidence: Evidence | None = None
     stages: tuple[tuple[StageCost, StageCost], ...] = ()
+    between: tuple[tuple[float, float], ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0

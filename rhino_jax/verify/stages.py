@@ -16,7 +16,7 @@ from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Predicted
-from rhino_jax.plan.stages import Between, StageCost
+from rhino_jax.plan.stages import Between, Pipeline, StageCost
 from rhino_jax.transform.staged.holding import Holding, earlier_results, is_once
 from rhino_jax.transform.staged.step import Key, Task, TaskKind
 from rhino_jax.verify.compile import compile_lowered
@@ -62,6 +62,7 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
         out_of_memory=lacking[0] if lacking else None,
         rematerialised=tuple(line for c in found for line in c.rematerialised),
         stages=tuple(zip(plan.pipeline.costs, costs, strict=True)),
+        between=_by_chunk(plan.pipeline, between),
         seconds=sum(c.seconds for c in found),
     )
 
@@ -169,6 +170,22 @@ def _between(
     return tuple(
         replace(one, seconds=took[g].predicted.step_time_s if g in took else 0.0)
         for g, one in enumerate(planned)
+    )
+
+
+def _by_chunk(
+    planned: Pipeline, compiled: Sequence[Between]
+) -> tuple[tuple[float, float], ...]:
+    """Of every chunk what is between, as planned and as compiled: its group's first one
+    has that."""
+    if not compiled:
+        return ()
+    group_of = planned.groups
+    return tuple(
+        (planned.between[g].seconds, compiled[g].seconds)
+        if group_of.index(g) == chunk
+        else (0.0, 0.0)
+        for chunk, g in enumerate(group_of)
     )
 
 

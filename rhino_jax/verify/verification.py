@@ -64,6 +64,9 @@ class Verification:
       seconds: wall time of compiling.
       stages: of a pipeline, each chunk's cost as planned and as compiled; what it holds
         between tasks is as planned in both.
+      between: of each chunk, seconds of what its group does once a step between forward
+        and backward passes, as planned and as compiled; 0 but of a group's first chunk,
+        and empty where micro-batches are not coupled.
     """
 
     program_name: str
@@ -85,6 +88,7 @@ class Verification:
     notes: tuple[str, ...]
     seconds: float
     stages: tuple[tuple[StageCost, StageCost], ...] = ()
+    between: tuple[tuple[float, float], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -247,4 +251,5 @@ def _beside(plan: Plan, made: Made, place: CompilePlace) -> Verification:
         notes=tuple(notes),
         seconds=made.seconds,
         stages=made.stages,
+        between=made.between,
     )

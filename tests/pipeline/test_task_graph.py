@@ -161,6 +161,7 @@ def test_what_couples_micro_batches_may_be_made_ahead(name: str, flying: int) ->
     work = replace(
         work,
         chunks=tuple(replace(chunk, costs=(cost,)) for chunk, cost in chunks),
+        edges=tuple(replace(edge, ahead_bytes=(8,)) for edge in work.edges),
         is_twice=True,
     )
     simulation = simulate(make(name, work))
@@ -176,10 +177,43 @@ def test_what_couples_micro_batches_may_be_made_ahead(name: str, flying: int) ->
     assert in_flight(simulation.schedule)[-1] == flying
     order = [tasks[i].kind for i in simulation.schedule.orders[0]]
     assert order[:4] == [Kind.AHEAD] * 4
+    graph = simulation.schedule.graph
+    sent = [t.bytes for t in graph.transfers if tasks[t.source].kind is Kind.AHEAD]
+    assert sorted(sent) == [8] * 2 * 4 + [64]
     assert order[order.index(Kind.BETWEEN) + 1] is Kind.BACKWARD
 
 
-@pytest.mark.parametrize("name", ["1f1b", "kfkb", "zero-bubble"])
+@pytest.mark.parametrize(
+    ("name", "v"),
+    [("zero-bubble", 1), ("interleaved", 2), ("zero-bubble-v", 2), ("searched", 1)],
+)
+@pytest.mark.parametrize("count", [3, 6])
+def test_other_schedules_wait_too(name: str, v: int, count: int) -> None:
+    groups = 3
+    work = chain([COST] * (groups * v), count, groups=groups, is_v=name[-1] == "v")
+    work = replace(work, between=(Between(0.5),) * groups)
+    simulation = simulate(make(name, work))
+    tasks = simulation.schedule.graph.tasks
+    starts, ends = simulation.task_start_s, simulation.task_end_s
+    last = max(e for e, t in zip(ends, tasks, strict=True) if t.kind is Kind.FORWARD)
+    passes = Kind.BETWEEN, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT
+    late = [s for s, t in zip(starts, tasks, strict=True) if t.kind in passes]
+    assert len(late) > groups and min(late) >= last
+    usual = simulate(make("gpipe", coupled_equal(groups, count, v)))
+    assert simulation.step_time_s <= usual.step_time_s
+    if name == "zero-bubble":
+        # F = I = W = 1: only first gradients of inputs are waited for.
+        assert simulation.step_time_s == 3 * count + (groups - 1) * 2 + 0.5
+        assert usual.step_time_s == 3 * count + (groups - 1) * 3 + 0.5
+
+
+def coupled_equal(groups: int, count: int, v: int) -> Work:
+    """Stages with all of their work in one chunk."""
+    cost = Cost(forward_s=v, backward_s=2 * v)
+    return replace(chain([cost] * groups, count), between=(Between(0.5),) * groups)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "kfkb"])
 def test_coupled_micro_batches_have_no_early_backward_passes(name: str) -> None:
     with pytest.raises(ScheduleError, match="before all forward"):
         make(name, coupled())

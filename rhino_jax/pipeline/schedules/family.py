@@ -40,20 +40,11 @@ def in_order(
     whole step comes after, and before what is ahead of forward passes.
 
     Raises:
-      ScheduleError: micro-batches are coupled, and nothing is done between all forward
-        and all backward passes.
+      ScheduleError: micro-batches are coupled, and backward passes start before all
+        forward passes are done.
     """
-    if work.is_twice and not is_forward_only:
-        orders = [_behind(work, group, order) for group, order in enumerate(orders)]
-    has_between = any(key[0] is Kind.BETWEEN for order in orders for key in order)
-    if work.between and not is_forward_only and not has_between:
-        raise ScheduleError(
-            f"`{name}` starts backward passes before all forward passes are done: here"
-            " they read what the whole batch makes.",
-            where="`schedule=`",
-            numbers=f"{work.micro_batches} micro-batches, coupled",
-            fix='take "gpipe", or "auto".',
-        )
+    if work.between and not is_forward_only:
+        orders = [_met(name, work, group, order) for group, order in enumerate(orders)]
     graph = graph_of(work, is_split=is_split, is_forward_only=is_forward_only)
     return Schedule(
         name,
@@ -68,17 +59,31 @@ def in_order(
     )
 
 
-def _behind(work: Work, group: int, order: Sequence[Key]) -> list[Key]:
-    """An order behind what is ahead of forward passes, with the whole batch's task
-    before the first backward pass."""
+def _met(name: str, work: Work, group: int, order: Sequence[Key]) -> list[Key]:
+    """An order with the whole batch's task before the first backward pass, behind what
+    is ahead of forward passes, if anything is."""
     chunks = work.chunks_of[group]
     batches, slices = range(work.micro_batches), range(work.slices)
-    ahead = [(Kind.AHEAD, c, m, s) for c in chunks for m in batches for s in slices]
-    rest = [key for key in order if key[0] is not Kind.BETWEEN]
     passes = (Kind.BACKWARD, Kind.INPUT_GRADIENT)
-    first = next(i for i, key in enumerate(rest) if key[0] in passes)
+    first = next(i for i, key in enumerate(order) if key[0] in passes)
+    late = [key for key in order[first:] if key[0] is Kind.FORWARD]
+    if late and not work.is_twice:
+        raise ScheduleError(
+            f"`{name}` starts backward passes before all forward passes are done: here"
+            " they read what the whole batch makes.",
+            where="`schedule=`",
+            numbers=f"{work.micro_batches} micro-batches, coupled; {len(late)} forward"
+            f" passes of group {group} come later",
+            fix='take "gpipe", or "auto".',
+        )
+    ahead = [(Kind.AHEAD, c, m, s) for c in chunks for m in batches for s in slices]
     between = (Kind.BETWEEN, chunks[0], 0, 0)
-    return [*ahead, *rest[:first], between, *rest[first:]]
+    return [
+        *ahead[: len(ahead) * work.is_twice],
+        *order[:first],
+        between,
+        *order[first:],
+    ]
 
 
 def _with_loss(graph: TaskGraph, step: Key) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rhino_jax.pipeline.schedules.family import backward, forward, in_order
-from rhino_jax.pipeline.tasks import Key, Kind, Schedule
+from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import Work
 
 
@@ -20,10 +20,8 @@ def gpipe(work: Work) -> Schedule:
 
 def _order(work: Work, group: int) -> list[Key]:
     chunks, batches = work.chunks_of[group], range(work.micro_batches)
-    between: list[Key] = [(Kind.BETWEEN, chunks[0], 0, 0)] if work.between else []
     return [
         *(s for c in chunks for m in batches for s in forward(c, m, work.slices)),
-        *between,
         *(
             s
             for c in chunks[::-1]

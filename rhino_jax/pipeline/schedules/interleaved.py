@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.family import backward, forward, in_order
+from rhino_jax.pipeline.schedules.gpipe import gpipe
 from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import Work
 
@@ -14,10 +17,16 @@ def interleaved(work: Work) -> Schedule:
     A group runs S micro-batches of one chunk, then as many of the next. It starts with
     2 (S - s - 1) + (v - 1) S forward passes before forward and backward take turns.
 
+    Where backward passes wait for the forward passes of all micro-batches, chunks run
+    as by GPipe: nothing is held for longer by that, and transfers have time.
+
     Source: Narayanan et al., "Efficient large-scale language model training on GPU
     clusters using Megatron-LM" (arXiv 2104.04473), section 2.2.
     """
-    _check(work)
+    is_met = bool(work.between) and not work.is_twice
+    _check(work, is_any=is_met)
+    if is_met:
+        return replace(gpipe(work), name="interleaved")
     groups, count = work.groups, work.micro_batches
     v = len(work.chunks) // groups
     total = count * v
@@ -47,7 +56,7 @@ def interleaved(work: Work) -> Schedule:
     return in_order("interleaved", work, [order(s) for s in range(groups)])
 
 
-def _check(work: Work) -> None:
+def _check(work: Work, *, is_any: bool) -> None:
     if len(work.chunks) == work.groups or not work.is_loop:
         raise ScheduleError(
             "`interleaved` needs several chunks in every group, that go round them.",
@@ -56,7 +65,7 @@ def _check(work: Work) -> None:
             fix=f"cut into a multiple of {work.groups} chunks, chunk c in group"
             f" c mod {work.groups}.",
         )
-    if work.micro_batches % work.groups:
+    if work.micro_batches % work.groups and not is_any:
         fewer = work.micro_batches // work.groups * work.groups
         raise ScheduleError(
             "`interleaved` needs a multiple of as many micro-batches as groups.",

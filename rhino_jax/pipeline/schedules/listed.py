@@ -20,8 +20,8 @@ from rhino_jax.pipeline.work import Work
 
 
 _BACKWARD_FIRST = {
-    Kind.UPDATE: 0, Kind.EXCHANGE: 0, Kind.BETWEEN: 0, Kind.LOSS: 1,
-    Kind.BACKWARD: 1, Kind.INPUT_GRADIENT: 1, Kind.AHEAD: 2, Kind.FORWARD: 2,
+    Kind.UPDATE: 0, Kind.EXCHANGE: 0, Kind.BETWEEN: 0, Kind.AHEAD: 1, Kind.LOSS: 1,
+    Kind.BACKWARD: 1, Kind.INPUT_GRADIENT: 1, Kind.FORWARD: 2,
     Kind.WEIGHT_GRADIENT: 3,
 }  # fmt: skip
 

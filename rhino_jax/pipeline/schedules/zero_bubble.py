@@ -22,21 +22,26 @@ def zero_bubble(work: Work) -> Schedule:
     the first of 1F1B does; the bubble is (S - 1) (F + I - W) in place of
     (S - 1) (F + I + W).
 
+    Where backward passes wait for the forward passes of all micro-batches, these come
+    first, and I and W take turns: no other stage waits for W, so the bubble is
+    (S - 1) (F + I), and GPipe's (S - 1) (F + I + W).
+
     Source: Qi et al., "Zero bubble pipeline parallelism" (arXiv 2401.10241), section
     2.1, with I for its B.
     """
     need_one_chunk("zero-bubble", work)
     count, slices = work.micro_batches, work.slices
+    is_met = bool(work.between) and not work.is_twice
 
     def order(stage: int) -> list[Key]:
-        warm = min(count, work.groups - stage - 1)
+        warm = count if is_met else min(count, work.groups - stage - 1)
         found = [step for m in range(warm) for step in forward(stage, m, slices)]
         late = 0
         for m in range(count):
             if warm + m < count:
                 found += forward(stage, warm + m, slices)
             found += backward(stage, m, slices, Kind.INPUT_GRADIENT)
-            if m >= stage:
+            if m >= stage or is_met:
                 found += backward(stage, late, slices, Kind.WEIGHT_GRADIENT)
                 late += 1
         for m in range(late, count):
@@ -63,7 +68,9 @@ def zero_bubble_v(work: Work) -> Schedule:
             where=f"groups of chunks: {[c.group for c in work.chunks]}",
             fix="cut into twice as many chunks as groups, in groups 0 … S-1, S-1 … 0.",
         )
-    limit = (2 * work.groups,) * work.groups
+    # Before backward passes that wait for all micro-batches all are in flight.
+    is_met = bool(work.between) and not work.is_twice
+    limit = () if is_met else (2 * work.groups,) * work.groups
     found = []
     # Setting nothing aside fills gaps better, and may get stuck where stages differ.
     for is_reserved in (False, True):

@@ -244,7 +244,8 @@ def _laid(run: Run) -> Laid:
     sent: dict[tuple[int, int], float] = {}
     for hop in pipeline.hops:
         a, b = sorted((pipeline.groups[hop.source], pipeline.groups[hop.target]))
-        size = pipeline.micro_batches * (hop.forward_bytes + hop.backward_bytes)
+        once = hop.forward_bytes + hop.backward_bytes + hop.ahead_bytes
+        size = pipeline.micro_batches * once
         sent[a, b] = sent.get((a, b), 0.0) + size / hop.bytes_per_s
     peaks = simulation.group_peak_bytes
     return Laid(run, run.groups, simulation.step_time_s, peaks, sent)

@@ -26,7 +26,7 @@ from rhino_jax.planning.staging.planned import PlannedGroup
 from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.search.read_back.assemble import pins_text
 from rhino_jax.transform.staged.stacks import End, Unstacked
-from rhino_jax.transform.staged.step import Key, Kind, Step
+from rhino_jax.transform.staged.step import Key, Kind, Step, TaskKind
 
 
 def assembled(
@@ -242,6 +242,8 @@ def _sends(
         size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
         ends = groups[position], groups[send.target]
         local = times * bytes_between(step, *ends, send.key)
-        what = f"{aval.dtype.name}{list(aval.shape)} of a {send.kind} pass"
-        found.append(Send(send.target, what, size, local / rates[pair]))
+        is_ahead = send.kind is TaskKind.AHEAD
+        by = "ahead of forward passes" if is_ahead else f"of a {send.kind} pass"
+        what = f"{aval.dtype.name}{list(aval.shape)} {by}"
+        found.append(Send(send.target, what, size, local / rates[pair], is_ahead))
     return tuple(found)

@@ -104,7 +104,7 @@ def _hops(
     """Between which chunks anything passes, and how much for every micro-batch: sums
     over all of them, and what updates exchange, pass once a step. What several chunks
     of a group read is sent to the first of them; within a group nothing is sent."""
-    sizes: dict[tuple[int, int], list[int]] = {}
+    sizes: dict[tuple[int, int], list[int]] = {}  # forward, backward, ahead
     made: dict[Key, int] = {}
     sent: set[tuple[Key, int]] = set()
     tasks = [t for mine in step.tasks for t in mine]
@@ -116,20 +116,19 @@ def _hops(
             source = made.get(key, task.place)
             if not task.is_per_micro_batch or source == task.place:
                 continue
-            if task.kind is TaskKind.AHEAD:
-                continue  # no more than forward passes send
             pair = min(source, task.place), max(source, task.place)
-            into = sizes.setdefault(pair, [0, 0])
+            into = sizes.setdefault(pair, [0, 0, 0])
             if step.chunks[source] != task.group and (key, task.group) not in sent:
                 sent.add((key, task.group))
                 ends = groups[step.chunks[source]], groups[task.group]
-                into[source > task.place] += bytes_between(step, *ends, key)
+                which = 2 if task.kind is TaskKind.AHEAD else int(source > task.place)
+                into[which] += bytes_between(step, *ends, key)
     for send in step.sends:
         pair = min(send.source, send.target), max(send.source, send.target)
         known = {tuple(sorted((step.chunks[a], step.chunks[b]))) for a, b in sizes}
         if pair not in known:
-            sizes[step.chunks.index(pair[0]), step.chunks.index(pair[1])] = [0, 0]
+            sizes[step.chunks.index(pair[0]), step.chunks.index(pair[1])] = [0, 0, 0]
     return tuple(
-        Hop(min(pair), max(pair), forward, backward, bytes_per_s, latency_s)
-        for pair, (forward, backward) in sorted(sizes.items())
+        Hop(min(pair), max(pair), forward, backward, bytes_per_s, latency_s, ahead)
+        for pair, (forward, backward, ahead) in sorted(sizes.items())
     )

@@ -101,8 +101,6 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
     of_step, shares, schedule = asked.of_step, asked.shares, asked.schedule
     apart = take_apart(of_step.closed, of_step.program, count, asked.places)
     sides = sides_of(apart)
-    if sides.is_coupled:
-        when.check_runs_coupled(schedule, apart.cut.why)
     shapes = shapes_of(asked.search, sides, shares, meshes, asked.finds)
     pins = pinned_ops(asked.stage_pins, of_step, apart, sides)
     found: list[CutStep] = []
@@ -112,7 +110,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
         chunks = len(group_of)
         is_asked = not found
         # A pinned op is in the only chunk of its stage.
-        is_one = of_step.count or asked.stage_pins or sides.is_coupled
+        is_one = of_step.count or asked.stage_pins
         if not is_asked and (is_one or not sides.backward):
             continue
         sizes = tuple(shares[group] for group in group_of)

@@ -51,18 +51,20 @@ def estimated(
 def twice(work: Work, sides: Sides, shapes: Shapes, chosen: Cut) -> Work:
     """The same where what couples micro-batches is made ahead of all forward passes."""
     took = [0.0] * len(work.chunks)
-    labels = Labels.at(sides, chosen.stages)
+    labels = Labels.at(sides, chosen.stages, [chunk.group for chunk in work.chunks])
     for i in sides.ahead:
         label = labels.of[i]
         if label is not None:
-            seconds = shapes.seconds[shapes.places[label]]
+            seconds = shapes.seconds[shapes.places[labels.group(label)]]
             op = sides.program.body.ops[i]
             took[label] += with_regions(sides.program, seconds, op)
     chunks = tuple(
         replace(chunk, costs=(replace(chunk.costs[0], ahead_s=s),))
         for chunk, s in zip(work.chunks, took, strict=True)
     )
-    return replace(work, chunks=chunks, is_twice=True)
+    # What is ahead sends no more than forward passes do.
+    edges = tuple(replace(edge, ahead_bytes=edge.forward_bytes) for edge in work.edges)
+    return replace(work, chunks=chunks, edges=edges, is_twice=True)
 
 
 def _cost(

@@ -212,5 +212,6 @@ def _ways(cuts: Sequence[CutStep], schedule: str) -> list[when.Way]:
     one = (1,) * cuts[0].work.groups
     name = FORWARD_ONLY
     return [
-        when.Way(i, name, False, cuts[i].chosen.step_time_s, True, one) for i in order
+        when.Way(i, name, False, cuts[i].chosen.step_time_s, True, one, is_usual=True)
+        for i in order
     ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import check_memory
 from rhino_jax.pipeline.memory import in_flight
-from rhino_jax.pipeline.of_plan import FORWARD_ONLY, work_of
+from rhino_jax.pipeline.of_plan import work_of
 from rhino_jax.pipeline.schedules.searched import searched
 from rhino_jax.pipeline.schedules.table import TABLE, fastest
 from rhino_jax.pipeline.simulator import simulate
@@ -28,10 +28,12 @@ SEVERAL = ("interleaved", "zero-bubble-v")
 """Schedules of several chunks in every group."""
 
 COUPLED = "gpipe"
-"""The schedule where all forward passes come before any backward pass."""
+"""The usual schedule of coupled micro-batches: backward passes wait for all forward
+passes, or else for what of these runs once more, ahead of them."""
 
-TWICE = ("1f1b", "kfkb")
-"""Schedules of coupled micro-batches by which forward passes run once more, ahead."""
+ONLY_TWICE = ("1f1b", "kfkb")
+"""Schedules that start backward passes early: of coupled micro-batches they run only
+with that. All others but GPipe run either way."""
 
 SEARCHED = "searched"
 
@@ -68,6 +70,7 @@ class Way:
       in_flight: of every group, micro-batches of which it holds something.
       recomputed_s: as `step_time_s`, where all backward passes run their forward passes
         again; infinite where they cannot.
+      is_usual: whether it is what others have to be clearly faster than.
     """
 
     cut: int
@@ -77,11 +80,12 @@ class Way:
     fits: bool
     in_flight: tuple[int, ...]
     recomputed_s: float = math.inf
+    is_usual: bool = False
 
     @property
     def rank(self) -> tuple[bool, float]:
         """What is usual is taken unless another is clearly faster."""
-        steps = 2 if self.name == SEARCHED else self.name != WHOLE[0]
+        steps = 2 if self.name == SEARCHED else not self.is_usual
         return not self.fits, self.step_time_s * (1 + LEAST_GAIN * steps)
 
 
@@ -105,25 +109,6 @@ def check_runs(schedule: str) -> None:
         numbers=f"run: {', '.join(RUN)}",
         fix='take one of these, or "auto".',
     )
-
-
-def check_runs_coupled(schedule: str, why: Sequence[str]) -> None:
-    """Refuse schedules that start backward passes before all forward passes are done.
-
-    Args:
-      schedule: its name, or "auto".
-      why: what couples micro-batches, with op and line.
-    Raises:
-      ScheduleError: one.
-    """
-    if schedule not in (AUTO, COUPLED, *TWICE):
-        raise ScheduleError(
-            f"by the schedule {schedule!r} backward passes start before all forward"
-            " passes are done, and they read what all micro-batches make together.",
-            where="; ".join(why),
-            numbers=f"run: {COUPLED}; {', '.join(TWICE)}, with forward passes twice",
-            fix=f'take "{COUPLED}" or "{TWICE[0]}", or "auto".',
-        )
 
 
 def may_split(schedule: str) -> bool:
@@ -172,7 +157,7 @@ def tried(ways: Sequence[Way], schedule: str) -> list[Way]:
     of all, then what holds the least of every cut."""
     if schedule != AUTO:
         return list(ways)
-    usual = [way for way in ways if way.name in (*WHOLE[:1], FORWARD_ONLY)]
+    usual = [way for way in ways if way.is_usual]
     return list(dict.fromkeys([ways[0], *usual]))
 
 
@@ -194,12 +179,18 @@ def _dispatched(work: Work) -> Work:
     return replace(work, chunks=tuple(chunks))
 
 
+def _usual(work: Work) -> str:
+    """What is usual, of one chunk in every group."""
+    return COUPLED if work.between and not work.is_twice else WHOLE[0]
+
+
 def _names(work: Work) -> Iterator[str]:
-    if work.between:
-        yield from TWICE if work.is_twice else (COUPLED,)
-        return
     if work.is_one_chunk_each:
-        yield from (*WHOLE, "zero-bubble")
+        if not work.between:
+            yield from WHOLE
+        else:
+            yield from ONLY_TWICE if work.is_twice else (COUPLED,)
+        yield "zero-bubble"
     else:
         yield "zero-bubble-v" if work.is_v else "interleaved"
     yield SEARCHED
@@ -228,7 +219,8 @@ def _way(at: int, name: str, work: Work) -> Way:
     if not fits and name in TABLE and not schedule.is_split:
         again_s = simulate(TABLE[name].build(_recomputed(free))).step_time_s
     time_s = simulation.step_time_s
-    return Way(at, name, schedule.is_split, time_s, fits, flights, again_s)
+    is_usual, is_split = name == _usual(work), schedule.is_split
+    return Way(at, name, is_split, time_s, fits, flights, again_s, is_usual)
 
 
 def flights_of(schedule: Schedule, chunks: int) -> tuple[int, ...]:
@@ -280,7 +272,8 @@ def is_worth_it(pipeline: Pipeline, step_time_s: float) -> bool:
     faster than that when the costs of tasks are known."""
     if pipeline.schedule in WHOLE or pipeline.group_of:
         return True
-    usual = TABLE[WHOLE[0]].build(work_of(pipeline))
+    work = work_of(pipeline)
+    usual = TABLE[_usual(work)].build(work)
     return step_time_s < (1 - LEAST_GAIN) * simulate(usual).step_time_s
 
 

@@ -22,8 +22,8 @@ LONGEST = 66.0
 LINE_EM = 1.7
 """Height of a bar."""
 
-STRENGTHS = (0.6, 0.3, 0.15)
-"""Of the parts of a bar, from the left."""
+STRENGTHS = (0.6, 0.3, 0.15, 0.45, 0.22)
+"""Of the parts of a bar, from the left: neighbours are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
