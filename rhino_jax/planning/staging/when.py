@@ -97,17 +97,23 @@ def check_runs(schedule: str) -> None:
     """
     if schedule in (AUTO, *RUN):
         return
-    why = ""
+    why, fix = "", 'take one of these, or "auto".'
     if schedule == "token-slices":
         why = (
-            " A slice reads keys and values of those before it, which a step that is"
-            " written for whole sequences does not hand on."
+            " A slice of a sequence attends to keys and values of those before it,"
+            " whose gradients wait for those after it: a step that is written for whole"
+            " sequences has neither apart, so slices of it are simulated, not run."
+        )
+        fix = (
+            'take "auto" with more micro-batches, down to one sequence in each:'
+            " these fill a pipeline too. For what slices would gain beyond, see"
+            " `rhino_jax.pipeline.tera.slice_batch`."
         )
     raise ScheduleError(
         f"stages do not run by the schedule {schedule!r}.{why}",
         where="`schedule=`",
         numbers=f"run: {', '.join(RUN)}",
-        fix='take one of these, or "auto".',
+        fix=fix,
     )
 
 
