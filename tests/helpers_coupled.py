@@ -54,6 +54,21 @@ def hardest(params: Any, batch: Any) -> jax.Array:
     return jax.nn.logsumexp(losses)
 
 
+def normed(params: Any, batch: Any) -> jax.Array:
+    """What the model makes, normed over the batch, as by BatchNorm in training."""
+    x = _tower(params["a"], batch["x"]) @ params["out"]
+    x = (x - x.mean(0)) * jax.lax.rsqrt(x.var(0) + 1e-3)
+    return jnp.mean((x - batch["y"]) ** 2)
+
+
+def centred(params: Any, batch: Any) -> jax.Array:
+    """A mean over the batch, and layers that read what is left: rows meet in between,
+    and at the end in the largest of the losses."""
+    x = _tower(params["a"], batch["x"])
+    x = _tower(params["b"], x - x.mean(0))
+    return jax.nn.logsumexp(jnp.square(x - batch["y"]).sum(-1))
+
+
 def adversarial_step(params: Any, batch: Any) -> tuple[Any, jax.Array]:
     """A discriminator `b` learns, then a generator `a` against what it has learnt."""
 
@@ -79,7 +94,8 @@ def _step_of(loss: Callable[[Any, Any], jax.Array]) -> Callable[..., Any]:
 
 
 STEPS = {
-    loss.__name__: _step_of(loss) for loss in (contrastive, balanced, weighted, hardest)
+    loss.__name__: _step_of(loss)
+    for loss in (contrastive, balanced, weighted, hardest, normed, centred)
 } | {"adversarial": adversarial_step}
 
 

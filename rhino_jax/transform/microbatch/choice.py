@@ -18,6 +18,8 @@ class Choice:
       at once, outside of loops.
     cheap: functions of the data of up to this many times the bytes of its largest
       array may be made in full, if that saves a loop (contractions never).
+    kept: so may functions of what loops before leave of the rows, if that is up to this
+      many times those bytes: the losses of the rows, say, for their maximum.
     per_microbatch: places, as `ir.places.at_place` reads them, whose ops take sums over
       the batch from each piece's own rows: the only thing that changes results.
     """
@@ -27,6 +29,7 @@ class Choice:
     most_loops: int = 3
     most_meeting: float = 0.1
     cheap: float = 4.0
+    kept: float = 1.0
     per_microbatch: tuple[str, ...] = ()
 
     @classmethod

@@ -61,7 +61,7 @@ def _cut(
 ) -> tuple[Cut, Found]:
     _check_count(program, choice.count, rows)
     largest = max(program.values[v].bytes for v in inputs)
-    sizes = Sizes(rows, int(choice.cheap * largest))
+    sizes = Sizes(rows, int(choice.cheap * largest), int(choice.kept * largest))
     takes_own = _takes_own(choice)
     opened: set[int] = set()
     same: dict[int, int] = {}
@@ -212,7 +212,7 @@ def _check(
         raise MicrobatchError(
             f"`{program.name}` would need {loops} loops over micro-batches: its rows"
             " meet again and again.",
-            where=_where(waits),
+            where="; ".join(dict.fromkeys(str(m.item.op.source) for m in waits)),
             numbers=f"{loops} loops, at most {choice.most_loops}; {_couplings(waits)}",
             fix="take out what couples the rows of a batch, or plan with"
             " `microbatches=1`. For statistics of each micro-batch, as of BatchNorm in"

@@ -130,11 +130,13 @@ def take_apart(
     try:
         cut, found = find_cut(closed, program, choice)
     except MicrobatchError as error:
+        fix = error.fix.replace("`microbatches=1`", "`stages=1, microbatches=1`")
         raise MicrobatchError(
             f"{error.what} Stages pass on micro-batches in {MOST_LOOPS} loops at most.",
             where=error.where,
             numbers=error.numbers,
-            fix=error.fix.replace("`microbatches=1`", "`stages=1, microbatches=1`"),
+            fix="plan with stages=1; or let the rows meet once, and again only in what"
+            f" is no larger than the data, as their losses are; or {fix}",
         ) from None
     _check_even(program, cut)
     opened = consts_as_inputs(open_jaxpr(closed))

@@ -96,8 +96,22 @@ def test_a_scan_whose_layers_need_sums_is_split(loss):
 
 @pytest.mark.parametrize("loss", [variance, smallest])
 def test_rows_that_meet_twice_take_three_loops(loss):
-    for cut in checked(loss):
+    for cut in checked(loss, kept=0.0):
         assert len(cut.loops) == 3 and len(cut.why) == 2
+
+
+def test_of_few_numbers_a_row_the_second_meeting_is_outside_of_loops():
+    def hardest(p, b):
+        return jax.nn.logsumexp(jnp.square(logits(p, b)).sum(-1))
+
+    for cut in checked(hardest):
+        assert len(cut.loops) == 2 and not cut.meeting_flops
+        rows = [c for c in cut.loops[0].leaving if c.how == "stacked"]
+        kept = [cut.program.values[c.value] for c in rows]
+        data = max(cut.program.values[v].bytes for v in cut.inputs)
+        assert kept and all(v.bytes <= data for v in kept)
+    for cut in checked(hardest, kept=0.0):
+        assert len(cut.loops) == 3
 
 
 def test_rows_against_rows_run_on_the_whole_batch_between_two_loops():

@@ -58,11 +58,13 @@ class Needs:
 class Sizes:
     """Attributes:
     rows: indices of the batch.
-    cheap_bytes: values of more are not made in full only to avoid a loop.
+      cheap_bytes: values of more are not made in full only to avoid a loop.
+    kept_bytes: nor are rows of more kept, of all pieces, for what is made of them.
     """
 
     rows: int
     cheap_bytes: int
+    kept_bytes: int = 0
 
 
 def run_plain(
@@ -250,14 +252,20 @@ def _priced(
     results: Sequence[State],
     sizes: Sizes,
 ) -> tuple[State, ...]:
-    """The results, with how they may be had in full without a loop."""
-    phases = [s.phase if isinstance(s, Whole) else s.cheap for s in states]
-    is_small = all(program.values[v].bytes <= sizes.cheap_bytes for v in item.results)
+    """The results, with how they may be had in full without a loop: of data alone, or
+    of what loops before left, be it of a few numbers of every row."""
+    values = program.values
+    is_small = all(values[v].bytes <= sizes.cheap_bytes for v in item.results)
     insides = any(isinstance(s, Whole) and s.is_inside for s in states)
-    if None in phases or insides or item.op.traits.is_contraction or not is_small:
+    is_kept = all(
+        values[v].bytes <= sizes.kept_bytes
+        for v, s in zip(item.operands, states, strict=True)
+        if isinstance(s, Rows) and s.cheap is None
+    )
+    if insides or item.op.traits.is_contraction or not (is_small and is_kept):
         return tuple(results)
-    cheap = max((p for p in phases if p is not None), default=0)
-    return tuple(_cheaply(state, cheap) for state in results)
+    cheap = max(map(known_after, states), default=0)
+    return tuple(s if cheap > s.phase else _cheaply(s, cheap) for s in results)
 
 
 def _cheaply(state: State, cheap: int) -> State:
