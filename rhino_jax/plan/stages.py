@@ -106,6 +106,28 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MadeAgain:
+    """What a stage's backward passes make again of its forward passes, where values are
+    chosen for that.
+
+    Attributes:
+      choice: as `transform.staged.remade.Remade` has it.
+      count: values.
+      saved_bytes: of one device, that micro-batches in flight hold less.
+      added_s: to a micro-batch's backward pass, by estimate.
+    """
+
+    choice: str = ""
+    count: int = 0
+    saved_bytes: int = 0
+    added_s: float = 0.0
+
+
+KEPT = MadeAgain()
+"""Nothing is made again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """How micro-batches pass through the stages.
 
@@ -123,6 +145,7 @@ class Pipeline:
         micro-batch 2; empty where the schedule's name says it all.
       between: of every stage, where micro-batches are coupled; empty elsewhere.
       recomputed: chunks whose backward passes run their forward passes again.
+      made_again: of every stage, what others make again; empty where none does.
       is_twice: whether what couples them is made ahead of all forward passes, which do
         it again.
     """
@@ -139,7 +162,13 @@ class Pipeline:
     orders: tuple[str, ...] = ()
     between: tuple[Between, ...] = ()
     recomputed: tuple[int, ...] = ()
+    made_again: tuple[MadeAgain, ...] = ()
     is_twice: bool = False
+
+    @property
+    def is_remade(self) -> bool:
+        """Whether any backward pass makes anything again."""
+        return bool(self.recomputed or self.made_again)
 
     @property
     def groups(self) -> tuple[int, ...]:

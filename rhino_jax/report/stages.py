@@ -90,7 +90,7 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
     passes = (*ahead, "forward", *met, "backward", "update")
     header = ("stage", "mesh", *passes, "peak", SENDS)
     aligned, wraps = f"><{'>' * len(header[2:-1])}<", (len(header) - 1, 1)
-    if not pipeline.recomputed:
+    if not pipeline.is_remade:
         return Table(header, rows, aligned, wraps)
     again = (_again(pipeline, stage) for stage in range(len(plan.stages)))
     wider = tuple((*row, cell) for row, cell in zip(rows, again, strict=True))
@@ -100,7 +100,16 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
 def _again(pipeline: Pipeline, stage: int) -> str:
     """What of a stage's forward pass its backward pass makes again."""
     own = [c for c, at in enumerate(pipeline.groups) if at == stage]
-    return "forward pass" if set(own) <= set(pipeline.recomputed) else ""
+    if set(own) <= set(pipeline.recomputed):
+        return "forward pass"
+    made = pipeline.made_again[stage] if pipeline.made_again else None
+    if made is None or not made.count:
+        return ""
+    values = "1 value" if made.count == 1 else f"{made.count} values"
+    return (
+        f"{values}, {format_bytes(made.saved_bytes)} less,"
+        f" {format_seconds(made.added_s)} more"
+    )
 
 
 PASSES = ("ahead", "forward", "whole batch", "backward", "update")

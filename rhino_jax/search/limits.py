@@ -39,6 +39,9 @@ class Limits:
         a search for the smallest peak.
     loop_parts: into how many parts the slices of a loop's stacks are divided, of which
         the first ones may be kept and the others made again.
+    late_times: times of backward tasks that are told apart where what a stage makes
+        again is chosen: what is made between two of them is taken to be in memory at
+        once.
     most_visited: values looked at to find the update that a gradient is for; one that
         is farther away is not named after its parameter.
     """
@@ -56,6 +59,7 @@ class Limits:
     communication_weights: tuple[float, ...] = (2.0, 0.5)
     most_pins: int = 8
     loop_parts: int = 8
+    late_times: int = 12
     most_visited: int = 64
 
     @property

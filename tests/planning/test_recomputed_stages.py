@@ -1,4 +1,4 @@
-"""Stages that do not fit run their forward passes again in their backward passes."""
+"""Stages that do not fit make values again in their backward passes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.plan.stages import KEPT
 
 
 WIDTH, ROWS, LAYERS = 128, 4096, 24
@@ -40,30 +41,36 @@ def free():
     return plan
 
 
-def test_the_stage_that_does_not_fit_is_recomputed_alone(free, tmp_path):
+def test_the_stage_that_does_not_fit_makes_what_is_cheap_again(free, tmp_path):
     plan = planned(int(0.9 * free.predicted.peak_bytes))
-    assert plan.pipeline.recomputed == (0,)
+    assert plan.pipeline.recomputed == ()
+    first, second = plan.pipeline.made_again
+    assert first.count and second == KEPT
     assert plan.predicted.peak_bytes <= 0.9 * free.predicted.peak_bytes
     ahead, again = free.pipeline.costs[0], plan.pipeline.costs[0]
-    assert again.activation_bytes == 0 < ahead.activation_bytes
-    assert again.working_bytes > ahead.working_bytes
-    # A backward pass is two of the three products, and has one more.
-    assert 1.2 < again.backward_s / ahead.backward_s < 2
-    assert plan.predicted.step_time_s > free.predicted.step_time_s
+    saved = ahead.activation_bytes - again.activation_bytes
+    assert first.saved_bytes == 2 * saved > 0  # of each micro-batch in flight
+    # No product is made again: a backward pass has two of them for each of its own.
+    assert 1 < again.backward_s / ahead.backward_s < 1.2
+    grown = again.backward_s - ahead.backward_s
+    assert first.added_s == pytest.approx(grown, rel=0.2)
     rows = [line for line in plan.table().splitlines() if "stage=1 " in line]
-    assert ["forward pass" in row for row in rows] == [True, False]
-    assert "runs again" not in free.table()
+    assert [" values, " in row for row in rows] == [True, False]
+    assert "runs again" in plan.table() and "runs again" not in free.table()
     plan.save(tmp_path / "plan.json")
     loaded = rhino.load_plan(tmp_path / "plan.json")
     assert loaded.pipeline == plan.pipeline
 
 
-def test_all_stages_are_recomputed_where_none_fits(free):
-    plan = planned(int(0.6 * free.predicted.peak_bytes))
-    assert plan.pipeline.recomputed == (0, 1)
-    # What the second stage received waits for its backward pass.
-    row = 4 * ROWS // 4 * WIDTH
-    assert plan.pipeline.costs[1].activation_bytes >= row
+def test_the_less_memory_the_more_is_made_again(free):
+    shares = (0.7, 0.6, 0.5, 0.45)
+    plans = [planned(int(s * free.predicted.peak_bytes)) for s in shares]
+    counts = [sum(m.count for m in plan.pipeline.made_again) for plan in plans]
+    assert counts == sorted({*counts}), counts
+    times = [plan.predicted.step_time_s for plan in plans]
+    assert times == sorted(times)
+    # All forward passes run again: 1.425 ms.
+    assert times[1] < 1.3e-3 and all(p.pipeline.recomputed == () for p in plans)
 
 
 @pytest.mark.parametrize(

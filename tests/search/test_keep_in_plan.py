@@ -13,7 +13,7 @@ from rhino_jax.ir.transform import Transform
 from rhino_jax.optimize.incumbents import EFFORTS
 from rhino_jax.optimize.keeping import choose as choosing
 from rhino_jax.optimize.keeping.question import KEEP, Answer, evaluate
-from rhino_jax.search.keeping.candidates import _Asking, candidates_of
+from rhino_jax.search.keeping.candidates import Asking, candidates_of
 from rhino_jax.search.keeping.choice import SOME, recompute_choice, recompute_choices
 from rhino_jax.search.keeping.policies import POLICIES, fitting
 from rhino_jax.search.keeping.rows import Asked
@@ -70,7 +70,7 @@ def test_a_plan_that_does_not_fit_is_made_to(layers: str) -> None:
 @pytest.fixture
 def keeping_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if stacks cost no time to write and to read."""
-    monkeypatch.setattr(_Asking, "_pass_s", lambda self, stack: 0.0)
+    monkeypatch.setattr(Asking, "_pass_s", lambda self, stack: 0.0)
 
 
 def test_what_is_cheaper_made_again_is_not_kept() -> None:

@@ -25,6 +25,7 @@ from rhino_jax.processes.across import placed
 from rhino_jax.processes.agree import processes_of_mesh
 from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.group import group_program
+from rhino_jax.transform.staged.remade import Remade
 from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Step
@@ -86,7 +87,9 @@ class TaskExecutable:
             pipeline.stage_of,
             pipeline.group_of,
             is_split=pipeline.is_split,
-            recomputed=pipeline.recomputed,
+            remade=Remade.of(
+                pipeline.recomputed, (x.choice for x in pipeline.made_again)
+            ),
             is_twice=pipeline.is_twice,
         )
 

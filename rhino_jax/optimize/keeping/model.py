@@ -120,7 +120,10 @@ class Model:
 
     def _row(self, time: int, budget_bytes: int) -> None:
         """Memory at one time; between two late times that is all that may be there."""
-        held: list[cp_model.LinearExprT] = []
+        pairs = zip(self.question.candidates, self.kept, strict=True)
+        held: list[cp_model.LinearExprT] = [
+            c.others_bytes * kept for c, kept in pairs if c.others_bytes
+        ]
         after = self.place.get(time)
         if after is None and time >= self.points[0]:
             after = max(n for n, p in enumerate(self.points) if p < time)

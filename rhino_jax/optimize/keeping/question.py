@@ -28,6 +28,8 @@ class Candidate:
       layer: of which of these it is.
       keep_s: seconds that it costs to wait: written, and read, where it would else not
         go through memory.
+      others_bytes: of others like it, as of other micro-batches in flight: where it is
+        kept they are, at all times.
     """
 
     bytes: int
@@ -41,6 +43,7 @@ class Candidate:
     like: int | None = None
     layer: int = 0
     keep_s: float = 0.0
+    others_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def evaluate(question: Question, choices: Sequence[str]) -> Answer | None:
             for j in c.needs:
                 needed[j].append(min(needed[i]))
     changes: dict[int, int] = defaultdict(int)
-    added, before = 0.0, 0
+    added, before, always = 0.0, 0, 0
     for time, amount in question.base:
         changes[time] += amount - before
         before = amount
@@ -110,12 +113,13 @@ def evaluate(question: Question, choices: Sequence[str]) -> Answer | None:
             added += c.offload_s or 0.0
         else:
             added += c.keep_s
+            always += c.others_bytes
     held = peak = 0
     for time in sorted(changes):
         held += changes[time]
         peak = max(peak, held)
     said = tuple(choice if needed[i] else GONE for i, choice in enumerate(choices))
-    return Answer(said, added, peak, added)
+    return Answer(said, added, peak + always, added)
 
 
 def base_at(base: Sequence[tuple[int, int]], time: int) -> int:

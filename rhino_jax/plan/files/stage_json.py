@@ -9,7 +9,15 @@ from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.files.record_json import floats, predicted_from_json, record_to_json
-from rhino_jax.plan.stages import Between, Hop, Pipeline, Send, StageCost, StagePlan
+from rhino_jax.plan.stages import (
+    Between,
+    Hop,
+    MadeAgain,
+    Pipeline,
+    Send,
+    StageCost,
+    StagePlan,
+)
 
 
 def stage_to_json(stage: StagePlan) -> dict[str, Any]:
@@ -52,6 +60,7 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
         "is_twice": pipeline.is_twice,
         "between": [record_to_json(x) for x in pipeline.between],
         "recomputed": list(pipeline.recomputed),
+        "made_again": [record_to_json(x) for x in pipeline.made_again],
     }
 
 
@@ -81,6 +90,9 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
             for x in data.get("between", ())
         ),
         recomputed=tuple(data.get("recomputed", ())),
+        made_again=tuple(
+            MadeAgain(**floats(x, "added_s")) for x in data.get("made_again", ())
+        ),
     )
 
 

@@ -7,7 +7,8 @@ groups' meshes, and how fast each is), `problem` (a step as `pipeline.cut` sees 
 `estimated` (what its chunks cost then), `when` (schedules compared by that), `counts`
 (of micro-batches), `cuts` (of any number of them), `planned` (a group on its own
 devices; `alike`: once for those that are; `working`: what its tasks take while they
-run), `groups` (all), `costs` (of their tasks), `assembled` (as one plan), `again`
-(until all fits; or again, otherwise), `fitted` (by one schedule), `plan` (the best of
-several ways), `auto`; `one_program` (stages that are an axis of one mesh).
+run), `groups` (all), `remade` (what of them is made again), `costs` (of their tasks),
+`assembled` (as one plan), `again` (until all fits; or again, otherwise), `fitted` (by
+one schedule), `plan` (the best of several ways), `auto`; `one_program` (stages that
+are an axis of one mesh).
 """

@@ -25,6 +25,7 @@ from rhino_jax.planning.staging.planned import FIX, PlannedGroup, Room
 from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.search.records import Request
 from rhino_jax.transform.staged.apart import take_apart
+from rhino_jax.transform.staged.remade import Remade
 from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Send, Step
@@ -54,8 +55,8 @@ class Run:
 
 
 def run_that_fits(
-    plan: Callable[[Room], tuple[Step, Sequence[PlannedGroup], frozenset[int]]],
-    pipeline_of: Callable[[Step, Sequence[PlannedGroup], frozenset[int]], Pipeline],
+    plan: Callable[[Room], tuple[Step, Sequence[PlannedGroup], Remade]],
+    pipeline_of: Callable[[Step, Sequence[PlannedGroup], Remade], Pipeline],
     room: Room,
     limit_bytes: float,
 ) -> Run:
@@ -63,19 +64,19 @@ def run_that_fits(
 
     Args:
       plan: see `groups.plan_groups`.
-      pipeline_of: of tasks, groups, and the chunks that are recomputed.
+      pipeline_of: of tasks, groups, and what is made again.
       room: that is kept first.
       limit_bytes: of a device.
     Raises:
       InfeasiblePlanError: a group does not fit.
     """
     for _ in range(MOST_TRIES):
-        step, groups, recomputed = plan(room)
-        pipeline = pipeline_of(step, groups, recomputed)
+        step, groups, remade = plan(room)
+        pipeline = pipeline_of(step, groups, remade)
         simulation = simulate(schedule_of(pipeline))
         peaks = simulation.group_peak_bytes
         if max(peaks) <= limit_bytes:
-            room = replace(room, recomputed=recomputed)
+            room = replace(room, remade=remade)
             return Run(step, tuple(groups), pipeline, simulation, room)
         ahead = [
             max(0, peak - group.peak_bytes(step, in_flight))
@@ -85,7 +86,7 @@ def run_that_fits(
                 peaks, groups, room.in_flight, room.ahead_bytes, strict=True
             )
         ]
-        room = replace(room, ahead_bytes=tuple(ahead), recomputed=recomputed)
+        room = replace(room, ahead_bytes=tuple(ahead), remade=remade)
     worst = max(range(len(peaks)), key=lambda group: peaks[group])
     raise InfeasiblePlanError(
         f"stage {worst} does not fit with what reaches it early.",
@@ -213,7 +214,7 @@ class SolvedStages:
         limit, known = search.request.memory_budget_bytes, self.run.pipeline
 
         def pipeline_of(
-            step: Step, groups: Sequence[PlannedGroup], _: frozenset[int]
+            step: Step, groups: Sequence[PlannedGroup], _: Remade
         ) -> Pipeline:
             pipeline = with_costs(known, step, groups, self.shapes)
             # What was searched for holds whatever tasks take.
@@ -261,7 +262,9 @@ def solved_again(search: Search, plan: Plan, schedule: str) -> SolvedStages:
     """
     pipeline, shares = plan.pipeline, plan.places
     assert pipeline is not None
-    traced, recomputed = search.running, frozenset(pipeline.recomputed)
+    traced = search.running
+    choices = (x.choice for x in pipeline.made_again)
+    remade = Remade.of(pipeline.recomputed, choices)
     parts = shares if pipeline.parts else ()
     of_step = Unstacked.of(traced.closed_jaxpr, traced.program, parts)
     program, places = of_step.program, pipeline.per_microbatch
@@ -271,7 +274,7 @@ def solved_again(search: Search, plan: Plan, schedule: str) -> SolvedStages:
         pipeline.stage_of,
         pipeline.group_of,
         is_split=pipeline.is_split,
-        recomputed=recomputed,
+        remade=remade,
         is_twice=pipeline.is_twice,
     )
     shapes = Shapes.on(plan.mesh_axes, shares, {}, search.target)
@@ -284,7 +287,7 @@ def solved_again(search: Search, plan: Plan, schedule: str) -> SolvedStages:
             search, lambda _: step, of_step, shapes, room, Finds()
         ),
         lambda step, groups, _: with_costs(pipeline, step, groups, shapes),
-        Room(flights, (0,) * shapes.groups, recomputed=recomputed),
+        Room(flights, (0,) * shapes.groups, remade=remade),
         search.request.memory_budget_bytes,
     )
     return SolvedStages(search, of_step, shapes, schedule, run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline, runs_of
@@ -14,6 +15,8 @@ from rhino_jax.planning.staging.costs import with_costs
 from rhino_jax.planning.staging.cuts import Asked, CutStep
 from rhino_jax.planning.staging.groups import plan_groups
 from rhino_jax.planning.staging.planned import PlannedGroup, Room
+from rhino_jax.transform.staged.remade import Remade
+from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Step
 
@@ -31,15 +34,19 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
     """
     search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
 
-    def step_of(recomputed: frozenset[int]) -> Step:
+    def step_of(remade: Remade) -> Step:
         return staged(
             cut_step.apart,
             cut_step.chosen.stages,
             cut_step.group_of,
             is_split=way.is_split,
-            recomputed=recomputed,
+            remade=remade,
             is_twice=cut_step.work.is_twice,
         )
+
+    @cache
+    def sides() -> Sides:
+        return sides_of(cut_step.apart)
 
     would_recompute = ""
     if cut_step.has_backward:
@@ -48,7 +55,9 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
     is_free = asked.may_recompute and cut_step.has_backward and not way.is_split
     room = Room(way.in_flight, (0,) * shapes.groups, is_free, would_recompute)
     run = run_that_fits(
-        lambda room: plan_groups(search, step_of, of_step, shapes, room, asked.finds),
+        lambda room: plan_groups(
+            search, step_of, of_step, shapes, room, asked.finds, sides=sides
+        ),
         lambda *planned: _pipeline(asked, cut_step, way, *planned),
         room,
         search.request.memory_budget_bytes,
@@ -65,8 +74,9 @@ def _pipeline(
     way: when.Way,
     step: Step,
     groups: Sequence[PlannedGroup],
-    recomputed: frozenset[int],
+    remade: Remade,
 ) -> Pipeline:
+    made_again = tuple(group.made_again for group in groups)
     pipeline = Pipeline(
         micro_batches=step.micro_batches,
         schedule=way.name,
@@ -77,7 +87,8 @@ def _pipeline(
         parts=asked.of_step.count,
         group_of=cut_step.group_of,
         is_split=way.is_split,
-        recomputed=tuple(sorted(recomputed)),
+        recomputed=tuple(sorted(remade.chunks)),
+        made_again=made_again if any(x.choice for x in made_again) else (),
         is_twice=cut_step.work.is_twice,
     )
     pipeline = with_costs(pipeline, step, groups, cut_step.shapes)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rhino_jax.errors import InfeasiblePlanError
@@ -11,26 +11,25 @@ from rhino_jax.explore.laid import Held
 from rhino_jax.ir.spec import Spec, without
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.alike import Finds
-from rhino_jax.planning.staging.auto import LEAST_GAIN
 from rhino_jax.planning.staging.planned import (
+    MOST_TRIES,
     PlannedGroup,
     Refused,
     Room,
     plan_group,
 )
+from rhino_jax.planning.staging.remade import Remaking, StepOf, in_vain
 from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.search.records import Request
 from rhino_jax.transform.staged.group import GroupProgram, group_program
+from rhino_jax.transform.staged.remade import Remade
+from rhino_jax.transform.staged.sides import Sides
 from rhino_jax.transform.staged.stacks import End, Unstacked
 from rhino_jax.transform.staged.step import Key, Kind, Step
 
 
 NOTHING = Held()
 """Beside the user's pins."""
-
-StepOf = Callable[[frozenset[int]], Step]
-"""From the chunks that are recomputed to the tasks of a step; those of other groups
-stay as they are."""
 
 
 def plan_groups(
@@ -42,7 +41,8 @@ def plan_groups(
     finds: Finds,
     held: Held = NOTHING,
     before: Sequence[PlannedGroup] = (),
-) -> tuple[Step, list[PlannedGroup], frozenset[int]]:
+    sides: Callable[[], Sides] | None = None,
+) -> tuple[Step, list[PlannedGroup], Remade]:
     """Plan all groups; what one sends another is laid out alike on both.
 
     Args:
@@ -55,8 +55,9 @@ def plan_groups(
       held: layouts of values, beside the user's pins and instead of them.
       before: all groups, planned otherwise: their problems are solved again, where
         anything is pinned otherwise.
+      sides: of a micro-batch, where its values may be made again one by one.
     Returns:
-      The tasks; the groups; the chunks that are recomputed.
+      The tasks; the groups; what is made again.
     Raises:
       InfeasiblePlanError: a group does not fit; says which.
       PinError: an op cannot make what is held.
@@ -69,48 +70,53 @@ def plan_groups(
         output_pins={**search.request.output_pins, **held.outputs},
     )
     request, at = search.request, shapes.stage_axis
-    recomputed = room.recomputed
-    step = step_of(recomputed)
+    remade = room.remade
+    if room.may_recompute:
+        remade = replace(remade, values={})  # chosen anew
+    step = step_of(remade)
     meeting = _meeting(step)
 
     for key, spec in held.handed.items():
         known[key] = _on_all(spec, meeting[key], shapes)
 
-    def planned(group: int) -> PlannedGroup:
+    def planned(step: Step, group: int, tries: int) -> PlannedGroup:
         old = before[group] if before else None
         of = old.of if old else group_program(step, group, of_step.program)
         laid = _Laid(of_step, at, shapes.places[group] > 1, request, known, stacks)
         pins = *laid.pins(of, step.outputs), held.values.get(group, {})
         mesh = shapes.mesh(group)
-        return plan_group(search, step, of, mesh, pins, room, finds, old)
+        return plan_group(search, step, of, mesh, pins, room, finds, old, tries)
 
+    remaking = Remaking(step_of, sides, planned, room, request.memory_budget_bytes)
     # What a small group has, a larger one can have too: its other axes are the same.
     for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
         own = {c for c, g in enumerate(step.chunks) if g == group}
-        may_recompute = room.may_recompute and not own <= recomputed
-        one = None
+        may_recompute = room.may_recompute and not own <= remade.chunks
+        one = wide = None
         try:
-            one = planned(group)
+            one = planned(step, group, MOST_TRIES)
+            wide = one.wide
         except Refused as refused:
             # One micro-batch alone holds as much either way.
             if refused.is_alone or not may_recompute:
-                raise _told(refused, room, is_again=own <= recomputed) from None
+                raise _told(refused, room, is_again=own <= remade.chunks) from None
+            wide = refused.wide
         if may_recompute and (one is None or one.is_bound):
-            as_it_is, step = step, step_of(recomputed | own)
-            again = _again(planned, group, one)
-            if again is one:
-                step = as_it_is
-            else:
-                one, recomputed = again, recomputed | own
+            step, one, remade = remaking.of(step, group, remade, one, wide)
         assert one is not None
-        found[group], of = one, one.of
-        for key in of.arguments:
-            if key.kind is Kind.INPUT and of_step.inputs[key.number].part is not None:
-                whole = of_step.inputs[key.number].whole
-                stacks.setdefault(whole, without(one.specs[key], [at]))
+        found[group] = one
+        for whole, spec in _of_stacks(one, of_step):
+            stacks.setdefault(whole, without(spec, [at]))
         for key in one.specs.keys() & meeting.keys():
             known.setdefault(key, _on_all(one.specs[key], meeting[key], shapes))
-    return step, [found[group] for group in range(step.groups)], recomputed
+    return step, [found[group] for group in range(step.groups)], remade
+
+
+def _of_stacks(group: PlannedGroup, of_step: Unstacked) -> Iterator[tuple[int, Spec]]:
+    """Stacks of which a group has a part, and how that is laid out."""
+    for key in group.of.arguments:
+        if key.kind is Kind.INPUT and of_step.inputs[key.number].part is not None:
+            yield of_step.inputs[key.number].whole, group.specs[key]
 
 
 def _on_all(spec: Spec, groups: Collection[int], shapes: Shapes) -> Spec:
@@ -119,30 +125,11 @@ def _on_all(spec: Spec, groups: Collection[int], shapes: Shapes) -> Spec:
     return spec if len(sizes) == 1 else without(spec, [shapes.stage_axis])
 
 
-def _again(
-    planned: Callable[[int], PlannedGroup], group: int, kept: PlannedGroup | None
-) -> PlannedGroup:
-    """A group that is recomputed; or as it is, where that fits and is about as fast."""
-    try:
-        again = planned(group)
-    except Refused as refused:
-        if kept is None:
-            raise _in_vain(refused.error) from None
-        return kept
-    if kept is not None and _seconds(again) >= (1 - LEAST_GAIN) * _seconds(kept):
-        return kept
-    return again
-
-
-def _seconds(group: PlannedGroup) -> float:
-    return group.plan.predicted.step_time_s
-
-
 def _told(refused: Refused, room: Room, *, is_again: bool) -> InfeasiblePlanError:
     """Why a group does not fit, with what else there is to try."""
     error = refused.error
     if is_again:
-        return _in_vain(error)
+        return in_vain(error)
     if refused.is_alone or room.may_recompute or not room.would_recompute:
         return error
     return InfeasiblePlanError(
@@ -151,15 +138,6 @@ def _told(refused: Refused, room: Room, *, is_again: bool) -> InfeasiblePlanErro
         numbers=error.numbers,
         fix=f"{error.fix.rstrip('.')}, or {room.would_recompute}: stages then run their"
         " forward passes again where that makes them fit.",
-    )
-
-
-def _in_vain(error: InfeasiblePlanError) -> InfeasiblePlanError:
-    return InfeasiblePlanError(
-        f"{error.what} Its backward passes run its forward passes again already.",
-        where=error.where,
-        numbers=error.numbers,
-        fix=error.fix,
     )
 
 

@@ -172,7 +172,7 @@ def _may_be_faster(plan: Plan, way: when.Way) -> bool:
 
 def _is_recomputed(plan: Plan) -> bool:
     assert plan.pipeline is not None
-    return bool(plan.pipeline.recomputed)
+    return plan.pipeline.is_remade
 
 
 def _seconds(plan: Plan) -> float:

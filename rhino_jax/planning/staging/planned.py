@@ -11,6 +11,7 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.stages import KEPT, MadeAgain
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.alike import Finds
@@ -22,9 +23,14 @@ from rhino_jax.search.held import search_held
 from rhino_jax.search.records import Request
 from rhino_jax.transform.staged.group import GroupProgram
 from rhino_jax.transform.staged.holding import FIXED, Holding, is_once
+from rhino_jax.transform.staged.remade import Remade
+from rhino_jax.transform.staged.staging import NOTHING
 from rhino_jax.transform.staged.step import Key, Step
 from rhino_jax.units import format_bytes
 
+
+MOST_TRIES = 3
+"""To make room for what micro-batches in flight leave."""
 
 FIX = "take more micro-batches, more stages or more devices."
 
@@ -38,11 +44,18 @@ class Refused(Exception):
     Attributes:
       error: what to say.
       is_alone: not even with one micro-batch, and nothing in flight.
+      wide: planned with room for one.
     """
 
-    def __init__(self, error: InfeasiblePlanError, *, is_alone: bool) -> None:
+    def __init__(
+        self,
+        error: InfeasiblePlanError,
+        *,
+        is_alone: bool,
+        wide: PlannedGroup | None = None,
+    ) -> None:
         super().__init__(error)
-        self.error, self.is_alone = error, is_alone
+        self.error, self.is_alone, self.wide = error, is_alone, wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +71,8 @@ class PlannedGroup:
       tile: of its devices' memory.
       working: of every task, the bytes that it takes beyond what is held anyway.
       is_bound: whether it could be faster with more memory.
+      wide: the group planned with room for one micro-batch, which holds too much.
+      made_again: what its backward passes make again, if values are chosen for that.
     """
 
     of: GroupProgram
@@ -68,6 +83,8 @@ class PlannedGroup:
     tile: tuple[int, ...] = ()
     working: tuple[int, ...] = ()
     is_bound: bool = False
+    wide: PlannedGroup | None = None
+    made_again: MadeAgain = KEPT
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -133,16 +150,16 @@ class Room:
     Attributes:
       in_flight: of every group, the micro-batches of which it holds something.
       ahead_bytes: of every group, of one device, what arrives early.
-      may_recompute: whether the chunks of a group that does not fit may be recomputed.
-      would_recompute: the keyword with which they might be, where they may not.
-      recomputed: chunks that are, in any case.
+      may_recompute: whether groups that do not fit may make values again.
+      would_recompute: the keyword with which they might, where they may not.
+      remade: what they do, in any case.
     """
 
     in_flight: tuple[int, ...]
     ahead_bytes: tuple[int, ...]
     may_recompute: bool = False
     would_recompute: str = ""
-    recomputed: frozenset[int] = frozenset()
+    remade: Remade = NOTHING
 
 
 def plan_group(
@@ -154,6 +171,7 @@ def plan_group(
     room: Room,
     finds: Finds,
     before: PlannedGroup | None = None,
+    tries: int = MOST_TRIES,
 ) -> PlannedGroup:
     """Plan a group, with room for what micro-batches in flight leave.
 
@@ -166,6 +184,7 @@ def plan_group(
       room: that groups need.
       finds: what was found for other groups.
       before: the group planned otherwise, whose problem is solved again.
+      tries: with less and less memory.
     Raises:
       Refused: it does not fit.
       PinError: an op cannot make what is pinned.
@@ -177,8 +196,8 @@ def plan_group(
     if before is not None and _is_known(before, pins, request.level):
         if before.peak_bytes(step, in_flight) + ahead <= budget:
             return before
-    more = 0
-    for _ in range(3):
+    more, wide = 0, None
+    for _ in range(tries):
         asked = replace(
             request,
             pins=pins[0],
@@ -192,12 +211,13 @@ def plan_group(
             plan = found.plan()
         except InfeasiblePlanError as error:
             refused = _does_not_fit(error, group, in_flight, more)
-            raise Refused(refused, is_alone=not more) from None
+            raise Refused(refused, is_alone=not more, wide=wide) from None
         is_bound = more > 0 or found.is_bound_by_memory
         planned = _planned(search, step, of, found, plan, is_bound)
         needed = planned.peak_bytes(step, in_flight) + ahead
         if needed <= budget:
-            return planned
+            return replace(planned, wide=wide)
+        wide = wide or planned
         more = needed - plan.predicted.peak_bytes
         if more >= budget:
             break
@@ -210,7 +230,7 @@ def plan_group(
         f" {format_bytes(ahead)} for what arrives early",
         fix=FIX,
     )
-    raise Refused(too_large, is_alone=False)
+    raise Refused(too_large, is_alone=False, wide=wide)
 
 
 def _found(

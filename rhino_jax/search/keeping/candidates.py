@@ -38,10 +38,10 @@ def candidates_of(
       symmetry: which nodes are of equal layers.
       host_bytes_per_s: of the link to the host's memory, if values may wait there.
     """
-    return _Asking(model, labels, symmetry, host_bytes_per_s).asked()
+    return Asking(model, labels, symmetry, host_bytes_per_s).asked()
 
 
-class _Asking:
+class Asking:
     """Reads candidates off a model."""
 
     def __init__(
@@ -55,7 +55,8 @@ class _Asking:
         self.host_bytes_per_s = host_bytes_per_s
         self.program: Program = model.graph.program
         self.blocks = Blocks(self.program)
-        self.halves: Halves = halves_of(self.blocks.top)
+        self.halves = self._halves()
+        self.bound = self.halves.bound
         self.block: Block = self.blocks.top
         self.stacks = {s.value: s for s in find_stacks(self.blocks, self.halves)}
         self.early_readers: dict[int, list[Line]] = {}
@@ -68,10 +69,13 @@ class _Asking:
             if node.op is not None:
                 self.nodes.setdefault(node.op.id, []).append(node.id)
 
+    def _halves(self) -> Halves:
+        return halves_of(self.blocks.top)
+
     def asked(self) -> Asked:
         """The question."""
         stored = [v for v in self._kept() if self._is_stored(v)]
-        kept = {*stored, *self.halves.bound}
+        kept = {*stored, *self.bound}
         followers = {
             v: self._needs(self._again(v, kept - {v}))
             for v in self._kept()
@@ -88,7 +92,9 @@ class _Asking:
         index = {row.value: i for i, row in enumerate(rows)}
         found = tuple(row.candidate(index) for row in rows)
         return Asked(
-            Question(found, self._base(found), min(map(min, uses.values()), default=0)),
+            Question(
+                found, self._base(rows, found), min(map(min, uses.values()), default=0)
+            ),
             tuple(row.value for row in rows),
             self._loops(rows),
             {
@@ -103,7 +109,7 @@ class _Asking:
         """See `Asked`."""
         found = 0.0
         plain = [v for v in remade if v not in self.stacks]
-        stay = {*kept, *self.halves.bound}
+        stay = {*kept, *self.bound}
         lines = again(self.program, self.block, self._repeatable(plain), stay).lines
         found += sum(self._line_s(self.block.lines[k]) for k in lines)
         for loop in {s.loop for s in self.stacks.values()}:
@@ -134,7 +140,7 @@ class _Asking:
         }
 
     def _kept(self) -> list[int]:
-        return [v for v in self.halves.late_uses if v not in self.halves.bound]
+        return [v for v in self.halves.late_uses if v not in self.bound]
 
     def _is_stored(self, value: int) -> bool:
         port = self.model.graph.held.get(value)
@@ -143,6 +149,10 @@ class _Asking:
         is_op = self.model.graph.nodes[port.node].kind is NodeKind.OP
         stored = self.model.analysis.liveness.is_materialised
         return stored[port.id] or not is_op
+
+    def _is_in_memory(self, value: int) -> bool:
+        """Whether what all of a plan takes counts it."""
+        return True
 
     def _again(self, value: int, kept: set[int]) -> Again:
         line = self.block.lines[self.block.maker[value]]
@@ -291,11 +301,13 @@ class _Asking:
             return None, 0
         return int(orbits[node]), int(np.searchsorted(members, node))
 
-    def _base(self, found: tuple[Candidate, ...]) -> tuple[tuple[int, int], ...]:
+    def _base(
+        self, rows: list[Row], found: tuple[Candidate, ...]
+    ) -> tuple[tuple[int, int], ...]:
         """Memory of all else, at its most between two times of candidates."""
         profile = np.array(self.model.problem.profile(self.labels), dtype=float)
-        for c in found:
-            if c.uses:
+        for row, c in zip(rows, found, strict=True):
+            if c.uses and self._is_in_memory(row.value):
                 profile[c.start : c.uses[-1] + 1] -= c.bytes
         profile = np.maximum(profile, 0.0)
         times = {0, *(c.start for c in found)}

@@ -64,6 +64,12 @@ def whole(asked: Asked, name: str) -> Answer | None:
     return answer and counted_once(asked, answer)
 
 
+def of_all(asked: Asked) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Policies for all layers: name, and what it does with every candidate."""
+    for name, most in POLICIES.items():
+        yield name, _choices(asked, most, 0)
+
+
 def _fits(policy: Policy, budget_bytes: float) -> bool:
     return policy.answer.peak_bytes <= budget_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rhino_jax.transform.recompute.lines import Block
@@ -33,7 +34,11 @@ class Halves:
 
 def halves_of(block: Block) -> Halves:
     """What is early and what is late in a block; nothing is early where all is late."""
-    is_late = _late_lines(block)
+    return with_late(block, _late_lines(block))
+
+
+def with_late(block: Block, is_late: Sequence[bool]) -> Halves:
+    """A block of which it is known which lines are late."""
     uses: dict[int, list[int]] = defaultdict(list)
     for k, line in enumerate(block.lines):
         if is_late[k]:

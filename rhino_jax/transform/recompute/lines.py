@@ -132,14 +132,21 @@ def may_run_again(program: Program, op: Op) -> bool:
 class Blocks:
     """The blocks of a program, each made when it is asked for."""
 
-    def __init__(self, program: Program, entered: frozenset[str] = INLINED) -> None:
+    def __init__(
+        self,
+        program: Program,
+        entered: frozenset[str] = INLINED,
+        *,
+        is_top_entered: bool = True,
+    ) -> None:
         self.program, self.entered = program, entered
+        self._of_top = entered if is_top_entered else frozenset[str]()
         self._found: dict[tuple[int, int], Block] = {}
 
     @functools.cached_property
     def top(self) -> Block:
         """That of the whole program."""
-        return block_of(self.program, self.program.body, self.entered)
+        return block_of(self.program, self.program.body, self._of_top)
 
     def of(self, op: Op, region: int = 0) -> Block:
         """That of a region of an op."""

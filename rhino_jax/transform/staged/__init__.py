@@ -8,5 +8,5 @@ the loop over micro-batches), `lines` (equations to be run in parts), `sides` (f
 and backward pass, and what belongs together), `labels` (which op runs where),
 `loops` (in two) and `shared_sums`, `between` (what couples micro-batches), `after` and
 `updates` (what follows them), `names`, `staging` (all of these as a `step` of tasks),
-`holding` (what a group holds between them), `group`.
+`remade` (what is made again), `holding` (what a group holds between them), `group`.
 """

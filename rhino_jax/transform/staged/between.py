@@ -53,7 +53,7 @@ def _task(apart: Apart, names: Names, group: int, values: list[int]) -> Task:
         for v in reads:
             if v in left:
                 env[v] = apart.finished(left[v], env[v], lines.avals[v].dtype)
-        lines.run(equations, env)
+        lines.run(sorted(equations), env)
         return [lines.result(p, env) for p in made]
 
     return Task(

@@ -29,7 +29,8 @@ class Labels:
 
     The backward pass of a chunk that is recomputed makes again what it reads of the
     forward pass, of what that read: for all in-flight micro-batches only this is kept
-    (full activation recomputation: Korthikanti et al. 2022, arXiv:2205.05198).
+    (full activation recomputation: Korthikanti et al. 2022, arXiv:2205.05198). Or it
+    does so with some of the values alone (`remade`), of what it reads besides.
     Where what couples micro-batches is made ahead (`twice`), the labels of that come
     before all of these: 0 to C - 1, and the others C higher.
 
@@ -39,6 +40,7 @@ class Labels:
       of: of every equation its label; None of free ones.
       is_split: whether backward passes are.
       recomputed: chunks whose forward passes run again in their backward passes.
+      remade: values of other chunks that are made again there.
       is_twice: whether a forward pass is run once more, ahead, up to what couples
         micro-batches.
     """
@@ -48,6 +50,7 @@ class Labels:
     of: tuple[int | None, ...]
     is_split: bool = False
     recomputed: frozenset[int] = frozenset()
+    remade: frozenset[int] = frozenset()
     is_twice: bool = False
 
     @classmethod
@@ -59,6 +62,7 @@ class Labels:
         *,
         is_split: bool = False,
         recomputed: Collection[int] = (),
+        remade: Collection[tuple[int, int]] = (),
     ) -> Labels:
         """Args:
         sides: of a micro-batch.
@@ -68,8 +72,12 @@ class Labels:
         recomputed: chunks whose forward passes run again in their backward passes,
           where these are whole: of a split pass both parts would make them again, or
           the second one would wait with all of it in memory.
+        remade: (forward equation, by its place among them, which of its results) of
+          other chunks, likewise.
         """
-        assert not (is_split and recomputed), "split passes are not recomputed"
+        assert not (is_split and (recomputed or remade)), (
+            "split passes are not recomputed"
+        )
         chunks = 1 + max(stages)
         placed = sides.placed(dict(zip(sides.forward, stages, strict=True)))
         of = [
@@ -80,7 +88,9 @@ class Labels:
         if is_split:
             of = _split(sides.lines, of, chunks)
         groups = tuple(group_of) or tuple(range(chunks))
-        return cls(sides, groups, tuple(of), is_split, frozenset(recomputed))
+        values = frozenset(sides.lines.makes[sides.forward[k]][j] for k, j in remade)
+        chosen = frozenset(recomputed)
+        return cls(sides, groups, tuple(of), is_split, chosen, values)
 
     def twice(self, early: int) -> Labels:
         """With what couples micro-batches made ahead of all, and again.
@@ -157,13 +167,28 @@ class Labels:
             found.append(frozenset({*mine, *more}))
         return tuple(found)
 
+    def ordered(self, label: int) -> list[int]:
+        """The equations of a label as they run: what is made again, late."""
+        mine = self.equations[label]
+        others = {i for i in mine if self.of[i] != label}
+        is_again = any(self.of[i] is not None for i in others)
+        return self.lines.late(mine, others if is_again else ())
+
     def _known(self, label: int) -> set[int]:
         """Values that a label makes, or finds made by others."""
         # Callbacks are not in a micro-batch: they run where all of the batch is there.
-        chunk = self.chunk(label)
-        is_again = self.turn(label) > 0 and chunk in self.recomputed
-        ahead = chunk + self.chunks * self.is_twice
-        return {v for v, at in self.made_at.items() if not (is_again and at == ahead)}
+        known = set(self.made_at)
+        if self.turn(label) <= 0:
+            return known
+        ahead = self.chunk(label) + self.chunks * self.is_twice
+        own = {v for v, at in self.made_at.items() if at == ahead}
+        if self.chunk(label) in self.recomputed:
+            return known - own
+        if own.isdisjoint(self.remade):
+            return known
+        mine = (i for i, at in enumerate(self.of) if at == label)
+        read = {v for i in mine for v in self.lines.reads[i]} | {*self._left(label)}
+        return known - (own - (read - self.remade))
 
     @cached_property
     def reads(self) -> tuple[frozenset[int], ...]:

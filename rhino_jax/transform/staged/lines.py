@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -33,7 +33,7 @@ class Lines:
       inputs: numbers.
       outputs: numbers; None of literals.
       atoms: what the results are, literals too.
-      avals: of every value.
+      avals: of every value, by number; None of numbers that no value has.
       consts: of constants that the jaxpr captured, by number.
     """
 
@@ -48,14 +48,23 @@ class Lines:
     _number: dict[Any, int]
 
     @classmethod
-    def of(cls, closed: Any) -> Lines:
+    def of(cls, closed: Any, numbers: Sequence[tuple[int, ...]] | None = None) -> Lines:
+        """Args:
+        closed: a closed jaxpr.
+        numbers: of the results of every equation, above those of all else; in their
+          order unless said.
+        """
         jaxpr = open_jaxpr(closed)
         number: dict[Any, int] = {}
         for v in (*jaxpr.invars, *jaxpr.constvars):
             number[v] = len(number)
-        for eqn in jaxpr.eqns:
-            for v in eqn.outvars:
-                number[v] = len(number)
+        for i, eqn in enumerate(jaxpr.eqns):
+            count = len(number)
+            own = numbers[i] if numbers else range(count, count + len(eqn.outvars))
+            number.update(zip(eqn.outvars, own, strict=True))
+        avals: list[Any] = [None] * (1 + max(number.values(), default=-1))
+        for v, n in number.items():
+            avals[n] = v.aval
         makes = tuple(tuple(number[v] for v in e.outvars) for e in jaxpr.eqns)
         return cls(
             eqns=tuple(jaxpr.eqns),
@@ -67,7 +76,7 @@ class Lines:
             inputs=tuple(number[v] for v in jaxpr.invars),
             outputs=tuple(None if is_literal(v) else number[v] for v in jaxpr.outvars),
             atoms=tuple(jaxpr.outvars),
-            avals=tuple(v.aval for v in number),
+            avals=tuple(avals),
             consts={
                 number[v]: x
                 for v, x in zip(jaxpr.constvars, jaxpr_consts(closed), strict=True)
@@ -119,16 +128,30 @@ class Lines:
         return int(getattr(aval, "size", 1)) * int(getattr(aval.dtype, "itemsize", 4))
 
     def run(self, equations: Iterable[int], env: dict[int, Any]) -> None:
-        """Run some equations, in their order.
+        """Run some equations, in this order.
 
         Args:
           env: what is known, by number; gains what is made.
         """
-        for i in sorted(equations):
+        for i in equations:
             eqn = self.eqns[i]
             with eqn_context(eqn):
                 results = bind_eqn(eqn, self.arguments(i, env), eqn.params)
             env.update(zip(self.makes[i], results, strict=True))
+
+    def late(self, equations: Iterable[int], again: Collection[int]) -> list[int]:
+        """Some equations in an order in which those of `again` come just before the
+        first other one that needs them: what they make is not in memory before."""
+        ordered = sorted(equations)
+        needed: dict[int, int] = {}
+        for i in reversed(ordered):
+            at = needed.get(i, len(self.eqns)) if i in again else i
+            needed[i] = at
+            for v in self.reads[i]:
+                maker = self.maker.get(v)
+                if maker is not None and maker in again:
+                    needed[maker] = min(at, needed.get(maker, at))
+        return sorted(ordered, key=lambda i: (needed[i], i not in again, i))
 
     def bound(self, equation: int, env: dict[int, Any], given: dict[int, Any]) -> Any:
         """The only result of an equation with some operands in place of others."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from rhino_jax.transform.staged.between import between, sends_between
 from rhino_jax.transform.staged.labels import Labels
 from rhino_jax.transform.staged.loops import apart_loops
 from rhino_jax.transform.staged.names import Names
+from rhino_jax.transform.staged.remade import Remade, applied
 from rhino_jax.transform.staged.shared_sums import apart_sums
 from rhino_jax.transform.staged.sides import sides_of
 from rhino_jax.transform.staged.step import Key, Kind, Send, Step, Task, TaskKind
@@ -30,6 +31,9 @@ _KINDS = {
 }
 """By the turn of a label."""
 
+NOTHING = Remade()
+"""All is kept."""
+
 
 def staged(
     apart: Apart,
@@ -37,7 +41,7 @@ def staged(
     group_of: Sequence[int] = (),
     *,
     is_split: bool = False,
-    recomputed: Collection[int] = (),
+    remade: Remade = NOTHING,
     is_twice: bool = False,
 ) -> Step:
     """The tasks of a step.
@@ -48,25 +52,29 @@ def staged(
         reads only what is made in its own chunk or an earlier one.
       group_of: of every chunk its group; its own unless said.
       is_split: whether what nothing waits for of backward passes is in tasks apart.
-      recomputed: chunks whose backward passes run their forward passes again; none
-        where those are split.
+      remade: what backward passes make again of forward passes; nothing where they are
+        split.
       is_twice: whether what couples micro-batches is made ahead of all forward passes,
         and these run again: then backward passes wait for none but their own.
     """
     if is_split:
         apart = with_split_loops(apart, stages, group_of)
+    asked = sides_of(apart)
+    sides = asked
     while True:
         labels = Labels.at(
-            sides_of(apart),
-            stages,
-            group_of,
-            is_split=is_split,
-            recomputed=recomputed,
+            sides, stages, group_of, is_split=is_split, recomputed=remade.chunks
         )
-        again = apart_sums(apart, labels)
-        if again is None:
+        parted = apart_sums(apart, labels)
+        if parted is None:
             break
-        apart = again
+        apart = parted
+        sides = sides_of(apart)
+    if remade.values:
+        sides, again = applied(sides, apart, remade.choice, asked)
+        labels = Labels.at(
+            sides, stages, group_of, recomputed=remade.chunks, remade=again
+        )
     if is_twice:
         labels = labels.twice(apart.early)
     return _Staging(apart, labels, Names(apart, labels.lines)).step()
@@ -140,7 +148,7 @@ class _Staging:
 
         def run(*arrays: Any) -> list[Any]:
             env = dict(zip(reads, arrays, strict=True))
-            lines.run(equations, env)
+            lines.run(sorted(equations), env)
             return [
                 *(lines.result(p, env) for p in made),
                 *(self.apart.start(k) for k in sums),
@@ -163,7 +171,7 @@ class _Staging:
 
     def _piece(self, label: int) -> Task:
         names, labels, lines = self.names, self.labels, self.labels.lines
-        equations, gives = labels.equations[label], labels.gives(label)
+        equations, gives = labels.ordered(label), labels.gives(label)
         reads, sums = sorted(labels.reads[label]), labels.leaves(label)
         index = lines.inputs[0]
         stacks = any(self.apart.leaving[k].how == "stacked" for k in sums)
@@ -182,6 +190,8 @@ class _Staging:
                 ),
             ]
 
+        place = {i: k for k, i in enumerate(labels.sides.forward)}
+        is_forward = labels.turn(label) == 0 and not labels.is_twice
         return Task(
             self._kind(label),
             labels.group(label),
@@ -189,6 +199,7 @@ class _Staging:
             (*map(names.inside, reads), *map(names.left, sums)),
             (*map(names.inside, gives), *map(names.left, sums)),
             run,
+            tuple(map(place.get, equations)) if is_forward else (),
         )
 
     def _kind(self, label: int) -> TaskKind:

@@ -60,7 +60,7 @@ def _update(
                 position = names.of_after[v] - names.inputs
                 x = apart.finished(position, x, lines.avals[v].dtype)
             env[v] = x
-        lines.run(equations, env)
+        lines.run(sorted(equations), env)
         return [env[v] for v in gives]
 
     return Task(

@@ -10,6 +10,7 @@ from helpers_staged import check, of_zoo
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.transform.staged.holding import Holding
+from rhino_jax.transform.staged.remade import Remade
 from rhino_jax.transform.staged.step import Kind, Step, TaskKind
 
 
@@ -65,7 +66,7 @@ def left_bytes(step: Step) -> list[int]:
 def test_what_is_dropped_is_the_same_when_it_is_made_again(stages, v):
     args = traced(loss)
     kept = check(*args, stages, 4, v=v)
-    again = check(*args, stages, 4, v=v, recomputed=range(v * stages))
+    again = check(*args, stages, 4, v=v, remade=Remade(frozenset(range(v * stages))))
     row = 4 * ROWS // 4 * WIDTH
     assert left_bytes(again) == [0, *[row] * (v * stages - 1)]
     assert all(a > 2 * row for a in left_bytes(kept))
@@ -74,13 +75,13 @@ def test_what_is_dropped_is_the_same_when_it_is_made_again(stages, v):
 def test_only_chunks_that_are_asked_for_run_again():
     args = traced(loss)
     kept = left_bytes(check(*args, 4, 4))
-    some = left_bytes(check(*args, 4, 4, recomputed=[1]))
+    some = left_bytes(check(*args, 4, 4, remade=Remade(frozenset([1]))))
     assert some[1] < kept[1] and (some[0], *some[2:]) == (kept[0], *kept[2:])
 
 
 def test_callbacks_do_not_run_again():
     args = traced(loss, noise=False, callback=True)
-    again = check(*args, 2, 4, recomputed=[0, 1])
+    again = check(*args, 2, 4, remade=Remade(frozenset([0, 1])))
     ran = {
         task.kind
         for tasks in again.tasks
@@ -104,7 +105,7 @@ def test_what_is_checkpointed_by_layers_is_kept_for_one_micro_batch_alone():
     args = traced(checkpointed)
     row = 4 * ROWS // 4 * WIDTH
     assert left_bytes(check(*args, 2, 4))[0] >= 3 * row
-    assert left_bytes(check(*args, 2, 4, recomputed=[0, 1]))[0] == 0
+    assert left_bytes(check(*args, 2, 4, remade=Remade(frozenset([0, 1]))))[0] == 0
 
 
 @pytest.mark.parametrize("is_twice", [False, True])
@@ -113,7 +114,9 @@ def test_coupled_micro_batches_are_recomputed_too(is_twice):
     step = helpers_coupled.STEPS["contrastive"]
     args = trace(step, args, {}, donate_argnums=(0,)), jax.tree.leaves(args)
     kept = left_bytes(check(*args, 2, 4, is_twice=is_twice))
-    again = left_bytes(check(*args, 2, 4, is_twice=is_twice, recomputed=[0, 1]))
+    again = left_bytes(
+        check(*args, 2, 4, is_twice=is_twice, remade=Remade(frozenset([0, 1])))
+    )
     assert sum(again) < sum(kept)
 
 
@@ -131,7 +134,7 @@ def test_coupled_micro_batches_are_recomputed_too(is_twice):
 )
 def test_models_of_the_zoo_are_the_same_when_stages_recompute(name, options, stages):
     args = of_zoo(name, **options)
-    again = check(*args, stages, 4, recomputed=range(stages))
+    again = check(*args, stages, 4, remade=Remade(frozenset(range(stages))))
     received = [
         {s.key for s in again.sends if s.target == g and s.key.kind is Kind.INSIDE}
         for g in range(stages)

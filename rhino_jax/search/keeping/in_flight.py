@@ -1,0 +1,153 @@
+"""What forward tasks of a stage had better leave for its backward tasks.
+
+A stage holds what they leave of every micro-batch in flight, what is made again of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from rhino_jax.analysis.graph import NodeKind
+from rhino_jax.model.build import Model
+from rhino_jax.optimize.keeping.choose import choose
+from rhino_jax.optimize.keeping.coarse import coarse
+from rhino_jax.optimize.keeping.question import KEEP, REMAKE, Answer, evaluate
+from rhino_jax.optimize.problem import Labels
+from rhino_jax.search.keeping.candidates import Asking
+from rhino_jax.search.keeping.choice import SOME, Chosen, choice_of
+from rhino_jax.search.keeping.policies import of_all
+from rhino_jax.search.keeping.rows import Asked, Row
+from rhino_jax.search.limits import LIMITS
+from rhino_jax.search.records import SolvedMesh
+from rhino_jax.transform.recompute.late import Halves, with_late
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Tasks of a program, each a call of its own.
+
+    Attributes:
+      once: op ids of the calls that run before all micro-batches.
+      forward: of those whose values may be made again.
+      received: inputs of the program that are of a micro-batch as well.
+      in_flight: micro-batches of which these are held.
+    """
+
+    once: frozenset[int]
+    forward: frozenset[int]
+    received: frozenset[int]
+    in_flight: int
+
+
+def choices_in_flight(
+    solved: SolvedMesh, tasks: Tasks, less_bytes: int, *, seconds: float
+) -> list[Chosen]:
+    """What to make again so that a stage takes less, the cheapest first; nothing where
+    no choice does.
+
+    Args:
+      solved: its plan, with all of it kept.
+      tasks: of the program.
+      less_bytes: by how much its peak has to fall.
+      seconds: for the search.
+    """
+    labels = solved.solution.labels
+    assert labels is not None, "there is no plan to change"
+    asked = _Asking(solved.mesh_problem.model, labels, tasks).asked()
+    question = coarse(asked.question, LIMITS.late_times)
+    asked = replace(asked, question=question)
+    kept = evaluate(question, (KEEP,) * len(question.candidates))
+    assert kept is not None
+    budget = kept.peak_bytes - less_bytes
+    answers: list[tuple[str, Answer | None]] = []
+    if budget > 0:
+        answers.append((SOME, choose(question, budget, seconds=seconds)))
+        answers += [(name, evaluate(question, c)) for name, c in of_all(asked)]
+    found = [
+        Chosen(name, choice_of(asked, answer), answer)
+        for name, answer in answers
+        if answer is not None
+        and answer.peak_bytes <= budget
+        and REMAKE in answer.choices
+    ]
+    return sorted(found, key=lambda c: c.answer.added_s)
+
+
+class _Asking(Asking):
+    """All that crosses from task to task is stored, and may be made again if a forward
+    task makes it."""
+
+    def __init__(self, model: Model, labels: Labels, tasks: Tasks) -> None:
+        self.tasks = tasks
+        super().__init__(model, labels, None, None)
+        self.bound = frozenset()
+        self.free = {
+            v
+            for line in self.block.lines
+            if line.within and line.within[0].id in tasks.forward
+            for v in line.makes
+        }
+
+    def _halves(self) -> Halves:
+        early = self.tasks.once | self.tasks.forward
+        lines = self.blocks.top.lines
+        is_late = [not line.within or line.within[0].id not in early for line in lines]
+        return with_late(self.blocks.top, is_late)
+
+    def asked(self) -> Asked:
+        found = super().asked()
+        others = self.tasks.in_flight - 1
+        question = found.question
+        candidates = tuple(
+            replace(c, others_bytes=others * c.bytes) if self._is_of_one(v) else c
+            for v, c in zip(found.values, question.candidates, strict=True)
+        )
+        return replace(found, question=replace(question, candidates=candidates))
+
+    def _is_of_one(self, value: int) -> bool:
+        """Whether it is of one micro-batch: so are values of loops' bodies."""
+        is_inside = value not in self.block.maker and value not in self.block.inputs
+        return is_inside or value in self.free | self.tasks.received
+
+    def _is_stored(self, value: int) -> bool:
+        return value in self.model.graph.held
+
+    def _is_in_memory(self, value: int) -> bool:
+        port = self.model.graph.held[value]
+        is_op = self.model.graph.nodes[port.node].kind is NodeKind.OP
+        return not is_op or bool(self.model.analysis.liveness.is_materialised[port.id])
+
+    def _row(self, value: int, kept: set[int], uses: set[int]) -> Row:
+        row = super()._row(value, kept, uses)
+        if value not in self.free:
+            return replace(row, remake_s=None)
+        # Made again it is made where it is read, as in a program that is one.
+        return row if self._is_in_memory(value) else replace(row, remade_bytes=0)
+
+    def _carried(self, rows: list[Row]) -> list[Row]:
+        return [*super()._carried(rows), *self._received(rows)]
+
+    def _loops(self, rows: list[Row]) -> dict[int, tuple[int, tuple[int, ...]]]:
+        made = [row for row in rows if row.value not in self.tasks.received]
+        assert rows[len(rows) - len(made) :] == made, "what is received comes first"
+        first = len(rows) - len(made)
+        return {
+            loop: (count, tuple(first + i for i in members))
+            for loop, (count, members) in super()._loops(made).items()
+        }
+
+    def _received(self, rows: Collection[Row]) -> list[Row]:
+        """What values are made again of, and nothing else late reads."""
+        read = {v for row in rows for v in row.needs} & self.tasks.received
+        late = {
+            v
+            for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True)
+            if is_late
+            for v in line.reads
+        }
+        return [
+            Row((-1, k), v, self._bytes(v), 0, (), (), None, None, None)
+            for k, v in enumerate(sorted(read - late))
+            if v in self.model.graph.held
+        ]

@@ -1,0 +1,183 @@
+"""What backward passes of stages make again of their forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.ir.program import Op, Program, Region
+from rhino_jax.transform.recompute.choice import Choice
+from rhino_jax.transform.recompute.decided import Decided, decide
+from rhino_jax.transform.recompute.emit import emit
+from rhino_jax.transform.recompute.equations import equations
+from rhino_jax.transform.recompute.frame import Plan
+from rhino_jax.transform.recompute.late import halves_of
+from rhino_jax.transform.recompute.lines import Blocks
+from rhino_jax.transform.recompute.stacks import find_stacks
+from rhino_jax.transform.retraced import retraced
+from rhino_jax.transform.staged.apart import Apart
+from rhino_jax.transform.staged.group import GroupProgram
+from rhino_jax.transform.staged.lines import Lines
+from rhino_jax.transform.staged.sides import Sides
+from rhino_jax.transform.staged.step import TaskKind
+
+
+Place = tuple[int, int]
+"""Of a value: which of the forward ops makes it (`Sides.forward`), as which result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """What backward passes make again.
+
+    Attributes:
+      chunks: those whose forward passes run again as a whole.
+      values: group → a `Choice` of values of the forward passes of its other chunks, as
+        text. Ids are of `Sides.program`. What these values need is made again, too,
+        down to what the backward pass reads anyway.
+    """
+
+    chunks: frozenset[int] = frozenset()
+    values: Mapping[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, chunks: Iterable[int], choices: Iterable[str]) -> Remade:
+        """Args:
+        chunks: whose forward passes run again.
+        choices: of every group; empty where it makes none of its values again.
+        """
+        texts = {g: text for g, text in enumerate(choices) if text}
+        return cls(frozenset(chunks), texts)
+
+    def with_chunks(self, chunks: frozenset[int]) -> Remade:
+        return replace(self, chunks=self.chunks | chunks)
+
+    def with_values(self, group: int, choice: str) -> Remade:
+        """With another choice for a group; none, if it is empty."""
+        rest = {g: text for g, text in self.values.items() if g != group}
+        return replace(self, values={**rest, group: choice} if choice else rest)
+
+    @property
+    def choice(self) -> Choice:
+        """Of all groups."""
+        each = [Choice.parse(text) for _, text in sorted(self.values.items())]
+        return Choice(
+            tuple(v for c in each for v in c.recompute),
+            tuple(v for c in each for v in c.keep),
+        )
+
+
+def applied(
+    sides: Sides, apart: Apart, choice: Choice, asked: Sides
+) -> tuple[Sides, frozenset[Place]]:
+    """A micro-batch whose loops stack no longer what is made again, slice by slice.
+
+    Args:
+      sides: of it.
+      apart: the step.
+      choice: what is made again.
+      asked: whose ids the choice has: the same forward ops.
+    Returns:
+      The micro-batch: the same equations, with the same numbers of values; what else is
+      made again.
+    """
+    if sides is not asked:
+        choice = _in_ids_of(sides, choice, asked)
+    blocks = Blocks(sides.program, is_top_entered=False)
+    stacked = {s.value for s in find_stacks(blocks, halves_of(blocks.top))}
+    slices = tuple(v for v in choice.recompute if v in stacked)
+    places = frozenset(
+        (k, j)
+        for k, results in enumerate(_results(sides))
+        for j, v in enumerate(results)
+        if v in choice.recompute and v not in stacked
+    )
+    if not slices:
+        return sides, places
+    decided = decide(blocks, Choice(slices, choice.keep))
+    plan = Plan(blocks, equations(apart.piece, sides.program), decided)
+    piece = retraced(apart.piece, lambda *arrays: emit(plan, arrays))
+    lines = Lines.of(piece, _numbers(sides, decided[None]))
+    return replace(sides, lines=lines), places
+
+
+def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
+    """Of the results of every equation, once loops stack other values. A number of a
+    value that was not stacked before depends on that value alone: groups that are
+    planned already know values by number."""
+    lines, found = sides.lines, list(sides.lines.makes)
+    for k in decided.stacks.keys() | decided.added.keys():
+        call = decided.block.lines[k].op.call
+        assert call is not None
+        left_out = {call.num_carry + slot for slot in decided.stacks.get(k, ())}
+        found[k] = (
+            *(v for at, v in enumerate(found[k]) if at not in left_out),
+            *(len(lines.avals) + v for v in decided.added.get(k, ())),
+        )
+    return found
+
+
+def _in_ids_of(sides: Sides, choice: Choice, asked: Sides) -> Choice:
+    """A choice of values of another program with the same forward ops."""
+    ids: dict[int, int] = {}
+    for mine, other in zip(sides.forward, asked.forward, strict=True):
+        one = asked.program.ops[asked.program.body.ops[other]]
+        _pair(asked.program, one, sides.program, _op(sides, mine), ids)
+    recompute = tuple(ids[v] for v in choice.recompute)
+    return Choice(recompute, tuple(ids[v] for v in choice.keep))
+
+
+def _op(sides: Sides, equation: int) -> Op:
+    return sides.program.ops[sides.program.body.ops[equation]]
+
+
+def _results(sides: Sides) -> Iterator[tuple[int, ...]]:
+    """Ids of the results of every forward op."""
+    for i in sides.forward:
+        yield _op(sides, i).results
+
+
+def in_ids_of_piece(choice: Choice, of: GroupProgram, sides: Sides) -> str:
+    """A choice of values of a group's program, as one of a piece's; as text.
+
+    Args:
+      choice: values that its forward tasks make.
+      of: the group's program.
+      sides: of a piece.
+    """
+    ids: dict[int, int] = {}
+    for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):
+        call = of.program.ops[op_id].call
+        if task.kind is not TaskKind.FORWARD or call is None:
+            continue
+        (body,) = call.regions
+        for mine, place in zip(body.ops, task.places, strict=False):
+            if place is not None:
+                other = _op(sides, sides.forward[place])
+                _pair(of.program, of.program.ops[mine], sides.program, other, ids)
+    alias = Blocks(sides.program).top.alias
+    outside = {alias.get(v, v): v for results in _results(sides) for v in results}
+    recompute = [ids[v] for v in choice.recompute if v in ids]
+    keep = tuple(ids[v] for v in choice.keep if v in ids)
+    return str(Choice(tuple(outside.get(v, v) for v in recompute), keep))
+
+
+def _pair(
+    program: Program, op: Op, other: Program, as_other: Op, ids: dict[int, int]
+) -> None:
+    """Note which value of one program is which of another, of an op of both."""
+    assert op.name == as_other.name, (op.name, as_other.name)
+    ids.update(zip(op.results, as_other.results, strict=True))
+    if op.call is None or as_other.call is None:
+        return
+    regions = zip(op.call.regions, as_other.call.regions, strict=True)
+    for mine, theirs in regions:
+        _pair_regions(program, mine, other, theirs, ids)
+
+
+def _pair_regions(
+    program: Program, mine: Region, other: Program, theirs: Region, ids: dict[int, int]
+) -> None:
+    ids.update(zip(mine.inputs, theirs.inputs, strict=True))
+    for a, b in zip(mine.ops, theirs.ops, strict=True):
+        _pair(program, program.ops[a], other, other.ops[b], ids)
