@@ -5,6 +5,7 @@ earlier one. Constraints:
 
     y[i, s] <= y[i, s + 1]                                  one stage each
     y[j, s] <= y[i, s]            j reads a value of i      monotone
+    y[j, s + 1] == y[i, s]        j is of the link of a chain after that of i
     c[v, s] >= y[i, s] - y[j, s]  v of i, read by j         v crosses hop s
     sum of op_ns in stage s, and of each direction of hop s, <= B
     all stages and hops from s on <= k B         k in flight at s, that it waits for
@@ -137,6 +138,25 @@ class _Model:
         for i in np.flatnonzero(numbers.pins >= 0):
             for s in range(self.hops):
                 self.model.add(self.y[i][s] == int(numbers.pins[i] <= s))
+        for chain in numbers.chains:
+            self._in_row(chain)
+
+    def _in_row(self, chain: tuple[tuple[int, ...], ...]) -> None:
+        for link in chain:
+            for a, b in pairwise(link):
+                self._equal(self.y[a], self.y[b])
+        for before, after in pairwise(chain):
+            # Not in the last stage, and not in the first.
+            first, second = self.y[before[0]], self.y[after[0]]
+            self._equal([0, *first], [*second, 1])
+
+    def _equal(
+        self,
+        some: Sequence[cp_model.IntVar | int],
+        others: Sequence[cp_model.IntVar | int],
+    ) -> None:
+        for a, b in zip(some, others, strict=True):
+            self.model.add(a == b)
 
     def _crosses(self, v: int, s: int) -> cp_model.IntVar:
         """Whether a value is sent over a hop."""
@@ -242,10 +262,11 @@ def twins(numbers: Numbers) -> list[tuple[int, int]]:
         for reader in readers:
             read[reader].append(v)
     has_shared = {op for readers in numbers.shared for op in readers}
+    is_linked = numbers.linked
     last: dict[object, int] = {}
     pairs = []
     for op in range(numbers.count):
-        if op in has_shared or numbers.pins[op] >= 0:
+        if op in has_shared or numbers.pins[op] >= 0 or is_linked[op]:
             continue
         key = (
             numbers.op_ns[op].tobytes(),

@@ -101,11 +101,22 @@ def _check(problem: Problem, numbers: Numbers) -> None:
             numbers=f"{numbers.stages} stages, {working} ops",
             fix=f"take at most {working} stages.",
         )
-    latest = np.full(numbers.count, -1)
+    latest = np.where(numbers.pins >= 0, numbers.pins, 0)
+    while True:
+        before = latest.copy()
+        _raise_readers(problem, numbers, latest)
+        _raise_chains(problem, numbers, latest)
+        if (latest == before).all():
+            break
+    _check_all_work(problem, numbers, latest)
+
+
+def _raise_readers(problem: Problem, numbers: Numbers, latest: np.ndarray) -> None:
+    """Of every op the least stage in which it can be, after what it reads."""
     for op in range(numbers.count):
-        latest[op] = max(latest[op], numbers.pins[op])
         for v in np.flatnonzero(numbers.sources == op):
             for reader in numbers.readers[v]:
+                latest[reader] = max(latest[reader], latest[op])
                 pin, name = numbers.pins[reader], problem.ops.ops[reader].name
                 if 0 <= pin < latest[op]:
                     raise StageOrderError(
@@ -116,15 +127,33 @@ def _check(problem: Problem, numbers: Numbers) -> None:
                         fix=f"pin it to stage {latest[op]} or later, or what it reads"
                         f" to {pin} or earlier.",
                     )
-                latest[reader] = max(latest[reader], latest[op])
-    _check_all_work(problem, numbers, latest)
+
+
+def _raise_chains(problem: Problem, numbers: Numbers, latest: np.ndarray) -> None:
+    """The same, of ops in stages one after the other."""
+    for chain in numbers.chains:
+        at = {op: k for k, link in enumerate(chain) for op in link}
+        first = max(int(latest[op]) - k for op, k in at.items())
+        for op, k in at.items():
+            latest[op] = first + k
+            pin, name = numbers.pins[op], problem.ops.ops[op].name
+            limit = numbers.stages - 1 if pin < 0 else pin
+            if limit < latest[op]:
+                raise StageOrderError(
+                    f"{len(chain)} parts of a loop do not lie in as many stages in a"
+                    " row.",
+                    where=f"op {op} {name}".strip(),
+                    numbers=f"part {k} is in stage {latest[op]} at least, and in stage"
+                    f" {limit} at most",
+                    fix="take more stages, or other pins.",
+                )
 
 
 def _check_all_work(problem: Problem, numbers: Numbers, latest: np.ndarray) -> None:
     """Whether pins leave something to do to every stage.
 
     Args:
-      latest: of every op, the last stage to which one that it needs is pinned.
+      latest: of every op the least stage in which it can be.
     """
     first = np.full(numbers.count, numbers.stages - 1)
     for op in reversed(range(numbers.count)):

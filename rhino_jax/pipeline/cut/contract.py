@@ -9,12 +9,14 @@ Exact, whatever the cut: some best cut obeys all of these.
   it reads.
 - A value stays in one stage, where a cut that sends it over any hop takes as long as a
   cut that is known.
+- The ops of a link of a chain are in one stage.
 - Whatever lies between two ops of one stage is in that stage.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -47,9 +49,11 @@ def contract(numbers: Numbers, known_ns: int | None = None) -> Contracted:
       known_ns: step time of a cut that is known; what is left out is no faster.
     """
     node_of = np.arange(numbers.count)
-    pairs = [] if known_ns is None else _too_heavy(numbers, known_ns)
+    links = [pair for chain in numbers.chains for k in chain for pair in pairwise(k)]
+    heavy = [] if known_ns is None else _too_heavy(numbers, known_ns)
+    pairs = links + heavy
     if _sets_pins_against(numbers, pairs):
-        pairs = []
+        pairs = links
     while True:
         pairs += _idle_pairs(numbers)
         merged = _merge(numbers, pairs)
@@ -77,8 +81,13 @@ def _too_heavy(numbers: Numbers, known_ns: int) -> list[tuple[int, int]]:
 
 
 def _sets_pins_against(numbers: Numbers, pairs: list[tuple[int, int]]) -> bool:
-    """Whether ops that are pinned to different stages would be one node."""
-    node_of = _merge(numbers, pairs).node_of
+    """Whether ops that are pinned to different stages, or of different links of a
+    chain, would be one node."""
+    merged = _merge(numbers, pairs)
+    node_of = merged.node_of
+    for chain in merged.numbers.chains:
+        if len({node for link in chain for node in link}) < sum(map(len, chain)):
+            return True
     is_pinned = numbers.pins >= 0
     found = np.stack([node_of[is_pinned], numbers.pins[is_pinned]])
     return len(np.unique(found, axis=1).T) > len(np.unique(found[0]))
@@ -94,7 +103,7 @@ def _idle_pairs(numbers: Numbers) -> list[tuple[int, int]]:
         for reader in readers:
             read[reader].append(v)
     has_shared = {op for readers in numbers.shared for op in readers}
-    is_idle = (numbers.op_ns == 0).all(axis=1) & (numbers.pins < 0)
+    is_idle = (numbers.op_ns == 0).all(axis=1) & (numbers.pins < 0) & ~numbers.linked
     is_idle &= (numbers.activation_bytes == 0) & (numbers.own_bytes == 0)
     # Bytes and times of values, side by side: one is smaller if it is so in all.
     sizes = np.concatenate(
@@ -163,6 +172,10 @@ def _merge(numbers: Numbers, pairs: list[tuple[int, int]]) -> Contracted:
         shared_bytes=numbers.shared_bytes[still],
         shared_ns=numbers.shared_ns[still],
         pins=pins,
+        chains=tuple(
+            tuple(tuple(sorted({int(node_of[op]) for op in link})) for link in chain)
+            for chain in numbers.chains
+        ),
     )
     return Contracted(merged, node_of)
 

@@ -7,6 +7,8 @@ from above, each below what the last one needed.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from rhino_jax.pipeline.cut.numbers import Numbers
@@ -155,7 +157,7 @@ class _Table:
         is_wrong = (
             (seconds <= 0) | (held > numbers.limit_bytes[stage]) | (elsewhere > 0)
         )
-        return np.where(is_wrong, _NEVER, seconds)
+        return np.where(is_wrong | _breaks(numbers, place), _NEVER, seconds)
 
     def least_sum(self, limit: int) -> tuple[np.ndarray, int] | None:
         """Ends of all stages but the last with the least sum of stages and hops, where
@@ -202,6 +204,22 @@ class _Table:
         ways = ways_ns(times, self.sent_ns[ends, hops], self.round_trips)
         slowest = self.slowest_ns[ends, hops].max(initial=0)
         return int(max(times.max(), slowest, ways.max()))
+
+
+def _breaks(numbers: Numbers, place: np.ndarray) -> np.ndarray:
+    """Whether an interval, [n + 1, n + 1], cannot be a stage because of a chain: it has
+    some ops of a link alone, or two links, or none while it is between two."""
+    start, end = np.ogrid[: numbers.count + 1, : numbers.count + 1]
+    found = np.zeros((numbers.count + 1, numbers.count + 1), bool)
+    for chain in numbers.chains:
+        at = [(place[list(link)].min(), place[list(link)].max()) for link in chain]
+        for first, last in at:
+            for edge in (start, end):
+                found |= (first < edge) & (edge <= last)
+        for (_, last), (first, _) in pairwise(at):
+            found |= (start <= last) & (end > first)
+            found |= (start > last) & (end <= first)
+    return found
 
 
 def _shared_bytes(numbers: Numbers, place: np.ndarray) -> np.ndarray:

@@ -6,10 +6,11 @@ Integers, so that dynamic programming, CP-SAT and prices agree to the last digit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from rhino_jax.pipeline.cut.ops import Problem
+from rhino_jax.pipeline.cut.ops import Problem, Value
 
 
 NS = 1e9
@@ -39,6 +40,7 @@ class Numbers:
       limit_bytes: [S].
       micro_batches: m.
       pins: stage of every op, or -1, [n].
+      chains: as of the problem.
     """
 
     op_ns: np.ndarray
@@ -57,6 +59,14 @@ class Numbers:
     limit_bytes: np.ndarray
     micro_batches: int
     pins: np.ndarray
+    chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
+
+    @property
+    def linked(self) -> np.ndarray:
+        """Whether an op is in a chain, [n]."""
+        found = np.zeros(self.count, bool)
+        found[[op for chain in self.chains for link in chain for op in link]] = True
+        return found
 
     @property
     def count(self) -> int:
@@ -101,6 +111,8 @@ def numbers_of(problem: Problem) -> Numbers:
         elif readers:
             shared.append((readers, parameter))
     values = [v for v in ops.values if v.readers]
+    for before, after in (pair for chain in problem.chains for pair in pairwise(chain)):
+        values.append(Value(max(before), tuple(after), 0))
     sizes = _ints([(v.forward_bytes, v.backward_bytes) for v in values], (-1, 2))
     gradients = _ints([p.gradient_bytes for _, p in shared], (-1,))
     rates = np.array([h.bytes_per_s for h in hops])
@@ -133,6 +145,7 @@ def numbers_of(problem: Problem) -> Numbers:
         ),
         micro_batches=problem.micro_batches,
         pins=pins,
+        chains=problem.chains,
     )
 
 

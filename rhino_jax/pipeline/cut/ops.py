@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from rhino_jax.errors import StageError
+from rhino_jax.errors import StageError, StageOrderError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,8 @@ class Problem:
       in_flight: of every stage, how many micro-batches it holds activations of; see
         `IN_FLIGHT`.
       pins: op → stage.
+      chains: of each its links, and of each link its ops: these are in one stage, and
+        the next link's in the next stage, as the parts of a stack of layers.
     """
 
     ops: Ops
@@ -132,6 +135,7 @@ class Problem:
     micro_batches: int
     in_flight: tuple[int, ...]
     pins: Mapping[int, int] = field(default_factory=dict)
+    chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
         stages = len(self.groups)
@@ -142,6 +146,16 @@ class Problem:
                 " stages in flight",
                 fix="give one hop less than groups, and one number for every stage.",
             )
+        for chain in self.chains:
+            for before, after in pairwise(chain):
+                first, second = max(before), min(after)
+                if first >= second:
+                    raise StageOrderError(
+                        "Layers of one loop would be in stages the other way round.",
+                        where=f"op {second} {self.ops.ops[second].name}".strip(),
+                        numbers=f"op {first} has to be in the stage before it",
+                        fix="write the layers one by one instead of in a loop.",
+                    )
         wrong = {op: s for op, s in self.pins.items() if not 0 <= s < stages}
         if wrong:
             op, stage = next(iter(wrong.items()))

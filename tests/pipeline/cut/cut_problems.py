@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,8 +26,10 @@ def random_problem(
     *,
     is_limited: bool = False,
     is_mixed: bool = False,
+    links: int = 0,
 ) -> Problem:
-    """A graph with ops without work, values of all sizes, and a shared parameter."""
+    """A graph with ops without work, values of all sizes, and a shared parameter; with
+    so many links, a chain of ops and one of pairs of ops."""
     rng = np.random.default_rng(seed)
     ops = []
     for i in range(count):
@@ -58,6 +61,10 @@ def random_problem(
         limits = [int(held / stages * rng.uniform(0.9, 1.6)) for _ in range(stages)]
     speeds = rng.choice([0.5, 1.0, 2.0], stages) if is_mixed else np.ones(stages)
     m = int(rng.integers(1, 9))
+    at = np.sort(rng.choice(count, 2 * links, replace=False)).tolist()
+    pairs = tuple(tuple(at[k : k + 2]) for k in range(0, 2 * links, 2))
+    alone = np.sort(rng.choice(count, links, replace=False)).tolist()
+    chains = (tuple((op,) for op in alone), pairs)[: 1 + seed % 2]
     return Problem(
         ops=Ops(tuple(ops), tuple(values), tuple(parameters)),
         groups=tuple(
@@ -72,6 +79,7 @@ def random_problem(
         pins={int(rng.integers(count)): int(rng.integers(stages))}
         if rng.random() < 0.2
         else {},
+        chains=chains if links else (),
     )
 
 
@@ -82,10 +90,19 @@ def every_cut(problem: Problem) -> Iterator[tuple[int, ...]]:
         for reader in value.readers:
             before.setdefault(reader, []).append(value.source)
 
+    def in_row(stages: tuple[int, ...]) -> bool:
+        rows = [[{stages[i] for i in k} for k in chain] for chain in problem.chains]
+        return all(
+            {stage + 1 for stage in a} == b and len(a) == 1
+            for row in rows
+            for a, b in pairwise(row)
+        )
+
     def rest(stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         op = len(stages)
         if op == len(problem.ops.ops):
-            yield stages
+            if in_row(stages):
+                yield stages
             return
         first = max((stages[b] for b in before.get(op, ())), default=0)
         for stage in range(first, problem.stages):

@@ -62,6 +62,29 @@ def test_the_best_cut_equals_looking_at_all(seed: int) -> None:
         assert found.stages[op] == stage
 
 
+@pytest.mark.parametrize("level", ["best", "fast"])
+@pytest.mark.parametrize("seed", range(24))
+def test_parts_of_a_loop_are_in_stages_in_a_row(seed: int, level: str) -> None:
+    stages = 2 + seed % 3
+    problem = random_problem(
+        seed, 10, stages, is_limited=seed % 4 == 0, links=2 + seed % 2
+    )
+    expected = best_of_all(problem)
+    if expected is None:
+        with pytest.raises((InfeasiblePlanError, StageError), match="fix: "):
+            cut(problem, level)
+        return
+    try:
+        found = cut(problem, level)
+    except InfeasiblePlanError:
+        # Some graph has no such cut into intervals of the orders that are tried.
+        assert level == "fast"
+        return
+    assert found.stages in set(every_cut(problem))
+    got = round(found.step_time_s * 1e9)
+    assert got >= expected if level == "fast" else got == expected
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_prices_equal_definitions(seed: int) -> None:
     problem = random_problem(seed, 9, 3, is_mixed=True)
