@@ -37,7 +37,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "hardware": "errors keywords streams _compat ir",
     "cost": "ir hardware",
     "frontend": "errors keywords _compat ir",
-    "transform": "errors keywords _compat ir frontend",
+    "transform": "errors disjoint keywords _compat ir frontend",
     "plan": "errors units version keywords ir cost hardware",
     "pipeline": "errors units keywords ir cost plan",
     "export": "errors _compat ir frontend transform analysis plan apply",

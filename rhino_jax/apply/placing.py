@@ -217,11 +217,12 @@ def _made_by_stages(
     arrays: Sequence[Any],
     known: Sequence[Leaf],
 ) -> list[Any]:
-    """The results of a function, each made on the devices of its stage alone."""
+    """The results of a function, each made on the devices of its stages alone."""
     to_sharding = sharding_of(plan)
     found: list[Any] = [None] * len(known)
-    for stage in sorted({leaf.stage for leaf in known}):
-        mine = [i for i, leaf in enumerate(known) if leaf.stage == stage]
+    places = [(leaf.stage, leaf.num_stages) for leaf in known]
+    for place in sorted({*places}):
+        mine = [i for i, at in enumerate(places) if at == place]
 
         def run(given: Sequence[Any], mine: Sequence[int] = mine) -> list[Any]:
             results = flat(given)

@@ -87,7 +87,9 @@ class Where:
         lines = _listed(list(self._readers))
         pins = [k for k in self.pins if self.pins[k] == stage and self._is_meant(k)]
         if parts:
-            sizes = self.solved.of_step.sizes
+            sizes = next(
+                self.solved.of_step.sizes[e.whole] for e in ends if e.part is not None
+            )
             ranges = list(accumulate(sizes, initial=0))
             first, last = ranges[min(parts)], ranges[max(parts) + 1] - 1
             layers = f"layers {first} to {last}" if last > first else f"layer {first}"

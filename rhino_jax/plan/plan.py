@@ -22,9 +22,6 @@ from rhino_jax.plan.records import (
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, Pipeline, StagePlan
 
 
-EVERY_STAGE = -1
-
-
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One array that enters or leaves the program.
@@ -36,8 +33,9 @@ class Leaf:
       spec: chosen spec.
       bytes_per_device: bytes of one device's shard.
       is_donated: whether its memory may be reused for results.
-      stage: the stage on whose devices it is; `EVERY_STAGE`: each has its own part of
-        dim 0, a stack of layers.
+      stage: the stage on whose devices it is.
+      num_stages: on how many from there on it is, of a stack of layers: each stage has
+        its own part of dim 0.
     """
 
     path: str
@@ -47,6 +45,7 @@ class Leaf:
     bytes_per_device: int
     is_donated: bool = False
     stage: int = 0
+    num_stages: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -138,7 +138,6 @@ class Pipeline:
       costs: of every chunk.
       hops: between chunks.
       per_microbatch: places where sums over the batch are those of a micro-batch.
-      parts: of stacks of layers that a loop goes through; 0 where none is cut.
       group_of: of every chunk its stage; empty where each has its own.
       is_split: whether what of a backward pass nothing waits for is a task apart.
       orders: of every stage its tasks, as `F0.2` for the forward pass of chunk 0 and
@@ -156,7 +155,6 @@ class Pipeline:
     costs: tuple[StageCost, ...]
     hops: tuple[Hop, ...]
     per_microbatch: tuple[str, ...] = ()
-    parts: int = 0
     group_of: tuple[int, ...] = ()
     is_split: bool = False
     orders: tuple[str, ...] = ()

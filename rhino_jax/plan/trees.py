@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.errors import MeshError
 from rhino_jax.ir.spec import Spec
 from rhino_jax.keywords import brief
-from rhino_jax.plan.plan import EVERY_STAGE, AnyPlan, Leaf, Plan
-from rhino_jax.plan.stages import StagePlan
+from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
+from rhino_jax.plan.stages import STAGE_AXIS, StagePlan
 
 
 def partition_spec(spec: Spec, names: Sequence[str]) -> PartitionSpec:
@@ -98,9 +99,9 @@ def sharding_of(plan: Plan) -> Callable[[Leaf], NamedSharding]:
 
 def mesh_of_leaf(plan: Plan, leaf: Leaf) -> Any:
     """The mesh of the devices that have a leaf."""
-    if len(plan.stages) == 1 or leaf.stage == EVERY_STAGE:
-        return plan.mesh
-    return plan.stages[leaf.stage].mesh
+    if leaf.num_stages == 1:
+        return plan.mesh if len(plan.stages) == 1 else plan.stages[leaf.stage].mesh
+    return mesh_of_stages(plan.stages, leaf, plan.mesh)
 
 
 def with_mesh(plan: AnyPlan, mesh: Any) -> AnyPlan:
@@ -120,6 +121,22 @@ def on_mesh(plan: AnyPlan, mesh: Any | None) -> AnyPlan:
         return replace(plan, mesh=mesh, stages=(replace(stage, mesh=mesh),))
     stages = tuple(replace(s, mesh=stage_mesh(s, mesh)) for s in plan.stages)
     return replace(plan, mesh=mesh, stages=stages)
+
+
+def mesh_of_stages(stages: Sequence[StagePlan], leaf: Leaf, mesh: Any) -> Any:
+    """The part of a plan's mesh on which a stack of layers lies; None where there is no
+    mesh."""
+    if leaf.num_stages == len(stages) or not isinstance(mesh, AbstractMesh | Mesh):
+        return mesh
+    mine = stages[leaf.stage : leaf.stage + leaf.num_stages]
+    names = tuple(name for name, _ in mine[0].mesh_axes)
+    at = names.index(STAGE_AXIS)
+    if isinstance(mesh, AbstractMesh):
+        sizes = [size for _, size in mine[0].mesh_axes]
+        sizes[at] = sum(stage.places for stage in mine)
+        return AbstractMesh(tuple(sizes), names)
+    meshes: list[Any] = [stage_mesh(stage, mesh) for stage in mine]
+    return Mesh(np.concatenate([m.devices for m in meshes], at), names)
 
 
 def stage_mesh(stage: StagePlan, mesh: Any | None) -> Any | None:

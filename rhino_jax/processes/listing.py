@@ -21,7 +21,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op, Program, Region
 from rhino_jax.ir.spec import Spec, format_spec
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.stages import Pipeline
 
 
@@ -170,7 +170,7 @@ def _short(text: str) -> str:
 def _of_stages(plan: Plan, pipeline: Pipeline) -> Iterator[Line]:
     """What a plan says of its stages, whose values are not those of the program."""
     cut = f"{pipeline.runs} {pipeline.micro_batches} {pipeline.schedule}"
-    yield Line("pipeline", f"{cut} {pipeline.parts} {pipeline.per_microbatch}")
+    yield Line("pipeline", f"{cut} {pipeline.per_microbatch}")
     for i, stage in enumerate(plan.stages):
         yield Line(f"stage {i}", f"{stage.mesh_axes} on {stage.devices}")
         decisions = stage.decisions
@@ -178,6 +178,12 @@ def _of_stages(plan: Plan, pipeline: Pipeline) -> Iterator[Line]:
             for key, spec in sorted(getattr(decisions, name).items()):
                 yield Line(f"layout in stage {i}", f"{name} {key} {spec}")
         yield Line(f"results of stage {i}", str(decisions.outputs))
+
+
+def _stages(leaf: Leaf) -> str:
+    last = leaf.stage + leaf.num_stages - 1
+    one = f"stage {leaf.stage}"
+    return one if last == leaf.stage else f"stages {leaf.stage} to {last}"
 
 
 def of_plan(plan: Plan, program: Program) -> list[Line]:
@@ -192,7 +198,7 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
     kinds = (("argument", plan.inputs), ("result", plan.outputs))
     for kind, leaves in kinds:
         for leaf in leaves:
-            where = f" of stage {leaf.stage}" if plan.pipeline is not None else ""
+            where = f" of {_stages(leaf)}" if plan.pipeline is not None else ""
             said = text(leaf.spec) + where
             lines.append(Line(f"{kind} {leaf.path}", said, leaf.path))
     if plan.pipeline is not None:

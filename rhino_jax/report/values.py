@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rhino_jax.ir.spec import format_spec
+from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.report.folding import Fold, fold
 from rhino_jax.report.section import Section, Table
 from rhino_jax.units import format_bytes, format_count
@@ -101,11 +102,13 @@ def _section(title: str, plan: Plan, leaves: Sequence[Leaf], *, full: bool) -> S
 
 
 def _cuts(leaf: Leaf, plan: Plan) -> int:
-    """Into how many pieces a value is cut, on its stage's mesh if it is of one."""
-    # What every stage has a part of is laid out on the mesh of all devices.
-    is_of_one = leaf.stage >= 0
-    mesh_axes = plan.stages[leaf.stage].mesh_axes if is_of_one else plan.mesh_axes
-    return math.prod(mesh_axes[a][1] for dim in leaf.spec for a in dim)
+    """Into how many pieces a value is cut, on the mesh of its stages."""
+    sizes = [size for _, size in plan.stages[leaf.stage].mesh_axes]
+    if leaf.num_stages > 1:
+        at = [name for name, _ in plan.mesh_axes].index(STAGE_AXIS)
+        last = leaf.stage + leaf.num_stages
+        sizes[at] = sum(stage.places for stage in plan.stages[leaf.stage : last])
+    return math.prod(sizes[a] for dim in leaf.spec for a in dim)
 
 
 _SHORT = {

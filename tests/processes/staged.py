@@ -66,9 +66,9 @@ def stacked_step(params: Any, batch: Any) -> Any:
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
 
-def stacked_arrays() -> Any:
+def stacked_arrays(count: int = 4) -> Any:
     params, batch = arrays()
-    layers = jax.tree.map(lambda *xs: np.stack(xs), *params["layers"])
+    layers = jax.tree.map(lambda *xs: np.stack(xs[:count]), *params["layers"])
     return {**params, "layers": layers}, batch
 
 
@@ -129,6 +129,31 @@ def in_unequal_stages(i: int) -> Any:
 
 def in_four_stages(i: int) -> Any:
     return [trained(ADAMW, mesh=mesh(4), microbatches=8)[:2]]
+
+
+def in_some_stages(i: int) -> Any:
+    """A stack of three layers on three of four stages."""
+    import rhino_jax as rhino
+
+    params, batch = stacked_arrays(3)
+    step = rhino.auto_shard(
+        stacked_step,
+        mesh=mesh(4),
+        microbatches=4,
+        schedule="1f1b",
+        pins={"params['head']": 3},
+        donate_argnums=0,
+    )
+    plan = step.plan(params, batch)
+    at = {(leaf.stage, leaf.num_stages) for leaf in plan.inputs if leaf.num_stages > 1}
+    assert at == {(0, 3)}
+    placed, losses = plan.put(params), []
+    for _ in range(2):
+        before = placed
+        placed, loss = step(placed, batch)
+        assert all(x.is_deleted() for x in jax.tree.leaves(before))
+        losses.append(float(loss))
+    return losses, sums(placed)
 
 
 def with_dropout(i: int) -> Any:

@@ -53,6 +53,20 @@ def test_groups_of_unequal_size_in_two_processes() -> None:
     check(staged.ADAMW, [one[0] for one in found])
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_stack_lies_on_some_of_the_stages(count: int) -> None:
+    params, batch = staged.stacked_arrays(3)
+    step, wanted = jax.jit(staged.stacked_step), []
+    for _ in range(2):
+        params, loss = step(params, batch)
+        wanted.append(float(loss))
+    found = results(together("in_some_stages", count, worker="staged"))
+    for losses, _ in found:
+        np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    heads = [sums[0] for _, sums in found if sums[0] is not None]
+    np.testing.assert_allclose(heads, [staged.sums(params)[0]], rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_one_program_over_two_processes() -> None:
     params, batch = staged.stacked_arrays()

@@ -14,13 +14,13 @@ from rhino_jax.apply.constraints import check_divides, partition_spec
 from rhino_jax.apply.tasks.controller import Controller, order_of
 from rhino_jax.apply.tasks.joining import join, shown_results
 from rhino_jax.apply.tasks.programs import Programs
-from rhino_jax.apply.tasks.stacks import Stacks
+from rhino_jax.apply.tasks.stacks import Stacks, stacks_of
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.pipeline.of_plan import schedule_of
-from rhino_jax.plan.plan import EVERY_STAGE, Leaf, Plan
-from rhino_jax.plan.trees import stage_mesh
+from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.trees import mesh_of_stages, stage_mesh
 from rhino_jax.processes.across import placed
 from rhino_jax.processes.agree import processes_of_mesh
 from rhino_jax.transform.staged.apart import take_apart
@@ -57,9 +57,9 @@ class TaskExecutable:
             ]
 
     def _sharding(self, leaf: Leaf) -> NamedSharding:
-        mesh: Any = self.mesh
-        if leaf.stage != EVERY_STAGE:
-            mesh = self.meshes[leaf.stage]
+        mesh: Any = self.meshes[leaf.stage]
+        if leaf.num_stages > 1:
+            mesh = mesh_of_stages(self.plan.stages, leaf, self.mesh)
         check_divides(leaf.path, leaf.spec, leaf.shape, mesh)
         return NamedSharding(mesh, partition_spec(leaf.spec, leaf.shape, mesh))
 
@@ -68,8 +68,7 @@ class TaskExecutable:
         """The function, with stacks of layers in as many parts as it was planned."""
         assert self.plan.pipeline is not None
         traced = self.traced
-        shares = self.plan.places if self.plan.pipeline.parts else ()
-        return Unstacked.of(traced.closed_jaxpr, traced.program, shares)
+        return Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(self.plan))
 
     @cached_property
     def step(self) -> Step:
@@ -134,7 +133,7 @@ class TaskExecutable:
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
         arrays = self._on_devices(arrays)
-        if not self.of_step.count:
+        if not self.of_step.stacks:
             return self._controller.run(arrays)
         parts = self._stacks.parts(arrays)
         results = self._stacks.whole(self._controller.run(parts))
@@ -154,7 +153,7 @@ class TaskExecutable:
 
     @cached_property
     def _stacks(self) -> Stacks:
-        return Stacks(self.of_step, self.programs, self.out_shardings)
+        return Stacks(self.of_step, self.step, self.programs, self.out_shardings)
 
     def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
         raise self._refused("cannot run inside of another trace")

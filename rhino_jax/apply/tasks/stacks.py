@@ -1,4 +1,4 @@
-"""Stacks of layers: one array over all stages, or a part on each; nothing moves."""
+"""Stacks of layers: one array over its stages, or a part on each; nothing moves."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ import jax
 from jax.sharding import NamedSharding
 
 from rhino_jax.apply.tasks.programs import Programs
+from rhino_jax.plan.plan import Plan
 from rhino_jax.processes.across import assembled, here
-from rhino_jax.transform.staged.stacks import Unstacked
-from rhino_jax.transform.staged.step import Key, Kind
+from rhino_jax.transform.staged.stacks import Stack, Unstacked
+from rhino_jax.transform.staged.step import Key, Kind, Step
 
 
 @dataclass(frozen=True, eq=False)
 class Stacks:
     """Attributes:
     of_step: which inputs and results are parts of what.
-    programs: of every group; part k of a stack is on group k.
+    step: its tasks.
+    programs: of every group.
     out_shardings: of results as wholes.
     """
 
     of_step: Unstacked
+    step: Step
     programs: Sequence[Programs]
     out_shardings: Sequence[NamedSharding]
 
@@ -39,9 +42,9 @@ class Stacks:
             if end.whole not in shards:
                 shards[end.whole] = {s.device: s.data for s in x.addressable_shards}
             mine = shards[end.whole]
-            sharding = self.programs[end.part].shardings[Key(Kind.INPUT, i)]
-            shape = (self.of_step.sizes[end.part], *x.shape[1:])
-            like = jax.ShapeDtypeStruct(shape, x.dtype)
+            key = Key(Kind.INPUT, i)
+            sharding = self.programs[self.step.home[i]].shardings[key]
+            like = self.step.types[key]
             found.append(assembled(like, sharding, [mine[d] for d in here(sharding)]))
         return found
 
@@ -63,7 +66,23 @@ class Stacks:
                 continue
             arrays = [x for _, x in parts[i]]
             shards = {s.device: s.data for x in arrays for s in x.addressable_shards}
-            shape = (sum(self.of_step.sizes), *arrays[0].shape[1:])
+            length = sum(x.shape[0] for x in arrays)
+            shape = (length, *arrays[0].shape[1:])
             like = jax.ShapeDtypeStruct(shape, arrays[0].dtype)
             found.append(assembled(like, sharding, [shards[d] for d in here(sharding)]))
         return found
+
+
+def stacks_of(plan: Plan) -> list[Stack]:
+    """What of a plan's arguments lies in parts on several stages."""
+    found: dict[tuple[int, int, int], set[int]] = {}
+    for i, leaf in enumerate(plan.inputs):
+        if leaf.num_stages > 1:
+            at = leaf.stage, leaf.num_stages, leaf.shape[0]
+            found.setdefault(at, set()).add(i)
+    stacks = []
+    for (first, count, length), slots in found.items():
+        places = plan.places[first : first + count]
+        sizes = tuple(length // sum(places) * n for n in places)
+        stacks.append(Stack(frozenset(slots), sizes, first))
+    return stacks

@@ -90,6 +90,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
     """
     axes = tuple((str(name), int(size)) for name, size in data["mesh_axes"])
     place = {name: i for i, (name, _) in enumerate(axes)}
+    stages = len(data["stages"])
     trees = data["trees"]
     in_tree, in_positions = tree_from_json(
         trees["in"], tuple(trees["in_leaf_positions"])
@@ -102,8 +103,8 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         fingerprint=data["fingerprint"],
         mesh_axes=axes,
         hardware=data["hardware"],
-        inputs=tuple(_leaf(x, place) for x in data["inputs"]),
-        outputs=tuple(_leaf(x, place) for x in data["outputs"]),
+        inputs=tuple(_leaf(x, place, stages) for x in data["inputs"]),
+        outputs=tuple(_leaf(x, place, stages) for x in data["outputs"]),
         stages=tuple(stage_from_json(x) for x in data["stages"]),
         pipeline=pipeline_from_json(data["pipeline"]),
         transforms=tuple(Transform(**x) for x in data["transforms"]),
@@ -131,16 +132,18 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
     )
 
 
-def _leaf(data: Mapping[str, Any], place: Mapping[str, int]) -> Leaf:
+def _leaf(data: Mapping[str, Any], place: Mapping[str, int], stages: int) -> Leaf:
+    # Plans were once written without the last three, and with stage -1 for all stages.
+    stage = int(data.get("stage", 0))
     return Leaf(
         path=data["path"],
         shape=tuple(data["shape"]),
         dtype=data["dtype"],
         spec=tuple(tuple(place[name] for name in dim) for dim in data["spec"]),
         bytes_per_device=data["bytes_per_device"],
-        # Plans were once written without it.
         is_donated=bool(data.get("is_donated", False)),
-        stage=int(data.get("stage", 0)),
+        stage=max(stage, 0),
+        num_stages=int(data.get("num_stages", stages if stage < 0 else 1)),
     )
 
 
@@ -183,4 +186,5 @@ def _leaf_to_json(leaf: Leaf, names: Sequence[str]) -> dict[str, Any]:
         "bytes_per_device": int(leaf.bytes_per_device),
         "is_donated": leaf.is_donated,
         "stage": leaf.stage,
+        "num_stages": leaf.num_stages,
     }

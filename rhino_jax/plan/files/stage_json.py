@@ -53,7 +53,6 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
         "costs": [record_to_json(x) for x in pipeline.costs],
         "hops": [record_to_json(x) for x in pipeline.hops],
         "per_microbatch": list(pipeline.per_microbatch),
-        "parts": pipeline.parts,
         "group_of": list(pipeline.group_of),
         "is_split": pipeline.is_split,
         "orders": list(pipeline.orders),
@@ -79,7 +78,6 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
         ),
         hops=tuple(Hop(**floats(x, "bytes_per_s", "latency_s")) for x in data["hops"]),
         per_microbatch=tuple(data["per_microbatch"]),
-        parts=int(data["parts"]),
         # Plans that were saved before say nothing of these.
         group_of=tuple(data.get("group_of", ())),
         is_split=bool(data.get("is_split", False)),

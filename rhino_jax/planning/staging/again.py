@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from rhino_jax.apply.tasks.stacks import stacks_of
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.explore.laid import Held, Laid
 from rhino_jax.ir.spec import Spec
@@ -265,8 +266,7 @@ def solved_again(search: Search, plan: Plan, schedule: str) -> SolvedStages:
     traced = search.running
     choices = (x.choice for x in pipeline.made_again)
     remade = Remade.of(pipeline.recomputed, choices)
-    parts = shares if pipeline.parts else ()
-    of_step = Unstacked.of(traced.closed_jaxpr, traced.program, parts)
+    of_step = Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(plan))
     program, places = of_step.program, pipeline.per_microbatch
     apart = take_apart(of_step.closed, program, pipeline.micro_batches, places)
     step = staged(

@@ -17,7 +17,7 @@ from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.plan import EVERY_STAGE, Leaf, Plan
+from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Predicted
 from rhino_jax.plan.stages import Pipeline, Send, StagePlan
 from rhino_jax.planning.search import Search
@@ -128,7 +128,7 @@ def _whole(
     shapes: Sequence[tuple[int, ...]],
     at: int,
 ) -> tuple[Leaf, ...]:
-    """Leaves of the step as it was: a stack is one array over the axis of the stages.
+    """Leaves of the step as it was: a stack is one array over its stages.
 
     Args:
       ends, leaves: of the step with stacks in parts.
@@ -140,21 +140,25 @@ def _whole(
         if end.part is None:
             found[end.whole] = leaf
             continue
-        if leaf.stage != end.part:
+        before = found.get(end.whole)
+        if before is None:
+            first, *rest = without(leaf.spec, [at])
+            found[end.whole] = replace(
+                leaf,
+                path=leaf.path[: leaf.path.rindex("[")],
+                shape=shapes[end.whole],
+                spec=((at, *first), *rest),
+            )
+            continue
+        if leaf.stage != before.stage + end.part:
             raise StageError(
-                f"`{leaf.path}` is a part of stage {end.part}, and used in another.",
+                f"`{leaf.path}` is not on the stage after the part before it.",
                 where=leaf.path,
-                numbers=f"stage {leaf.stage}",
+                numbers=f"stage {leaf.stage}; the first part is on stage"
+                f" {before.stage}",
                 fix="write the layers one by one instead of in a loop.",
             )
-        first, *rest = without(leaf.spec, [at])
-        found[end.whole] = replace(
-            leaf,
-            path=leaf.path[: leaf.path.rindex("[")],
-            shape=shapes[end.whole],
-            spec=((at, *first), *rest),
-            stage=EVERY_STAGE,
-        )
+        found[end.whole] = replace(before, num_stages=end.part + 1)
     return tuple(found[i] for i in range(len(found)))
 
 

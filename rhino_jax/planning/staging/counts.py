@@ -29,6 +29,11 @@ def rows_of(closed: Any, program: Program, places: tuple[str, ...]) -> int:
     return find_cut(closed, program, Choice(2, per_microbatch=places))[0].rows
 
 
+def data_of(closed: Any, program: Program, places: tuple[str, ...]) -> tuple[int, ...]:
+    """Values of the inputs that hold a step's batch; see `rows_of`."""
+    return find_cut(closed, program, Choice(2, per_microbatch=places))[0].inputs
+
+
 def counts_of(rows: int, stages: int, multiple_of: int = 1) -> Iterator[list[int]]:
     """Numbers of micro-batches to be compared; each list where nothing of those before
     fits.

@@ -75,15 +75,14 @@ class CutStep:
     work: Work
 
 
-def worth_comparing(cut_step: CutStep, most: int) -> Sequence[MeshAxes]:
-    """Meshes for other numbers of micro-batches than that of a cut.
+def worth_comparing(shapes: Shapes, apart: Apart, most: int) -> Sequence[MeshAxes]:
+    """Meshes for other numbers of micro-batches than that of a step, up to so many.
 
     The best of one is that of all where every device has rows of a micro-batch in each;
     where there are too few rows for that, the best few are compared again.
     """
-    shapes, rows = cut_step.shapes, cut_step.apart.cut.rows
     devices = max(map(shapes.devices, range(shapes.groups)))
-    return shapes.good[:1] if rows // most >= devices else shapes.good
+    return shapes.good[:1] if apart.cut.rows // most >= devices else shapes.good
 
 
 def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutStep]:
@@ -110,13 +109,13 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
         chunks = len(group_of)
         is_asked = not found
         # A pinned op is in the only chunk of its stage.
-        is_one = of_step.count or asked.stage_pins
+        is_one = of_step.stacks or asked.stage_pins
         if not is_asked and (is_one or not sides.backward):
             continue
         sizes = tuple(shares[group] for group in group_of)
         try:
             if sizes not in known:
-                problem = problem_of(sides, shapes, group_of, count, limit, pins)
+                problem = problem_of(sides, shapes, group_of, count, limit, *pins)
                 is_again = asked.may_recompute and is_asked and bool(sides.backward)
                 known[sizes] = _cut_into(asked.search, problem, may_recompute=is_again)
         except (StageError, InfeasiblePlanError):

@@ -84,7 +84,6 @@ def _pipeline(
         costs=(),
         hops=(),
         per_microbatch=asked.places,
-        parts=asked.of_step.count,
         group_of=cut_step.group_of,
         is_split=way.is_split,
         recomputed=tuple(sorted(remade.chunks)),

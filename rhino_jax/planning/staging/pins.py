@@ -42,18 +42,26 @@ def without_stages(
     return {k: v for k, v in pinned.items() if k not in found}, found
 
 
+Part = tuple[int, int]
+"""A stack, by its position, and the number of a part of it."""
+
+Chain = tuple[tuple[int, ...], ...]
+"""Of every part of a stack the forward ops that read it, as positions in the body."""
+
+
 def pinned_ops(
     pins: Mapping[str, int], of_step: Unstacked, apart: Apart, sides: Sides
-) -> dict[int, int]:
-    """Forward ops that have to be in one stage: what reads a part of a stack, in the
-    stage of that number, and what the user pins.
+) -> tuple[dict[int, int], list[Chain]]:
+    """Forward ops that have to be in one stage: what the user pins, and what reads a
+    part of a stack whose stages are known; and what has to be in stages in a row: what
+    reads parts of other stacks.
 
     Args:
       pins: key → stage. A path or glob means the ops that read the argument.
       of_step: the step, with stacks in parts.
       apart, sides: of a micro-batch of it.
     Returns:
-      Position of an op in the body → stage.
+      Position of an op in the body → stage; chains.
     Raises:
       PinError: a key means nothing, or an op is pinned twice.
     """
@@ -61,9 +69,11 @@ def pinned_ops(
     said: dict[int, str] = {}
     paths = [entry.path for entry in of_step.program.inputs]
     reads = list(_reads(of_step, apart, sides))
-    for _, part, mine in reads:
-        if part is not None:
-            found.update(dict.fromkeys(mine, part))
+    chains = _chains(of_step, [(end, mine) for _, end, mine in reads])
+    for k, stack in enumerate(of_step.stacks):
+        if stack.first is not None:
+            for part, link in enumerate(chains.pop(k, ()), stack.first):
+                found.update(dict.fromkeys(link, part))
     for key, stage in pins.items():
         glob = re.compile(fnmatch.translate(key.replace("[", "[[]")))
         ops = {i for at, _, mine in reads if glob.match(paths[at]) for i in mine}
@@ -74,18 +84,39 @@ def pinned_ops(
             if found.setdefault(i, stage) != stage:
                 raise _pinned_twice(key, stage, said.get(i, "a stack"), found[i])
             said[i] = key
+        for chain in chains.values():
+            if sum(1 for link in chain if ops.intersection(link)) > 1:
+                raise _pinned_twice(key, stage, "a stack", stage + 1)
+    return found, list(chains.values())
+
+
+def _chains(
+    of_step: Unstacked, reads: list[tuple[Part | None, list[int]]]
+) -> dict[int, Chain]:
+    """Position of a stack → its chain, where every part is read."""
+    found = {}
+    for k, stack in enumerate(of_step.stacks):
+        links = [
+            {i for end, mine in reads if end == (k, part) for i in mine}
+            for part in range(len(stack.sizes))
+        ]
+        if all(links):
+            found[k] = tuple(tuple(sorted(link)) for link in links)
     return found
 
 
 def _reads(
     of_step: Unstacked, apart: Apart, sides: Sides
-) -> Iterator[tuple[int, int | None, list[int]]]:
-    """(input, its part of a stack, the forward ops that read it alone of all state)."""
+) -> Iterator[tuple[int, Part | None, list[int]]]:
+    """(input, the stack and the part that it is of, the forward ops that read it alone
+    of all state)."""
+    stack_of = {i: k for k, s in enumerate(of_step.stacks) for i in s.slots}
     for value, sources in zip(sides.lines.inputs[1:], apart.sources, strict=True):
         state = sources - apart.data
         ops = [i for i in sides.readers.get(value, ()) if i in sides.forward]
-        parts = {of_step.inputs[i].part for i in state} - {None}
-        part = int(next(iter(parts)) or 0) if len(parts) == 1 else None
+        ends = (of_step.inputs[i] for i in state)
+        parts = {(stack_of[e.whole], e.part) for e in ends if e.part is not None}
+        part = next(iter(parts)) if len(parts) == 1 else None
         for i in state if ops else ():
             yield i, part, ops
 

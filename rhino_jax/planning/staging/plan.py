@@ -6,13 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rhino_jax.errors import (
-    InfeasiblePlanError,
-    PinError,
-    ScheduleError,
-    StageError,
-    StageOrderError,
-)
+from rhino_jax.errors import InfeasiblePlanError, PinError, ScheduleError, StageError
+from rhino_jax.ir.program import Program
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY
 from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.meshes import AUTO, MeshAxes
@@ -26,8 +21,12 @@ from rhino_jax.planning.staging.cuts import (
     worth_comparing,
 )
 from rhino_jax.planning.staging.fitted import fitted
-from rhino_jax.transform.staged.stacks import Unstacked
+from rhino_jax.planning.staging.loops.forms import all_layers, forms_of
+from rhino_jax.transform.staged.stacks import Stack, Unstacked
 
+
+MOST_FORMS = 2
+"""Ways to have loops in parts that are compared for all numbers of micro-batches."""
 
 NO_PINS: Mapping[str, int] = {}
 
@@ -61,23 +60,31 @@ def plan_stages(
     started = time.monotonic()
     when.check_runs(schedule)
     traced = search.running
-    of_step = Unstacked.of(traced.closed_jaxpr, traced.program, shares)
-    if of_step.count and schedule in when.SEVERAL:
-        raise _stacks_are_whole(of_step, schedule)
-    if of_step.count and min(shares) > 1:
-        raise _no_group_of_one(of_step, shares)
-    asked = Asked(
-        search, of_step, shares, schedule, places, stage_pins, started, may_recompute
+    whole = Asked(
+        search,
+        Unstacked.of(traced.closed_jaxpr, traced.program, ()),
+        shares,
+        schedule,
+        places,
+        stage_pins,
+        started,
+        may_recompute,
     )
-    try:
-        plan = _fastest(asked, microbatches)
-    except (StageOrderError, PinError):
-        if not of_step.count:
-            raise
-        # Loops stay whole where one follows another, as a decoder's layers an
-        # encoder's, or a stack as a whole is pinned.
-        whole = Unstacked.none(traced.closed_jaxpr, traced.program)
-        plan = _fastest(replace(asked, of_step=whole), microbatches)
+    if min(shares) > 1:
+        _check_group_of_one(whole)
+    rounds = _counts(whole, microbatches)
+    forms, meshes = forms_of(whole, rounds[0])
+    if any(forms) and schedule in when.SEVERAL:
+        raise _stacks_are_whole(traced.program, forms, schedule)
+    asked = [
+        replace(
+            whole, of_step=Unstacked.of(traced.closed_jaxpr, traced.program, stacks)
+        )
+        if stacks
+        else whole
+        for stacks in forms
+    ]
+    plan = _fastest(asked, whole, meshes, rounds)
     return replace(plan, notes=(*plan.notes, *_idle(plan)))
 
 
@@ -89,21 +96,34 @@ def _idle(plan: Plan) -> Iterator[str]:
     if idle:
         yield (
             f"almost nothing to do for stage {', '.join(map(str, idle))}: a loop over"
-            " layers is cut only where it is the only one of its length, and stages"
-            " divide that; layers written one by one are cut anywhere."
+            " layers is cut into equal parts, one on each of some stages in a row;"
+            " layers written one by one are cut anywhere."
         )
 
 
-def _fastest(asked: Asked, microbatches: int | str) -> Plan:
-    """The fastest plan of the numbers of micro-batches that are asked for."""
-    may_recompute = asked.may_recompute
+def _fastest(
+    forms: Sequence[Asked],
+    whole: Asked,
+    meshes: Sequence[MeshAxes],
+    rounds: Sequence[Sequence[int]],
+) -> Plan:
+    """The fastest plan of the numbers of micro-batches that are asked for.
+
+    Args:
+      forms: the step, with its loops in parts in several ways.
+      whole: the same with whole loops, to be tried where none of these can be cut.
+      meshes: to be compared for the first number of micro-batches.
+      rounds: numbers of micro-batches, each list where none of those before fits.
+    """
+    may_recompute = whole.may_recompute
     best: Plan | None = None
-    rounds = _counts(asked, microbatches)
     for i, counts in enumerate(rounds):
         # Once a plan recomputes, only plans that do not may be faster.
-        asked = replace(asked, may_recompute=may_recompute and best is None)
+        is_free = may_recompute and best is None
+        forms = [replace(asked, may_recompute=is_free) for asked in forms]
+        whole = replace(whole, may_recompute=is_free)
         try:
-            plan = _best_of(asked, counts)
+            plan = _best_of(forms, whole, meshes, counts)
         except InfeasiblePlanError:
             if best is None and i == len(rounds) - 1:
                 raise
@@ -125,31 +145,68 @@ def _counts(asked: Asked, microbatches: int | str) -> list[list[int]]:
     return [*counts_of(rows, len(asked.shares))]
 
 
-def _best_of(asked: Asked, counts: Sequence[int]) -> Plan:
+def _cuts(
+    forms: Sequence[Asked],
+    whole: Asked,
+    meshes: Sequence[MeshAxes],
+    counts: Sequence[int],
+) -> list[tuple[Asked, CutStep]]:
+    """The step cut for all numbers of micro-batches; its loops in all ways for the
+    first of them, and in the best few for the others.
+
+    Raises:
+      StageError, InfeasiblePlanError, PinError: no way is in the order of stages.
+    """
+    found: list[tuple[Asked, CutStep]] = []
+    for count in counts:
+        took: list[tuple[float, int]] = []
+        for k, asked in enumerate((*forms, whole)):
+            is_last = k == len(forms)
+            if is_last and took:
+                break
+            try:
+                cuts = cuts_of(asked, meshes, count)
+            except (StageError, InfeasiblePlanError, PinError):
+                # Parts may be against the order of stages, as where one loop follows
+                # another, or a stack as a whole is pinned.
+                if is_last:
+                    raise
+                continue
+            meshes = worth_comparing(cuts[-1].shapes, cuts[-1].apart, max(counts))
+            found += [(asked, c) for c in cuts]
+            took.append((min(c.chosen.step_time_s for c in cuts), k))
+        forms = [(*forms, whole)[k] for _, k in sorted(took)[:MOST_FORMS]]
+    return found
+
+
+def _best_of(
+    forms: Sequence[Asked],
+    whole: Asked,
+    meshes: Sequence[MeshAxes],
+    counts: Sequence[int],
+) -> Plan:
     """The best of some numbers of micro-batches.
 
     Raises:
       InfeasiblePlanError: with none of them every group fits.
     """
-    cuts: list[CutStep] = []
-    meshes: Sequence[MeshAxes] = asked.search.meshes
-    for count in counts:
-        cuts += cuts_of(asked, meshes, count)
-        meshes = worth_comparing(cuts[-1], max(counts))
-    all_ways = _ways(cuts, asked.schedule)
-    ways = when.tried(all_ways, asked.schedule)
+    found = _cuts(forms, whole, meshes, counts)
+    cuts = [c for _, c in found]
+    schedule = whole.schedule
+    all_ways = _ways(cuts, schedule)
+    ways = when.tried(all_ways, schedule)
     best: Plan | None = None
     refused: InfeasiblePlanError | ScheduleError | None = None
     for way in ways:
         if best is not None and not _may_be_faster(best, way):
             continue
         try:
-            plan = fitted(asked, cuts[way.cut], way)
+            plan = fitted(*found[way.cut], way)
         except (InfeasiblePlanError, ScheduleError) as error:
             # More micro-batches, or fewer in flight, hold less.
             refused = error
             continue
-        if asked.schedule == AUTO and cuts[way.cut].has_backward:
+        if schedule == AUTO and cuts[way.cut].has_backward:
             assert plan.pipeline is not None
             if not when.is_worth_it(plan.pipeline, plan.predicted.step_time_s):
                 continue
@@ -179,29 +236,36 @@ def _seconds(plan: Plan) -> float:
     return plan.predicted.step_time_s
 
 
-def _stacks_are_whole(of_step: Unstacked, schedule: str) -> StageError:
-    end = next(e for e in of_step.inputs if e.part is not None)
-    path = of_step.program.inputs[of_step.inputs.index(end)].path
+def _stacks_are_whole(
+    program: Program, forms: Sequence[tuple[Stack, ...]], schedule: str
+) -> StageError:
+    stack = next(iter(form for form in forms if form))[0]
     return StageError(
         f"{schedule!r} runs several chunks in every stage, and layers are in one loop:"
-        " a stack of weights lies over the stages, one part on each.",
-        where=path,
-        numbers=f"{of_step.count} parts of {of_step.sizes[0]} layers",
+        " a stack of weights lies over stages in a row, one part on each.",
+        where=program.inputs[min(stack.slots)].path,
+        numbers=f"{len(stack.sizes)} parts of {stack.sizes[0]} layers",
         fix='write layers one by one, or take "1f1b" or "zero-bubble".',
     )
 
 
-def _no_group_of_one(of_step: Unstacked, shares: tuple[int, ...]) -> StageError:
-    end = next(e for e in of_step.inputs if e.part is not None)
-    path = of_step.program.inputs[of_step.inputs.index(end)].path
-    return StageError(
-        "layers are in one loop, and every group of devices is several times what all"
-        " sizes divide by: stacks of weights lie in equal parts of such a size.",
-        where=path,
-        numbers="groups of " + " + ".join(map(str, shares)) + " such parts",
-        fix="let the smallest group be of the size that the others divide by, as in"
-        " [4, 2, 2], or write layers one by one.",
-    )
+def _check_group_of_one(asked: Asked) -> None:
+    """
+    Raises:
+      StageError: loops are whole only because of the groups' sizes.
+    """
+    program, shares = asked.of_step.program, asked.shares
+    for layers in all_layers(asked):
+        if layers.length % sum(shares):
+            continue
+        raise StageError(
+            "layers are in one loop, and every group of devices is several times what"
+            " all sizes divide by: stacks of weights lie in equal parts of that size.",
+            where=program.inputs[min(layers.slots)].path,
+            numbers="groups of " + " + ".join(map(str, shares)) + " such parts",
+            fix="let the smallest group be of the size that the others divide by, as in"
+            " [4, 2, 2], or write layers one by one.",
+        )
 
 
 def _ways(cuts: Sequence[CutStep], schedule: str) -> list[when.Way]:

@@ -23,6 +23,7 @@ def problem_of(
     micro_batches: int,
     limit_bytes: float,
     pins: Mapping[int, int],
+    chains: Sequence[Sequence[Sequence[int]]] = (),
 ) -> cutting.Problem:
     """Where may this be cut?
 
@@ -36,6 +37,7 @@ def problem_of(
       micro_batches: how many.
       limit_bytes: of a device.
       pins: forward equation → the stage in which it has to be.
+      chains: forward equations that have to be in stages in a row.
     """
     place = {i: k for k, i in enumerate(sides.forward)}
     forward_s, backward_s = _seconds(sides, place, shapes.seconds[shapes.places[0]])
@@ -84,6 +86,9 @@ def problem_of(
         micro_batches=micro_batches,
         in_flight=in_flight(stages, micro_batches),
         pins={place[i]: stage for i, stage in pins.items()},
+        chains=tuple(
+            tuple(tuple(place[i] for i in link) for link in chain) for chain in chains
+        ),
     )
 
 

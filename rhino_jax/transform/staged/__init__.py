@@ -3,9 +3,9 @@
 In: a closed jaxpr and its `Program`, micro-batches, a stage for every forward op.
 Out: `step.Step`, tasks of groups as functions to be traced; `group.GroupProgram`, the
 tasks of a group as one program to be planned.
-Order: `parts` and `stacks` (loops over layers in parts), `apart` (before, in and after
-the loop over micro-batches), `lines` (equations to be run in parts), `sides` (forward
-and backward pass, and what belongs together), `labels` (which op runs where),
+Order: `layers`, `parts` and `stacks` (loops over layers in parts), `apart` (before, in
+and after the loop over micro-batches), `lines` (equations to be run in parts), `sides`
+(forward and backward pass, and what belongs together), `labels` (which op runs where),
 `loops` (in two) and `shared_sums`, `between` (what couples micro-batches), `after` and
 `updates` (what follows them), `names`, `staging` (all of these as a `step` of tasks),
 `remade` (what is made again), `holding` (what a group holds between them), `group`.

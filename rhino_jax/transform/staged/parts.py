@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -36,6 +35,11 @@ class Parts:
     dim: int
     arrays: tuple[Any, ...]
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of every part along the dim."""
+        return tuple(jax.numpy.shape(x)[self.dim] for x in self.arrays)
+
 
 @dataclass(frozen=True, eq=False)
 class InParts:
@@ -43,29 +47,20 @@ class InParts:
 
     Attributes:
       program: imported from the jaxpr.
-      length: of the loops that are taken apart.
-      sizes: of the parts.
     """
 
     program: Program
-    length: int
-    sizes: tuple[int, ...]
-
-    @cached_property
-    def bounds(self) -> list[tuple[int, int]]:
-        return [*pairwise(accumulate(self.sizes, initial=0))]
 
     def whole(self, x: Any) -> Any:
         return lax.concatenate(x.arrays, x.dim) if isinstance(x, Parts) else x
 
-    def parts(self, x: Any, dim: int) -> Parts:
-        """A value in parts along a dim."""
-        if isinstance(x, Parts) and x.dim == dim:
+    def parts(self, x: Any, dim: int, sizes: Sequence[int]) -> Parts:
+        """A value in parts of such sizes along a dim."""
+        if isinstance(x, Parts) and x.dim == dim and x.sizes == tuple(sizes):
             return x
         x = self.whole(x)
-        return Parts(
-            dim, tuple(lax.slice_in_dim(x, a, b, axis=dim) for a, b in self.bounds)
-        )
+        bounds = pairwise(accumulate(sizes, initial=0))
+        return Parts(dim, tuple(lax.slice_in_dim(x, a, b, axis=dim) for a, b in bounds))
 
     def block(
         self, region: Region, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
@@ -102,21 +97,21 @@ class InParts:
     def _scan(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
         """A loop for each part, one after the other."""
         call = op.call
-        if (
-            call is None
-            or call.kind is not RegionKind.SCAN
-            or call.trip_count != self.length
-        ):
+        if call is None or call.kind is not RegionKind.SCAN:
             return None
         first = call.num_consts + call.num_carry
+        found = {x.sizes for x in args[first:] if isinstance(x, Parts) and x.dim == 0}
+        if len(found) != 1:
+            return None
+        (sizes,) = found
         consts = [self.whole(x) for x in args[: call.num_consts]]
         carry = [self.whole(x) for x in args[call.num_consts : first]]
-        stacks = [self.parts(x, 0) for x in args[first:]]
-        order = range(len(self.sizes))
+        stacks = [self.parts(x, 0, sizes) for x in args[first:]]
+        order = range(len(sizes))
         made: dict[int, list[Any]] = {}
         for k in reversed(order) if eqn.params["reverse"] else order:
             given = [*consts, *carry, *(x.arrays[k] for x in stacks)]
-            outs = bind_eqn(eqn, given, {**eqn.params, "length": self.sizes[k]})
+            outs = bind_eqn(eqn, given, {**eqn.params, "length": sizes[k]})
             carry, made[k] = outs[: call.num_carry], outs[call.num_carry :]
         count = len(eqn.outvars) - call.num_carry
         return [
@@ -130,9 +125,12 @@ class InParts:
         if rule is None or op.call is not None:
             return None
         cut = {
-            rule.operands[i][x.dim] for i, x in enumerate(args) if isinstance(x, Parts)
+            (rule.operands[i][x.dim], x.sizes)
+            for i, x in enumerate(args)
+            if isinstance(x, Parts)
         }
-        if len(cut) != 1 or len(dim := next(iter(cut))) != 1:
+        dim, sizes = next(iter(cut))
+        if len(cut) != 1 or len(dim) != 1:
             return None
         (factor,) = dim
         kind = rule.factors[factor].kind
@@ -140,13 +138,13 @@ class InParts:
             return None
         places = [_place(layout, factor) for layout in rule.operands]
         results = [_place(layout, factor) for layout in rule.results]
-        if None in (*places, *results) or rule.factors[factor].size != self.length:
+        if None in (*places, *results) or rule.factors[factor].size != sum(sizes):
             return None
         partial = rule.partial_results(factor)
         if any(d == -1 and i not in partial for i, d in enumerate(results)):
             return None
-        count = range(len(self.sizes))
-        made = [self._part(op, eqn, args, places, results, k) for k in count]
+        count = range(len(sizes))
+        made = [self._part(op, eqn, args, places, results, sizes, k) for k in count]
         reducer = rule.factors[factor].reducer
         return [
             _added([m[i] for m in made], COMBINE[str(reducer)])
@@ -162,17 +160,18 @@ class InParts:
         args: Sequence[Any],
         places: Sequence[int | None],
         results: Sequence[int | None],
+        sizes: Sequence[int],
         k: int,
     ) -> list[Any]:
         given = [
-            self.whole(x) if d == -1 else self.parts(x, int(d or 0)).arrays[k]
+            self.whole(x) if d == -1 else self.parts(x, int(d or 0), sizes).arrays[k]
             for x, d in zip(args, places, strict=True)
         ]
         shapes = []
         for var, d in zip(eqn.outvars, results, strict=True):
             shape = list(var.aval.shape)
             if d != -1:
-                shape[int(d or 0)] = self.sizes[k]
+                shape[int(d or 0)] = sizes[k]
             shapes.append(tuple(shape))
         ins = [tuple(jax.numpy.shape(x)) for x in given]
         params = local_params(op.name, eqn.params, ins, shapes)

@@ -4,30 +4,47 @@ A loop over L layers reads their weights as stacks `[L, …]`. To be cut into st
 becomes several loops one after the other, and every stack several arrays: weights, what
 the forward pass leaves for the backward pass, gradients, and what optimizers keep of
 them. Ops on stacks are done part by part; what sums over layers adds up the parts.
+
+A stack of one loop may have other parts than that of another, and lie on other stages:
+an encoder's on the first two, a decoder's on the last two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import cached_property
 from typing import Any
 
 from rhino_jax._compat import (
     hide_frames,
     in_current_mesh,
-    jaxpr_consts,
     open_jaxpr,
     without_dead_code,
     without_mesh,
 )
 from rhino_jax.frontend.importer import import_jaxpr
-from rhino_jax.ir.program import Program, RegionKind
+from rhino_jax.ir.program import Program
 from rhino_jax.transform.retraced import traced_on
 from rhino_jax.transform.staged.parts import InParts, Parts
 
 
 hide_frames(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Arrays of the same layers, to be in parts along dim 0.
+
+    Attributes:
+      slots: positions of the step's inputs.
+      sizes: layers of every part; the parts are on stages one after the other.
+      first: the stage of the first of them; None: any.
+    """
+
+    slots: frozenset[int]
+    sizes: tuple[int, ...]
+    first: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +60,7 @@ class End:
     part: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Unstacked:
     """A step with its stacks in parts.
 
@@ -51,14 +68,14 @@ class Unstacked:
       closed: closed jaxpr of the arguments in parts.
       program: imported from it.
       inputs, outputs: what each input and result is.
-      sizes: layers of every part.
+      stacks: that are in parts.
     """
 
     closed: Any
     program: Program
     inputs: tuple[End, ...]
     outputs: tuple[End, ...]
-    sizes: tuple[int, ...]
+    stacks: tuple[Stack, ...]
 
     @classmethod
     def none(cls, closed: Any, program: Program) -> Unstacked:
@@ -69,48 +86,46 @@ class Unstacked:
         )
 
     @classmethod
-    def of(cls, closed: Any, program: Program, shares: Sequence[int]) -> Unstacked:
-        """The step in parts; of no `shares`, or without a loop to cut, as it is.
+    def of(cls, closed: Any, program: Program, stacks: Sequence[Stack]) -> Unstacked:
+        """The step with these stacks in parts; without any, as it is.
 
         Its equations no longer name the mesh in which they were traced: they run on
         parts of that.
         """
         with without_mesh():
             closed = in_current_mesh(closed)
-        found = unstacked(closed, program, shares) if shares else None
-        return cls.none(closed, program) if found is None else found
+        return (
+            unstacked(closed, program, stacks) if stacks else cls.none(closed, program)
+        )
 
-    @property
-    def count(self) -> int:
-        """Parts; 0 where it is as it was."""
-        return len(self.sizes)
+    @cached_property
+    def sizes(self) -> Mapping[int, tuple[int, ...]]:
+        """Of every input that was a stack, the layers of its parts."""
+        return _sizes(self.stacks)
 
 
-def unstacked(closed: Any, program: Program, shares: Sequence[int]) -> Unstacked | None:
-    """A step with its longest loop over stacks of weights in parts; None where it has
-    no such loop.
+def _sizes(stacks: Sequence[Stack]) -> dict[int, tuple[int, ...]]:
+    return {slot: stack.sizes for stack in stacks for slot in stack.slots}
+
+
+def unstacked(closed: Any, program: Program, stacks: Sequence[Stack]) -> Unstacked:
+    """A step with stacks in parts.
 
     Args:
-      closed: a closed jaxpr.
+      closed: a closed jaxpr without constants.
       program: imported from it.
-      shares: of every part, out of their sum.
+      stacks: inputs, and the parts of each.
     """
-    stacks = _stacks(program, sum(shares))
-    if stacks is None or jaxpr_consts(closed):
-        return None
-    length, slots = stacks
-    sizes = tuple(length // sum(shares) * share for share in shares)
-    walk = InParts(program, length, sizes)
-    opened = open_jaxpr(closed)
+    sizes = _sizes(stacks)
+    walk, opened = InParts(program), open_jaxpr(closed)
     inputs: list[End] = []
     types: list[Any] = []
     for i, var in enumerate(opened.invars):
-        is_stack = i in slots
-        for part in range(len(sizes)) if is_stack else (None,):
+        for part, size in enumerate(sizes[i]) if i in sizes else ((None, 0),):
             inputs.append(End(i, part))
             aval = var.aval
             if part is not None:
-                aval = aval.update(shape=(sizes[part], *aval.shape[1:]))
+                aval = aval.update(shape=(size, *aval.shape[1:]))
             types.append(aval)
     outputs: list[End] = []
 
@@ -118,53 +133,22 @@ def unstacked(closed: Any, program: Program, shares: Sequence[int]) -> Unstacked
         given: dict[int, list[Any]] = {}
         for end, x in zip(inputs, arrays, strict=True):
             given.setdefault(end.whole, []).append(x)
-        args = [Parts(0, tuple(xs)) if i in slots else xs[0] for i, xs in given.items()]
+        args = [Parts(0, tuple(xs)) if i in sizes else xs[0] for i, xs in given.items()]
         outs = walk.block(program.body, opened, (), args)
         outputs.clear()
         found: list[Any] = []
         for k, (x, out) in enumerate(zip(outs, program.outputs, strict=True)):
-            if isinstance(x, Parts) and x.dim == 0 and out.state_of in slots:
-                outputs.extend(End(k, part) for part in range(len(sizes)))
-                found += x.arrays
-            else:
+            of = sizes.get(-1 if out.state_of is None else out.state_of)
+            if of is None:
                 outputs.append(End(k))
                 found.append(walk.whole(x))
+            else:
+                outputs.extend(End(k, part) for part in range(len(of)))
+                found += walk.parts(x, 0, of).arrays
         return found
 
     made = without_dead_code(traced_on(run, types))
-    return _imported(made, program, inputs, outputs, sizes)
-
-
-def _stacks(program: Program, divisor: int) -> tuple[int, frozenset[int]] | None:
-    """The length of the loop that does the most, of lengths that can be divided so, and
-    the inputs that are stacks of its layers: of the shape of what it reads slice by
-    slice, and state."""
-    loops: dict[int, float] = {}
-    shapes: dict[int, set[tuple[int, ...]]] = {}
-    for op, times in program.walk():
-        call = op.call
-        if call is None or call.kind is not RegionKind.SCAN:
-            continue
-        inner = sum(program.ops[o].flops for o in call.regions[0].ops)
-        first = call.num_consts + call.num_carry
-        loops[call.trip_count] = loops.get(call.trip_count, 0.0) + times * (
-            inner * call.trip_count
-        )
-        shapes.setdefault(call.trip_count, set()).update(
-            program.values[v].shape for v in op.operands[first:]
-        )
-    state = {end.state_of for end in program.outputs if end.state_of is not None}
-    for length in sorted(loops, key=lambda n: -loops[n]):
-        if length % divisor:
-            continue
-        slots = frozenset(
-            i
-            for i, entry in enumerate(program.inputs)
-            if i in state and program.values[entry.value].shape in shapes[length]
-        )
-        if slots:
-            return length, slots
-    return None
+    return _imported(made, program, inputs, outputs, stacks)
 
 
 def _imported(
@@ -172,15 +156,16 @@ def _imported(
     before: Program,
     inputs: Sequence[End],
     outputs: Sequence[End],
-    sizes: tuple[int, ...],
+    stacks: Sequence[Stack],
 ) -> Unstacked:
-    bounds = [*pairwise(accumulate(sizes, initial=0))]
+    sizes = _sizes(stacks)
 
-    def path(text: str, end: End) -> str:
-        if end.part is None:
+    def path(text: str, end: End, stack: int | None) -> str:
+        if end.part is None or stack is None:
             return text
-        start, stop = bounds[end.part]
-        return f"{text}[{start}:{stop}]"
+        of = sizes[stack]
+        start = sum(of[: end.part])
+        return f"{text}[{start}:{start + of[end.part]}]"
 
     place = {end: i for i, end in enumerate(inputs)}
     state_of = [
@@ -192,9 +177,12 @@ def _imported(
     program = import_jaxpr(
         closed,
         name=before.name,
-        input_paths=[path(before.inputs[e.whole].path, e) for e in inputs],
+        input_paths=[path(before.inputs[e.whole].path, e, e.whole) for e in inputs],
         donated=[before.inputs[e.whole].is_donated for e in inputs],
-        output_paths=[path(before.outputs[e.whole].path, e) for e in outputs],
+        output_paths=[
+            path(before.outputs[e.whole].path, e, before.outputs[e.whole].state_of)
+            for e in outputs
+        ],
         state_of=state_of,
     )
-    return Unstacked(closed, program, tuple(inputs), tuple(outputs), sizes)
+    return Unstacked(closed, program, tuple(inputs), tuple(outputs), tuple(stacks))

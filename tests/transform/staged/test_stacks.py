@@ -8,7 +8,8 @@ import pytest
 from helpers_staged import of_zoo, undivided
 
 from rhino_jax._compat import open_jaxpr
-from rhino_jax.transform.staged.stacks import unstacked
+from rhino_jax.transform.staged.layers import layers_of
+from rhino_jax.transform.staged.stacks import Stack, unstacked
 
 
 def cut(x, end, sizes):
@@ -18,33 +19,44 @@ def cut(x, end, sizes):
     return x[start : start + sizes[end.part]]
 
 
+def in_parts(traced, *shares):
+    """All layers in parts like these, in the order of their loops."""
+    found = layers_of(traced.program)
+    stacks = [
+        Stack(of.slots, tuple(of.length // sum(mine) * n for n in mine))
+        for of, mine in zip(found, shares, strict=True)
+    ]
+    return unstacked(traced.closed_jaxpr, traced.program, stacks)
+
+
 @pytest.mark.parametrize(
-    ("name", "overrides"),
+    ("name", "overrides", "shares"),
     [
-        ("gpt-tiny", {}),
-        ("gpt-tiny", {"optimizer": "adamw", "clip_norm": 0.5}),
-        ("gpt-tiny", {"num_layers": 4, "optimizer": "adamw"}),
-        pytest.param("llama-tiny", {"remat": True}, marks=pytest.mark.slow),
+        ("gpt-tiny", {}, [(1, 1)]),
+        ("gpt-tiny", {"optimizer": "adamw", "clip_norm": 0.5}, [(1, 1)]),
+        ("gpt-tiny", {"num_layers": 4, "optimizer": "adamw"}, [(1, 2, 1)]),
+        ("t5-tiny", {"layers": "scan", "num_layers": 3}, [(1, 2), (1, 1, 1)]),
+        pytest.param("llama-tiny", {"remat": True}, [(1, 1)], marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_numbers_are_those_of_one_loop(name, overrides):
+def test_numbers_are_those_of_one_loop(name, overrides, shares):
     traced, arrays = of_zoo(name, **overrides)
-    shares = (1, 2, 1) if "num_layers" in overrides else (1, 1)
-    made = unstacked(traced.closed_jaxpr, traced.program, shares)
-    assert made.sizes == shares
-    given = [cut(arrays[e.whole], e, made.sizes) for e in made.inputs]
+    made = in_parts(traced, *shares)
+    assert {*made.sizes.values()} == {*shares}
+    given = [cut(arrays[e.whole], e, made.sizes.get(e.whole)) for e in made.inputs]
     opened = open_jaxpr(made.closed)
     got = jax.jit(lambda xs: jax.core.eval_jaxpr(opened, (), *xs))(given)
     expected = undivided(traced, arrays)
     for end, x in zip(made.outputs, got, strict=True):
-        y = np.asarray(cut(expected[end.whole], end, made.sizes), np.float64)
+        sizes = made.sizes.get(traced.program.outputs[end.whole].state_of)
+        y = np.asarray(cut(expected[end.whole], end, sizes), np.float64)
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6 * np.abs(y).max())
 
 
 def test_no_stack_is_put_together():
     traced, _ = of_zoo("gpt-tiny", optimizer="adamw")
-    made = unstacked(traced.closed_jaxpr, traced.program, (1, 1))
+    made = in_parts(traced, (1, 1))
     names = [eqn.primitive.name for eqn in open_jaxpr(made.closed).eqns]
     assert names.count("scan") == 4
     assert "concatenate" not in names
@@ -54,8 +66,18 @@ def test_no_stack_is_put_together():
     assert all(path.endswith("[1:2]") for path in paths)
 
 
-def test_steps_without_such_a_loop_stay_as_they_are():
+def test_an_encoder_and_a_decoder_are_two_loops_of_the_same_length():
+    traced, _ = of_zoo("t5-tiny", layers="scan", optimizer="adamw")
+    decoder, encoder = layers_of(traced.program)
+    paths = [entry.path for entry in traced.program.inputs]
+    for of, name in ((decoder, "decoder"), (encoder, "encoder")):
+        stacks = {i for i, path in enumerate(paths) if f"['{name}']" in path}
+        tables = {i for i in stacks if "position_bias" in paths[i]}
+        assert of.slots == stacks - tables and of.length == 2
+        assert len(of.loops) == 2
+    assert decoder.after == {1} and not encoder.after
+
+
+def test_steps_without_a_loop_have_no_layers():
     traced, _ = of_zoo("gpt-tiny-unrolled")
-    assert unstacked(traced.closed_jaxpr, traced.program, (1, 1)) is None
-    traced, _ = of_zoo("gpt-tiny")  # of two layers
-    assert unstacked(traced.closed_jaxpr, traced.program, (2, 1)) is None
+    assert layers_of(traced.program) == ()

@@ -1,0 +1,73 @@
+"""How loops over layers may be cut, by what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rhino_jax.planning.meshes import MeshAxes
+from rhino_jax.planning.staging.counts import data_of
+from rhino_jax.planning.staging.cuts import Asked, worth_comparing
+from rhino_jax.planning.staging.loops.parts import choices_of, parts_of
+from rhino_jax.planning.staging.priced import with_regions
+from rhino_jax.planning.staging.shapes import shapes_of
+from rhino_jax.transform.staged.apart import Apart, take_apart
+from rhino_jax.transform.staged.layers import Layers, layers_of
+from rhino_jax.transform.staged.sides import Sides, sides_of
+from rhino_jax.transform.staged.stacks import Stack
+
+
+def all_layers(asked: Asked) -> tuple[Layers, ...]:
+    """Of a step whose loops are whole."""
+    of_step = asked.of_step
+    data = data_of(of_step.closed, of_step.program, asked.places)
+    return layers_of(of_step.program, data)
+
+
+def forms_of(
+    whole: Asked, counts: Sequence[int]
+) -> tuple[list[tuple[Stack, ...]], Sequence[MeshAxes]]:
+    """Stacks to be cut, and into which parts, the most even first; empty: none. And the
+    meshes that are then worth comparing.
+
+    Args:
+      whole: the step, its loops whole.
+      counts: numbers of micro-batches, the usual one first.
+    """
+    program, meshes = whole.of_step.program, whole.search.meshes
+    layers = all_layers(whole)
+    choices = [choices_of(of.length, whole.shares) for of in layers]
+    is_whole = all(row.count == 1 for rows in choices for row in rows)
+    if is_whole or any(entry.is_const for entry in program.inputs):
+        return [()], meshes
+    apart = take_apart(whole.of_step.closed, program, counts[0], whole.places)
+    sides = sides_of(apart)
+    shapes = shapes_of(whole.search, sides, whole.shares, meshes, whole.finds)
+    seconds = shapes.seconds[whole.shares[0]]
+    took = _seconds(layers, apart, sides, seconds)
+    rest = sum(seconds.values()) - sum(took)
+    return parts_of(layers, took, rest, whole.shares), worth_comparing(
+        shapes, apart, max(counts)
+    )
+
+
+def _seconds(
+    layers: Sequence[Layers],
+    apart: Apart,
+    sides: Sides,
+    seconds: Mapping[int, float],
+) -> list[float]:
+    """Of the loops over layers of a step, in a micro-batch."""
+    program = sides.program
+    data = [
+        entry.value
+        for entry, sources in zip(program.inputs[1:], apart.sources, strict=False)
+        if sources & apart.data
+    ]
+    found = [0.0] * len(layers)
+    for inner in layers_of(program, data):
+        read = [apart.sources[i - 1] for i in inner.slots if i > 0]
+        sources = frozenset().union(*read)
+        own = [k for k, of in enumerate(layers) if of.slots & sources]
+        for k in own[:1]:
+            found[k] += sum(with_regions(program, seconds, op) for op in inner.loops)
+    return found
