@@ -156,7 +156,9 @@ def _follow(lines: Lines, i: int, homes: dict[int, int | None]) -> None:
         for v in (*makes, *heavy):
             homes.setdefault(v, home)
     elif all(v in homes for v in reads):
-        of = {homes[v] for v in reads} - {None}
+        # The scale of clipping, a scalar from elsewhere, has no say in where a bias is.
+        most = max((lines.bytes(v) for v in reads), default=0)
+        of = {homes[v] for v in reads if lines.bytes(v) == most} - {None}
         home = next(iter(of)) if len(of) == 1 else None
         for v in makes:
             homes.setdefault(v, home)

@@ -28,6 +28,29 @@ def test_backward_passes_are_split_and_groups_have_several_chunks(options):
     assert step.chunks == tuple(c % 2 for c in range(2 * options.get("v", 1)))
 
 
+def test_small_state_is_where_its_parameter_is():
+    """Clipping scales it by a number that is made elsewhere."""
+
+    def loss(params, x):
+        for name in ("z", "y"):
+            x = jnp.tanh(jnp.sin(x @ params[name]))
+        return jnp.sum((x * params["a"]) ** 2)
+
+    def train_step(params, mu, x):
+        g = jax.grad(loss)(params, x)
+        # The square of the last one, which is of the first stage, is added last.
+        norm = jnp.sqrt(sum(jnp.sum(g[name] ** 2) for name in ("a", "y", "z")))
+        g = jax.tree.map(lambda g: jnp.where(norm < 1, g, g / norm), g)
+        mu = jax.tree.map(lambda m, g: 0.9 * m + g, mu, g)
+        return jax.tree.map(lambda p, m: p - m, params, mu), mu
+
+    params = {"a": jnp.ones(64), "y": jnp.eye(64), "z": jnp.eye(64)}
+    args = params, jax.tree.map(jnp.zeros_like, params), jnp.ones((8, 64))
+    traced = trace(train_step, args, {}, donate_argnums=(0, 1))
+    step = check(traced, jax.tree.leaves(args), 3, 4)
+    assert step.home[:3] == step.home[3:6] == (2, 1, 0)
+
+
 def test_nothing_waits_for_gradients_of_weights():
     traced, _ = of_zoo("gpt-tiny-unrolled")
     apart = take_apart(traced.closed_jaxpr, traced.program, 4)
