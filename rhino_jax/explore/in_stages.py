@@ -289,7 +289,7 @@ def moved(plan: Plan, key: str, stage: int, other: Plan, seconds: float) -> Why:
         key,
         f"{leaves[0].dtype}[{shape}]" if leaves else "",
         "",
-        f"on stage {leaves[0].stage}" if leaves else f"not on stage {stage}",
+        f"on {leaves[0].stages}" if leaves else f"not on stage {stage}",
         answer,
         (),
         (),

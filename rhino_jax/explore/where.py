@@ -87,15 +87,18 @@ class Where:
         lines = _listed(list(self._readers))
         pins = [k for k in self.pins if self.pins[k] == stage and self._is_meant(k)]
         if parts:
-            sizes = next(
-                self.solved.of_step.sizes[e.whole] for e in ends if e.part is not None
-            )
+            part = next(e for e in ends if e.part is not None)
+            sizes = self.solved.of_step.sizes[part.whole]
             ranges = list(accumulate(sizes, initial=0))
             first, last = ranges[min(parts)], ranges[max(parts) + 1] - 1
             layers = f"layers {first} to {last}" if last > first else f"layer {first}"
+            start = stage - min(parts)
+            each = f"each of stages {start} to {start + len(sizes) - 1}"
+            if len(sizes) == len(self.solved.groups):
+                each = "every stage"
             yield (
-                f"{name} is on {stages}: layers run in one loop, so every stage has its"
-                f" part of the stack, this one {layers} of {ranges[-1]}."
+                f"{name} is on {stages}: layers run in one loop, so {each} has its part"
+                f" of the stack, this one {layers} of {ranges[-1]}."
             )
         elif pins:
             yield f"{name} is on {stages}, pinned there: {_listed(pins)}."

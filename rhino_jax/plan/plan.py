@@ -47,6 +47,12 @@ class Leaf:
     stage: int = 0
     num_stages: int = 1
 
+    @property
+    def stages(self) -> str:
+        """As "stage 0", or "stages 0 to 2"."""
+        last = self.stage + self.num_stages - 1
+        return f"stage{'' if last == self.stage else f's {self.stage} to'} {last}"
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:

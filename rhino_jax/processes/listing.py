@@ -21,7 +21,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op, Program, Region
 from rhino_jax.ir.spec import Spec, format_spec
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline
 
 
@@ -180,12 +180,6 @@ def _of_stages(plan: Plan, pipeline: Pipeline) -> Iterator[Line]:
         yield Line(f"results of stage {i}", str(decisions.outputs))
 
 
-def _stages(leaf: Leaf) -> str:
-    last = leaf.stage + leaf.num_stages - 1
-    one = f"stage {leaf.stage}"
-    return one if last == leaf.stage else f"stages {leaf.stage} to {last}"
-
-
 def of_plan(plan: Plan, program: Program) -> list[Line]:
     """All that a plan says of a program, in order."""
     names = [name for name, _ in plan.mesh_axes]
@@ -198,7 +192,7 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
     kinds = (("argument", plan.inputs), ("result", plan.outputs))
     for kind, leaves in kinds:
         for leaf in leaves:
-            where = f" of {_stages(leaf)}" if plan.pipeline is not None else ""
+            where = f" of {leaf.stages}" if plan.pipeline is not None else ""
             said = text(leaf.spec) + where
             lines.append(Line(f"{kind} {leaf.path}", said, leaf.path))
     if plan.pipeline is not None:
