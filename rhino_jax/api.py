@@ -104,10 +104,10 @@ def auto_shard(
       schedule: in which order stages run their micro-batches: "gpipe", "1f1b", "kfkb";
         "zero-bubble": gradients of weights fill the gaps; "interleaved" and
         "zero-bubble-v": two chunks of the model on each; "searched"; "auto": the
-        fastest that fits, of these. "one-program": layers are a scan over stacks
-        [layers, …], of which stages have equal parts, and all stages are one compiled
-        program, as of one mesh: for `lower` and TPU pods; in the order of "gpipe",
-        and what is in no layer is shared by the stages.
+        fastest that fits, of these or in one program. "one-program": layers are a
+        scan over stacks [layers, …], of which stages have equal parts, and all stages
+        are one compiled program, as of one mesh: for `lower` and TPU pods; in the order
+        of "gpipe", and what is in no layer is shared by the stages.
       storage: "blocks": state may be stored with columns of fused weights `(d, 3·h·k)`,
         `(d, 2·f)` in another order, where steps are faster so; shapes stay. Arrays come
         from `plan.init` and `plan.put`, and `plan.as_written` puts them back in order;

@@ -17,6 +17,7 @@ from rhino_jax.planning.cuts import as_asked, best_cut
 from rhino_jax.planning.meshes import AUTO, MeshAxes, check_in_stages
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.auto import with_stages
+from rhino_jax.planning.staging.one_program.compared import or_in_one_program
 from rhino_jax.planning.staging.one_program.planned import plan_in_one_program
 from rhino_jax.planning.staging.plan import plan_stages
 from rhino_jax.report.progress import shown
@@ -167,24 +168,41 @@ def _in_stages(
     stage_pins: Mapping[str, int],
 ) -> Plan:
     asked = as_asked(search, wishes.recompute)
-    if wishes.schedule == IN_ONE_PROGRAM:
-        if stage_pins:
-            raise _no_stage_pins(stage_pins)
+    may_recompute = wishes.recompute == AUTO
+
+    def in_one() -> Plan:
         return plan_in_one_program(
             asked,
             places,
             wishes.microbatches,
             wishes.per_microbatch,
-            may_recompute=wishes.recompute == AUTO,
+            may_recompute=may_recompute,
         )
-    return plan_stages(
-        asked,
-        places,
-        wishes.microbatches,
-        wishes.schedule,
-        wishes.per_microbatch,
-        stage_pins,
-        may_recompute=wishes.recompute == AUTO,
+
+    if wishes.schedule == IN_ONE_PROGRAM:
+        if stage_pins:
+            raise _no_stage_pins(stage_pins)
+        return in_one()
+    as_tasks: Plan | InfeasiblePlanError
+    try:
+        as_tasks = plan_stages(
+            asked,
+            places,
+            wishes.microbatches,
+            wishes.schedule,
+            wishes.per_microbatch,
+            stage_pins,
+            may_recompute=may_recompute,
+        )
+    except InfeasiblePlanError as error:
+        as_tasks = error
+    if wishes.schedule != AUTO or stage_pins or {*places} != {1}:
+        if isinstance(as_tasks, InfeasiblePlanError):
+            raise as_tasks
+        return as_tasks
+    program = asked.running.program
+    return or_in_one_program(
+        as_tasks, program, len(places), wishes.microbatches, in_one
     )
 
 

@@ -120,9 +120,9 @@ def counts_of(target: Target, devices: int, fits: bool) -> list[int]:
 
 def evenness(plan: Plan) -> tuple[float, int]:
     """What the mean of the groups is busy, over the busiest; and which that is."""
-    pipeline = plan.pipeline
-    assert pipeline is not None
-    busy = pipeline.busy_s
+    if plan.pipeline is None:  # in one program all do the same
+        return 1.0, 0
+    busy = plan.pipeline.busy_s
     most = max(busy)
     return sum(busy) / (len(busy) * most) if most else 1.0, busy.index(most)
 
@@ -134,7 +134,7 @@ def merged(plan: Plan, enough_s: float) -> list[Places]:
     Had all groups as much to do, a step by the same schedule would be shorter by their
     evenness: where that is not enough, there are none.
     """
-    count, (even, at) = len(plan.stages), evenness(plan)
+    count, (even, at) = plan.num_stages, evenness(plan)
     # A TPU has collectives in groups whose size divides the number of all devices.
     if count < 4 or count % 2 or even >= LEAST_UNEVEN:
         return []
@@ -278,11 +278,9 @@ def _told(
         for v in others
     )
     if tried.best is not None:
-        pipeline = tried.best.pipeline
-        assert pipeline is not None
-        name = (
-            f"{len(tried.best.stages)} stages, {pipeline.micro_batches} micro-batches"
-        )
+        best = tried.best
+        name = f"{best.num_stages} stages, {best.microbatches} micro-batches"
+        name += ", one program" if best.is_one_program else ""
         own = replace(_variant(name, tried.best), is_chosen=on_one is None)
         others = (*others, own)
     return replace(plan, variants=others, notes=(*plan.notes, f"{why} ({lines})."))
