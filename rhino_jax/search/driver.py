@@ -87,16 +87,21 @@ def find(
     *,
     progress: Progress | None = None,
     like: Found | None = None,
+    is_estimate: bool = False,
 ) -> Found:
     """What `choose_plan` finds, before it is read back.
 
     Args:
       like: what was found for a program that is nearly the same; on its mesh alone, the
         search climbs from there and from recipes, and proves nothing.
+      is_estimate: of several meshes, the best is not searched beyond what it took to
+        compare them.
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
-    solved, compared, notes = _search(program, meshes, target, request, progress, like)
+    solved, compared, notes = _search(
+        program, meshes, target, request, progress, like, is_estimate=is_estimate
+    )
     return Found(solved, compared, notes, target, request, started)
 
 
@@ -213,6 +218,8 @@ def _search(
     request: Request,
     progress: Progress | None,
     like: Found | None = None,
+    *,
+    is_estimate: bool = False,
 ) -> tuple[list[SolvedMesh], tuple[tuple[tuple[int, ...], float], ...], list[str]]:
     """Search all meshes that are worth it.
 
@@ -228,20 +235,8 @@ def _search(
     effort = EFFORTS[request.level]
     different = distinct_meshes(meshes, target)
     if len(meshes) == 1:
-        mesh_problem = build_mesh_problem(analysis, different[0], request)
-        starts: list[Labels] = []
-        if request.has_recipes:
-            mesh_problem = RECIPES.run(
-                watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
-            )
-        elif like is not None and like.mesh_axes == tuple(different[0]):
-            choice = carried(like.solved[0], mesh_problem)
-            starts = [] if choice is None else [choice]
-            starts, effort = [*starts, *first_choices(mesh_problem)], LIKE
-        else:
-            starts = first_choices(mesh_problem)
-        found = SOLVE.run(watch, mesh_problem, effort, request, progress, starts)
-        return [found], (), []
+        one = _on_one_mesh(analysis, different[0], request, progress, like)
+        return [one], (), []
     every: list[SolvedMesh] = []
     compared: list[tuple[tuple[int, ...], float]] = []
     limits = MoreAxes.of(request)
@@ -261,6 +256,9 @@ def _search(
         best = every[0].solution.objective
         if progress is not None and math.isfinite(best):
             progress(best, None)
+    in_order = tuple(sorted(compared, key=lambda c: c[1]))
+    if is_estimate:
+        return every, in_order, limits.notes()
     mesh_problem = every[0].mesh_problem
     if request.has_recipes:
         mesh_problem = RECIPES.run(
@@ -269,7 +267,28 @@ def _search(
     known = every[0].solution.labels
     starts = [] if known is None else [known]
     every[0] = SOLVE.run(watch, mesh_problem, effort, request, progress, starts)
-    return every, tuple(sorted(compared, key=lambda c: c[1])), limits.notes()
+    return every, in_order, limits.notes()
+
+
+def _on_one_mesh(
+    analysis: ProgramAnalysis,
+    axes: Sequence[tuple[str, int]],
+    request: Request,
+    progress: Progress | None,
+    like: Found | None,
+) -> SolvedMesh:
+    mesh_problem = build_mesh_problem(analysis, axes, request)
+    effort, starts = EFFORTS[request.level], list[Labels]()
+    if request.has_recipes:
+        mesh_problem = RECIPES.run(
+            request.watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
+        )
+    else:
+        starts = first_choices(mesh_problem)
+    if like is not None and like.mesh_axes == tuple(axes):
+        choice, effort = carried(like.solved[0], mesh_problem), LIKE
+        starts = starts if choice is None else [choice, *starts]
+    return SOLVE.run(request.watch, mesh_problem, effort, request, progress, starts)
 
 
 def distinct_meshes(

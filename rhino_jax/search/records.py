@@ -42,6 +42,8 @@ class Request:
         are priced by; see `rhino_jax.plan.density`.
       has_recipes: whether recipes are searched, to be told beside the plan; else their
         first choices only start the search, as for a variant of what has been planned.
+      names_pins: whether the error where nothing fits names the pins without which less
+        would do, each tried by itself; not where no user wrote them.
       watch: called after every pass, or None.
     """
 
@@ -55,6 +57,7 @@ class Request:
     density: str = "all"
     has_recipes: bool = True
     value_pins: Mapping[int, ValuePin] = field(default_factory=dict)
+    names_pins: bool = True
     watch: Watch | None = field(default=None, compare=False)
 
 

@@ -1,12 +1,14 @@
 """What was chosen for one program, in another that is nearly the same."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rhino_jax import models
 from rhino_jax.bench.planning import trace_workload
+from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.files import load_target
 from rhino_jax.search.carried import carried
 from rhino_jax.search.driver import find
@@ -56,3 +58,27 @@ def test_on_another_mesh_it_is_searched_as_ever():
     assert np.array_equal(
         like.solved[0].solution.labels, free.solved[0].solution.labels
     )
+
+
+def test_of_an_estimate_the_best_mesh_is_not_searched_again():
+    meshes = [(("x", 8),), AXES]
+    seen = []
+    request = replace(REQUEST, watch=lambda done, _: seen.append(done.name))
+    free = find(program("gpt-tiny"), meshes, TARGET, request)
+    more = seen.count("solve")
+    seen.clear()
+    found = find(program("gpt-tiny"), meshes, TARGET, request, is_estimate=True)
+    assert (seen.count("solve"), more) == (2, 3)
+    assert found.meshes == free.meshes
+    assert free.step_s <= found.step_s <= 1.02 * free.step_s
+
+
+def test_pins_that_no_user_wrote_are_not_named_where_nothing_fits():
+    of = program("mlp-tiny")
+    whole = ((),) * of.values[of.inputs[0].value].rank
+    small = replace(REQUEST, memory_budget_bytes=1.0, pins={0: whole})
+    for names_pins in (True, False):
+        request = replace(small, names_pins=names_pins)
+        with pytest.raises(InfeasiblePlanError) as refused:
+            find(of, [AXES], TARGET, request).plan()
+        assert ("pin " in str(refused.value)) == names_pins

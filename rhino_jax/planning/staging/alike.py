@@ -45,7 +45,7 @@ class Finds:
           request: the same for all but for the time that is left.
         """
         like = self.whole.get(tuple(meshes[0])) if len(meshes) == 1 else None
-        found = find(program, meshes, target, request, like=like)
+        found = find(program, meshes, target, request, like=like, is_estimate=True)
         # The other meshes' problems are not kept.
         best = replace(found, solved=found.solved[:1])
         self.whole.setdefault(found.mesh_axes, best)

@@ -241,6 +241,9 @@ def _found(
     finds: Finds,
     before: PlannedGroup | None,
 ) -> Found:
+    # Else pins are of what groups hand one another alone.
+    by_user = search.request.pins or search.request.output_pins or asked.value_pins
+    asked = replace(asked, names_pins=bool(by_user))
     if before is None:
         # The other groups' devices are not idle.
         own = search.target.replace(num_devices=math.prod(n for _, n in mesh_axes))

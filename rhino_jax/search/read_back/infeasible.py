@@ -61,8 +61,8 @@ def _costly_pins(
     model: Model, request: Request, peak: float
 ) -> tuple[list[str], list[str]]:
     """Pins without which the smallest peak is lower, the costliest first."""
-    if model.is_narrowed:
-        return [], []  # all options are too many to be tried once for every pin
+    if model.is_narrowed or not request.names_pins:
+        return [], []  # narrowed: all options are too many to be tried for every pin
     budget, pinned = model.problem.limit, model.builder.pinned
     found: list[tuple[float, str]] = []
     for name, nodes in list(_nodes_of_pins(model, request).items())[: LIMITS.most_pins]:
