@@ -50,7 +50,7 @@ def weighted(params: Any, batch: Any) -> jax.Array:
 def hardest(params: Any, batch: Any) -> jax.Array:
     """The largest of a batch, softly: its maximum is taken off before the sum."""
     x = _tower(params["a"], batch["x"])
-    losses = jnp.square(x @ params["out"] - batch["y"]).sum(-1)
+    losses = jnp.square(x @ params["out"] - batch["y"]).mean(-1)
     return jax.nn.logsumexp(losses)
 
 

@@ -42,6 +42,8 @@ def assert_equal(got, expected):
         ("adversarial", {"stages": 2, "schedule": "zero-bubble-v"}),
         ("contrastive", {"stages": 2, "schedule": "interleaved"}),
         ("weighted", {"stages": 2, "schedule": "searched"}),
+        ("hardest", {"stages": 2}),
+        ("normed", {"stages": 2, "schedule": "1f1b"}),
     ],
     ids=str,
 )
