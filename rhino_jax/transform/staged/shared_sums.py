@@ -94,6 +94,9 @@ def _shared(labels: Labels, position: int) -> _Shared | None:
         # What is read elsewhere as well has to be made whole in any case.
         if len(readers) + wanted > 1 or at in (i for i, _ in chain):
             return None
+        # Of forward ops there have to be as many as were cut into stages.
+        if not sides.is_backward[at]:
+            return None
         name, eqn = lines.eqns[at].primitive.name, lines.eqns[at]
         if name in ADDS:
             if any(map(is_literal, eqn.invars)):

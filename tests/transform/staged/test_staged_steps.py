@@ -121,6 +121,30 @@ def test_a_tied_gradient_is_sent_once_a_step():
     assert len(made.copies & {(p, 1) for p in range(4)}) == 1
 
 
+@pytest.mark.parametrize("reduce", [jnp.mean, jnp.sum])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_loss_of_terms_of_several_stages(reduce, is_split):
+    """As that of a VAE. Only sums of backward passes are taken apart: forward ops stay
+    those that were cut."""
+    weights = jax.random.normal(jax.random.key(0), (4, 16, 16)) / 4
+    x = jax.random.normal(jax.random.key(1), (8, 16))
+
+    def loss(weights, x):
+        of_rows, h = 0.0, x
+        for w in weights:
+            h = jnp.tanh(h @ w)
+            of_rows = of_rows + jnp.sum(h**2, -1)
+        return reduce(of_rows)
+
+    def step(weights, x):
+        value, gradients = jax.value_and_grad(loss)(weights, x)
+        return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
+
+    args = ([*weights], x)
+    traced = trace(step, args, {}, donate_argnums=(0,))
+    check(traced, jax.tree.leaves(args), 4, 4, is_split=is_split)
+
+
 def test_gradients_are_where_their_weights_are():
     traced, _ = of_zoo("gpt-tiny-unrolled")
     step = in_equal_parts(take_apart(traced.closed_jaxpr, traced.program, 4), 2)
