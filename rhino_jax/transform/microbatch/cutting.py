@@ -22,7 +22,12 @@ from rhino_jax.transform.microbatch.flow.analysis import (
     Opened,
     analyse,
 )
-from rhino_jax.transform.microbatch.flow.batch import Inputs, candidates, moved
+from rhino_jax.transform.microbatch.flow.batch import (
+    Inputs,
+    candidates,
+    data_inputs,
+    moved,
+)
 from rhino_jax.transform.microbatch.flow.blocks import Item, flatten, is_parameter
 from rhino_jax.transform.microbatch.flow.ops import Sizes
 from rhino_jax.transform.microbatch.flow.states import Rows, Whole
@@ -46,6 +51,14 @@ def find_cut(closed: Any, program: Program, choice: Choice) -> tuple[Cut, Found]
             return _cut(closed, program, choice, rows, inputs)
         except MicrobatchError as error:
             first = first or error
+    data = [program.inputs[i] for i in data_inputs(program)]
+    if data and all(program.values[e.value].shape[0] == 1 for e in data):
+        raise MicrobatchError(
+            f"`{program.name}` has a batch of 1: there is nothing to cut.",
+            where=data[0].path,
+            numbers=f"the first dim of all {len(data)} arrays of data is 1",
+            fix="give two rows or more, or let the batch be the first dim.",
+        )
     if first is not None:
         raise first
     raise MicrobatchError(

@@ -190,6 +190,14 @@ def test_a_count_that_cannot_be():
         assert isinstance(found, MicrobatchError) and str(B) in found.numbers
 
 
+def test_a_batch_of_one_is_said_to_be_that():
+    step, (params, state, batch) = step_of(cross_entropy)
+    one = {k: batch[k][:1] for k in ("x", "y")}
+    found = cut_of(step, (params, state, one), 2, donate=(0, 1))
+    assert isinstance(found, MicrobatchError) and "batch of 1" in found.what
+    assert found.where == "batch['x']" and "first dim of all 2" in found.numbers
+
+
 def test_sums_of_narrow_floats_are_kept_in_float32():
     def loss(p, b):
         p, b = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (p, b["x"]))
