@@ -62,14 +62,22 @@ class Constraints:
         """`x`, taken from one spec to another one collective at a time."""
         if wanted is None or held is None or len(held) != len(wanted):
             return self.place(x, wanted)
-        if not self.lowering.annotates_waypoints:
-            return self.place(x, wanted)
         if not can_constrain(x) or len(wanted) != x.ndim:
             return x
         sizes = tuple(self.mesh.axis_sizes)
-        for waypoint in reshard_route(held, wanted, sizes, self.lowering):
-            x = self.place(x, waypoint)
+        for stop in stops(held, wanted, sizes, self.lowering):
+            x = self.place(x, stop)
         return x
+
+
+def stops(
+    held: Spec, wanted: Spec, sizes: tuple[int, ...], lowering: LoweringPolicy
+) -> tuple[Spec, ...]:
+    """The specs that a value is annotated with on its way from one to another, which
+    is the last; of one that stays the one."""
+    if not lowering.annotates_waypoints:
+        return (wanted,)
+    return reshard_route(held, wanted, sizes, lowering)
 
 
 def partition_spec(spec: Spec, shape: Sequence[int], mesh: Any) -> PartitionSpec:

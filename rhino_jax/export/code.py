@@ -18,7 +18,7 @@ def patch_of(plan: Plan) -> str:
     if plan.traced is None or not plan.is_one_mesh:
         return ""
     subject = Subject(plan, plan.traced)
-    return diff_of(subject.constraints, constrained(subject), "import jax")
+    return diff_of(subject.constraints, constrained(subject))
 
 
 def code_of(plan: Plan, style: str) -> str:

@@ -7,12 +7,12 @@ import itertools
 import linecache
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rhino_jax.export.chains import Chain, Finder
+from rhino_jax.export.cotangents import cotangents_of
 from rhino_jax.export.places import Place, Span, made_inside, places_of
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
 
 
@@ -24,8 +24,12 @@ class Constraint:
       file, span: the expression; columns count bytes, as of `ast`.
       text: the expression, on one line.
       value: the value's id; of several the first.
-      spec: its layout.
+      forward: how it is laid out; empty where the expression says that already.
+      backward: how its cotangent is; None where that follows (JAX lays a cotangent out
+        as the value), empty where it is left to the compiler.
       shape: its shape.
+      is_remade: whether the backward pass computes the expression anew: it reads values
+        inside of it otherwise than they are held, which nothing else can say.
       others: in how many other layouts it is, where it is met more than once; such a
         value is left to the compiler.
     """
@@ -34,8 +38,10 @@ class Constraint:
     span: Span
     text: str
     value: int
-    spec: Spec
+    forward: Chain
+    backward: Chain | None
     shape: tuple[int, ...]
+    is_remade: bool = False
     others: int = 0
 
     @property
@@ -43,109 +49,112 @@ class Constraint:
         return self.span[0]
 
 
-def constraints_of(traced: Traced, decisions: Decisions) -> list[Constraint]:
+def constraints_of(
+    traced: Traced, decisions: Decisions, sizes: Sequence[int]
+) -> list[Constraint]:
     """Constraints that say at the user's expressions what a plan decided.
 
     Matmuls, gathers, reductions and all that is more than elementwise are told how they
-    are held; what is elementwise, only where it is laid out otherwise than what it
-    reads. Operands are told how they are read where that is not how they are held.
+    are held, and what they read as well; what is elementwise, only there, and where it
+    or its cotangent is laid out otherwise than what it reads. Operands are told how
+    they are read where that is not how they are held.
 
     Args:
       traced: the function, with the passes done that the plan chose.
       decisions: of the plan.
+      sizes: of the mesh axes.
     """
-    finder = _Finder(traced.program, decisions, made_inside(traced.program))
+    program = traced.program
+    cotangents = cotangents_of(program)
+    finder = Finder(
+        program, decisions, tuple(sizes), made_inside(program), cotangents.readers
+    )
     found = [
         c
-        for place in places_of(traced.closed_jaxpr, traced.program)
-        for c in finder.at(place)
+        for place in places_of(traced.closed_jaxpr, program, cotangents)
+        for c in _at(place, finder)
     ]
     unique = {(c.file, c.span): c for c in reversed(found)}
     return sorted(unique.values(), key=lambda c: (c.file, c.span))
 
 
-@dataclass(frozen=True, slots=True)
-class _Finder:
-    program: Program
-    decisions: Decisions
-    inside: dict[int, int]
+def _at(place: Place, finder: Finder) -> Iterator[Constraint]:
+    node = node_at(place.file, place.span)
+    if node is None:
+        return
+    held = list(finder.held(place))
+    back = finder.cotangent(place, {finder.shape(v) for v, _ in held})
+    cut = [*(c[-1] for _, c in held), *(back or ())]
+    is_new = any(place.read) or any(any(spec) for spec in cut)
+    if held and is_new and finder.is_said(place, held, back):
+        for c in _constraint(place, node, finder, held, back):
+            yield replace(c, is_remade=finder.is_remade(place))
+    for arg, read, given in _arguments(place, node, finder):
+        yield from _constraint(place, arg, finder, read, given)
 
-    def at(self, place: Place) -> Iterator[Constraint]:
-        node = node_at(place.file, place.span)
-        if node is None:
-            return
-        held = list(self.held(place))
-        is_new = any(place.read) or any(any(spec) for _, spec in held)
-        if held and is_new and (not place.is_elementwise or self.changes(place, held)):
-            yield from self.constraint(place, node, held)
-        for arg, read in self.arguments(place, node):
-            yield from self.constraint(place, arg, read)
 
-    def held(self, place: Place) -> Iterator[tuple[int, Spec]]:
-        """What an expression makes, and how that is held; nothing where it makes
-        several arrays that are not held alike."""
-        if place.is_loop:
-            return
-        for made in place.values:
-            specs = {self.spec(v) for v in made}
-            if len(specs) == 1 and (spec := specs.pop()) is not None:
-                yield made[0], spec
+def _arguments(
+    place: Place, node: ast.expr, finder: Finder
+) -> Iterator[tuple[ast.expr, list[tuple[int, Chain]], Chain | None]]:
+    """Operands of an expression that are read otherwise than they are held, or whose
+    cotangents it makes otherwise."""
+    args = _operands(node)
+    found: dict[int, list[tuple[int, Chain]]] = {}
+    for reads in place.read:
+        known = [r for r in reads if not is_gather(node) or finder.is_gathered(r)]
+        order = _matched(node, [v for v, _, _ in known], len(args), finder)
+        for read in known:
+            if read[0] in order:
+                chain = finder.read(read)
+                found.setdefault(order.index(read[0]), []).append((read[0], chain))
+    for index, read_as in found.items():
+        shapes = {finder.shape(v) for v, _ in read_as}
+        given = finder.given(place, shapes)
+        held = {finder.spec(v) for v, _ in read_as}
+        has_moved = any(chain for _, chain in read_as)
+        # Compilers lay out what a gather's transpose makes as they do its indices.
+        if has_moved or (given and (held != {given[0]} or is_gather(node))):
+            yield args[index], read_as, given
 
-    def spec(self, value: int) -> Spec | None:
-        """How a value is held; None of scalars and where nothing is said."""
-        found = self.decisions.values.get(value)
-        while found is None and value in self.inside:
-            value = self.inside[value]
-            found = self.decisions.values.get(value)
-        rank = self.program.values[value].rank
-        return found if found is not None and len(found) == rank > 0 else None
 
-    def changes(self, place: Place, held: Sequence[tuple[int, Spec]]) -> bool:
-        read = {self.spec(v) for reads in place.read for v, _, _ in reads}
-        return any(spec not in read for _, spec in held)
+def _matched(
+    node: ast.expr, read: Iterable[int], count: int, finder: Finder
+) -> list[int]:
+    """Which value each of the operands of an expression is; empty where that is
+    not known."""
+    values = list(dict.fromkeys(read))
+    if len(values) != count:
+        return []
+    dims = _einsum_dims(node)
+    if dims is None or len(dims) != count:
+        return values
+    fits = [
+        order
+        for order in itertools.permutations(values)
+        if _is_consistent(dims, [finder.shape(v) for v in order])
+    ]
+    return list(fits[0]) if len(fits) == 1 else []
 
-    def arguments(
-        self, place: Place, node: ast.expr
-    ) -> Iterator[tuple[ast.expr, list[tuple[int, Spec]]]]:
-        """Operands of an expression that are read otherwise than they are held."""
-        args = _operands(node)
-        found: dict[int, list[tuple[int, Spec]]] = {}
-        for reads in place.read:
-            order = self.matched(node, [v for v, _, _ in reads], len(args))
-            for value, op, position in reads:
-                spec = self.decisions.operands.get((op, position))
-                if spec and value in order and spec != self.spec(value):
-                    found.setdefault(order.index(value), []).append((value, spec))
-        for index, read in found.items():
-            yield args[index], read
 
-    def matched(self, node: ast.expr, read: Iterable[int], count: int) -> list[int]:
-        """Which value each of the operands of an expression is; empty where that is
-        not known."""
-        values = list(dict.fromkeys(read))
-        if len(values) != count:
-            return []
-        dims = _einsum_dims(node)
-        if dims is None or len(dims) != count:
-            return values
-        fits = [
-            order
-            for order in itertools.permutations(values)
-            if _is_consistent(dims, [self.program.values[v].shape for v in order])
-        ]
-        return list(fits[0]) if len(fits) == 1 else []
-
-    def constraint(
-        self, place: Place, node: ast.expr, held: Sequence[tuple[int, Spec]]
-    ) -> Iterator[Constraint]:
-        counts = Counter(spec for _, spec in held)
-        (spec, _), *rest = counts.most_common()
-        value = next(v for v, s in held if s == spec)
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        span = node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
-        shape = self.program.values[value].shape
-        text = " ".join(ast.unparse(node).split())
-        yield Constraint(place.file, span, text, value, spec, shape, len(rest))
+def _constraint(
+    place: Place,
+    node: ast.expr,
+    finder: Finder,
+    held: Sequence[tuple[int, Chain]],
+    back: Chain | None,
+) -> Iterator[Constraint]:
+    counts = Counter(chain for _, chain in held)
+    (chain, _), *rest = counts.most_common()
+    value = next(v for v, c in held if c == chain)
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    span = node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+    text = " ".join(ast.unparse(node).split())
+    if back == chain[::-1]:
+        back = None
+    shape = finder.shape(value)
+    yield Constraint(
+        place.file, span, text, value, chain, back, shape, others=len(rest)
+    )
 
 
 def node_at(file: str, span: Span) -> ast.expr | None:
@@ -186,7 +195,14 @@ def _nodes(file: str, source: str) -> dict[Span, ast.expr]:
     return found
 
 
+def is_gather(node: ast.expr) -> bool:
+    """Whether an expression is as `table[rows]`."""
+    return isinstance(node, ast.Subscript)
+
+
 def _operands(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.Subscript):
+        return [node.value]
     if isinstance(node, ast.BinOp):
         return [node.left, node.right]
     if isinstance(node, ast.Call) and _einsum_dims(node) is not None:

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from rhino_jax.apply.constraints import partition_spec
 from rhino_jax.export.constraints import Constraint, constraints_of
-from rhino_jax.export.patch import Wrapped, diff_of
+from rhino_jax.export.patch import Words, diff_of
 from rhino_jax.export.pytrees import (
     Argument,
     LeafText,
@@ -105,7 +105,8 @@ class Subject:
     def constraints(self) -> list[Constraint]:
         if self.traced is None:
             return []
-        return constraints_of(self.running, self.plan.decisions)
+        sizes = [size for _, size in self.plan.mesh_axes]
+        return constraints_of(self.running, self.plan.decisions, sizes)
 
     def spec(self, spec: Sequence[tuple[int, ...]], shape: Sequence[int]) -> str:
         """A spec as source; as rhino itself annotates it."""
@@ -232,17 +233,20 @@ def _donated(subject: Subject, names: Sequence[str]) -> list[int]:
     return [names.index(d) if isinstance(d, str) else d for d in given]
 
 
-def at_lines(subject: Subject, text: Wrapped, imports: str) -> str:
+def at_lines(subject: Subject, words: Words) -> str:
     """Constraints as a list, and as a diff of the user's files."""
     rows: list[str] = []
+    back: list[str] = []
     apart: list[str] = []
     for c in subject.constraints:
         where = f"{cell_of(c.file).rsplit('/', 1)[-1]}:{c.line}"
-        _, after = text(c)
-        said = after.removeprefix(", ").removesuffix(")")
-        row = f"    ({quoted(where)}, {quoted(c.text)}, {said}),"
-        (apart if c.others else rows).append(row)
-    diff = diff_of(subject.constraints, text, imports)
+        row = f"    ({quoted(where)}, {quoted(c.text)}, "
+        if c.forward:
+            said = words.layout(c, c.forward[-1])
+            (apart if c.others else rows).append(f"{row}{said}),")
+        if c.backward and not c.others:
+            back.append(f"{row}{words.layout(c, c.backward[-1])}),")
+    diff = diff_of(subject.constraints, words)
     parts = [
         "# At the lines of the program: expression, and how its value is laid out.",
         "CONSTRAINTS = [",
@@ -254,6 +258,11 @@ def at_lines(subject: Subject, text: Wrapped, imports: str) -> str:
             "# Left to the compiler: laid out in several ways, by where it is called."
         )
         parts += [f"#{row}" for row in apart]
+    if back:
+        parts.append(
+            "# Likewise of cotangents, where they are not laid out as the value."
+        )
+        parts += ["COTANGENTS = [", *back, "]"]
     parts.append(
         "# The same as a diff: `patch -p1 < file`, from the folder of the plan."
     )

@@ -8,32 +8,89 @@ import itertools
 import linecache
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rhino_jax.export.constraints import Constraint, node_at, written_around
 from rhino_jax.frontend.cells import cell_of
+from rhino_jax.ir.spec import Spec
 
 
-Wrapped = Callable[[Constraint], tuple[str, str]]
-"""What stands before and after an expression."""
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How a style says a constraint.
+
+    Attributes:
+      called: the function, of an array and a layout.
+      layout: the source of one.
+      imports: what a file needs for it, as "import jax".
+    """
+
+    called: str
+    layout: Callable[[Constraint, Spec], str]
+    imports: str
+
+    def around(self, c: Constraint) -> tuple[str, str]:
+        """What stands before and after an expression."""
+        before, after = self._around(c)
+        if c.is_remade:
+            return f"{before}jax.checkpoint(lambda: ", f")(){after}"
+        return before, after
+
+    def _around(self, c: Constraint) -> tuple[str, str]:
+        forward = [self.layout(c, spec) for spec in c.forward]
+        if c.backward is None:
+            after = "".join(f", {said})" for said in forward)
+            return f"{self.called}(" * len(forward), after
+        backward = [self.layout(c, spec) for spec in c.backward]
+        after = f", [{', '.join(forward)}], [{', '.join(backward)}])"
+        return f"{BOTH_WAYS}(", after
+
+    def both_ways(self) -> str:
+        """The function that a file needs where cotangents are laid out otherwise."""
+        return _BOTH_WAYS.format(name=BOTH_WAYS, called=self.called)
 
 
-def diff_of(constraints: Iterable[Constraint], wrapped: Wrapped, imports: str) -> str:
+BOTH_WAYS = "constrained_both_ways"
+_BOTH_WAYS = '''
+
+def {name}(x, forward, backward):
+    """`x` in the layouts of `forward`, one after the other, and its cotangent in those
+    of `backward`; as they are where there are none."""
+
+    def through(x, layouts):
+        for layout in layouts:
+            x = {called}(x, layout)
+        return x
+
+    identity = jax.custom_vjp(lambda x: through(x, forward))
+    identity.defvjp(
+        lambda x: (through(x, forward), None), lambda _, g: (through(g, backward),)
+    )
+    return identity(x)
+
+'''
+
+
+def diff_of(constraints: Iterable[Constraint], words: Words) -> str:
     """A unified diff of all files, for `patch -p1` in the current folder.
 
     Args:
       constraints: sorted by file.
-      wrapped: what each puts around its expression.
-      imports: a line that files need whose names do not have it, as "import jax".
+      words: what each puts around its expression.
     """
     parts: list[str] = []
     for file, group in itertools.groupby(constraints, key=lambda c: c.file):
         lines = linecache.getlines(file)
         if not lines:
             continue
-        edited = _edited(file, lines, list(group), wrapped)
+        edited = _edited(file, lines, list(group), words)
         if edited != lines:
-            edited = _with_import(edited, imports)
+            if any(f"{BOTH_WAYS}(" in line for line in edited):
+                edited = _with_function(edited, words)
+            if any("jax.c" in line for line in edited):
+                edited = _with_import(edited, "import jax")
+            edited = _with_import(edited, words.imports)
             name = _shown(file)
             parts += difflib.unified_diff(lines, edited, f"a/{name}", f"b/{name}", n=1)
     return "".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
@@ -51,7 +108,7 @@ def _shown(file: str) -> str:
 
 
 def _edited(
-    file: str, lines: Sequence[str], constraints: Sequence[Constraint], wrapped: Wrapped
+    file: str, lines: Sequence[str], constraints: Sequence[Constraint], words: Words
 ) -> list[str]:
     rows = [line.encode() for line in lines]
     starts = [0, *itertools.accumulate(map(len, rows))]
@@ -65,12 +122,12 @@ def _edited(
             starts[c.span[0] - 1] + c.span[1],
             starts[c.span[2] - 1] + c.span[3],
         )
-        before, after = wrapped(c)
+        before, after = words.around(c)
         written = written_around(file, c.span)
-        if written is not None:
+        if written is not None and c.forward:
             # The user's own constraint gets the plan's spec.
             begin, end = _bytes_of(written, starts)
-            said = after.removeprefix(", ").removesuffix(")")
+            said = words.layout(c, c.forward[-1])
             if ast.unparse(written) != ast.unparse(ast.parse(said, mode="eval").body):
                 events.append(((begin, 1, -end), said.encode()))
                 dropped[begin] = end
@@ -89,6 +146,18 @@ def _bytes_of(node: ast.expr, starts: Sequence[int]) -> tuple[int, int]:
     assert node.end_lineno is not None and node.end_col_offset is not None
     begin = starts[node.lineno - 1] + node.col_offset
     return begin, starts[node.end_lineno - 1] + node.end_col_offset
+
+
+def _with_function(lines: list[str], words: Words) -> list[str]:
+    """The file with the function of `Words.both_ways`, after its first imports."""
+    after = 0
+    for node in ast.parse("".join(lines)).body:
+        is_page = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_page and not isinstance(node, ast.Import | ast.ImportFrom):
+            break
+        after = node.end_lineno or 0
+    added = words.both_ways().splitlines(keepends=True)
+    return [*lines[:after], *added, *lines[after:]]
 
 
 def _with_import(lines: list[str], line: str) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhino_jax._compat import open_jaxpr, user_spans
+from rhino_jax.export.cotangents import Cotangents, Read, is_transposed
 from rhino_jax.frontend.provenance import is_library_file
 from rhino_jax.frontend.regions import closed_region_jaxprs
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
@@ -33,14 +34,26 @@ class Place:
         position where.
       is_loop: whether it is a loop or a branch, which may make several arrays.
       is_elementwise: whether nothing in it does more than pass over its operands.
+      is_contracted: whether what does more reads its values.
+      inner: values that it makes and no other expression reads.
+      is_cheap: whether to compute it again costs no matmul, and no loop.
+      cotangents: of its values, each with all that reads it.
+      passed_on: those of them that come to it from a later expression as they are.
+      given: what these make for others: parts of its operands' cotangents.
     """
 
     file: str
     span: Span
     values: list[list[int]] = field(default_factory=list)
-    read: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    read: list[list[Read]] = field(default_factory=list)
     is_loop: bool = False
     is_elementwise: bool = True
+    is_contracted: bool = False
+    inner: list[int] = field(default_factory=list)
+    is_cheap: bool = True
+    cotangents: dict[int, list[Read]] = field(default_factory=dict)
+    passed_on: set[int] = field(default_factory=set)
+    given: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +66,23 @@ class _Met:
     region: int
 
 
-def places_of(closed_jaxpr: Any, program: Program) -> list[Place]:
-    """All expressions of the forward computation, in order.
-
-    What differentiation adds is left out: constraints on values hold for cotangents
-    too.
+def places_of(
+    closed_jaxpr: Any, program: Program, cotangents: Cotangents
+) -> list[Place]:
+    """All expressions of the forward computation, in order, and what reverse
+    differentiation makes of them.
 
     Args:
       closed_jaxpr: what `program` was imported from.
       program: the program.
+      cotangents: of it.
     """
-    met = [
+    everything = [
         m
         for m in _walk(program, program.body, open_jaxpr(closed_jaxpr), None)
-        if m.at is not None and not m.op.source.is_backward
+        if m.at is not None
     ]
+    met = [m for m in everything if not m.op.source.is_backward]
     readers: dict[int, list[_Met]] = defaultdict(list)
     for m in met:
         for value in m.op.operands:
@@ -78,12 +93,21 @@ def places_of(closed_jaxpr: Any, program: Program) -> list[Place]:
     for m in met:
         if m.at != m.around:
             groups[m.at, m.region].append(m)
-    for (at, _), members in groups.items():
+    for (at, _), members in _each_time(groups):
         place = places.setdefault(at, Place(*at))
         found, inside = _own(members, readers, leaving)
         place.values.append(found)
         place.is_elementwise &= all(m.op.is_fusible for m in members)
+        place.is_contracted |= any(
+            not m.op.is_fusible and m.op.call is None and m.at != at
+            for v in found
+            for m in readers[v]
+        )
         place.is_loop |= any(_is_loop(m.op) for m in members)
+        place.inner += sorted(inside.difference(found))
+        place.is_cheap &= not any(
+            m.op.traits.is_contraction or m.op.call is not None for m in members
+        )
         place.read.append(
             [
                 (v, m.op.id, i)
@@ -92,7 +116,63 @@ def places_of(closed_jaxpr: Any, program: Program) -> list[Place]:
                 if v not in inside and not program.values[v].is_literal
             ]
         )
+    _add_backward(places, everything, cotangents)
+    _add_sums(places, readers)
+    met_before: set[int] = set()
+    for place in reversed(places.values()):
+        place.passed_on = met_before.intersection(place.cotangents)
+        met_before.update(place.cotangents)
     return list(places.values())
+
+
+def _each_time(
+    groups: Mapping[tuple[tuple[str, Span] | None, int], list[_Met]],
+) -> Iterator[tuple[tuple[tuple[str, Span], int], list[_Met]]]:
+    """Every group in as many as do not read from each other: one expression, met again
+    and again in a loop of Python's."""
+    for (at, region), members in groups.items():
+        assert at is not None
+        times: list[tuple[set[int], list[_Met]]] = []
+        for m in members:
+            reads = [t for t in times if not t[0].isdisjoint(m.op.operands)]
+            made = set(m.op.results).union(*(t[0] for t in reads))
+            ops = [x for t in reads for x in t[1]]
+            times = [t for t in times if t not in reads]
+            times.append((made, [*ops, m]))
+        yield from (((at, region), ops) for _, ops in times)
+
+
+def _add_backward(
+    places: Mapping[tuple[str, Span], Place], met: list[_Met], cotangents: Cotangents
+) -> None:
+    groups: dict[tuple[tuple[str, Span], int], list[Op]] = defaultdict(list)
+    for m in met:
+        if m.at is None or m.at == m.around or m.at not in places:
+            continue
+        if is_transposed(m.op):
+            groups[m.at, m.region].append(m.op)
+    for (at, _), ops in groups.items():
+        places[at].cotangents.update(
+            (v, cotangents.readers[v]) for v in cotangents.read_by(ops)
+        )
+        places[at].given += cotangents.given_by(ops)
+
+
+def _add_sums(
+    places: Mapping[tuple[str, Span], Place], readers: Mapping[int, list[_Met]]
+) -> None:
+    """Give sums, of which no transposed equation is left, the cotangents of their terms
+    that nothing else reads: these are one value."""
+    made_by = {
+        v: place for place in places.values() for made in place.values for v in made
+    }
+    for place in places.values():
+        if place.cotangents or not place.is_elementwise:
+            continue
+        at = place.file, place.span
+        for v in {v for reads in place.read for v, _, _ in reads}:
+            if v in made_by and all(m.at == at for m in readers[v]):
+                place.cotangents.update(made_by[v].cotangents)
 
 
 def _own(

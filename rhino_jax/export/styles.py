@@ -10,8 +10,9 @@ from rhino_jax.errors import RhinoError
 from rhino_jax.export.constraints import Constraint
 from rhino_jax.export.logical import Names, leaf_values, names_of
 from rhino_jax.export.parts import Subject, at_lines, head, layouts
-from rhino_jax.export.patch import Wrapped
+from rhino_jax.export.patch import Words
 from rhino_jax.export.pytrees import quoted
+from rhino_jax.ir.spec import Spec
 
 
 JAX = "import jax\n"
@@ -21,12 +22,15 @@ INSIDE = (
     " style 'constraints' says more."
 )
 AT_LINES = (
-    "values inside are held as PATCH says, once it is applied; what differentiation and"
-    " the optimizer add follows from them and from the arguments."
+    "values inside are held as PATCH says, once it is applied; cotangents as their"
+    " values, but for COTANGENTS; what the optimizer adds follows from them and from"
+    " the arguments."
 )
 MORE = (
-    "NOT here: layouts of values within one expression, and of those that"
-    " only the backward pass has."
+    "NOT here: layouts of values within one expression; those of a line that is met"
+    " several times and laid out otherwise each time (they stand below as comments);"
+    " and that the backward pass reads an operand as it was before the forward pass"
+    " moved it."
 )
 
 
@@ -42,19 +46,18 @@ def constraints(subject: Subject) -> str:
             head(subject, "constraints", (AT_LINES, MORE), JAX),
             layouts(subject),
             "",
-            at_lines(subject, constrained(subject), JAX.strip()),
+            at_lines(subject, constrained(subject)),
         ]
     )
 
 
-def constrained(subject: Subject) -> Wrapped:
-    """What puts a constraint of JAX around an expression."""
+def constrained(subject: Subject) -> Words:
+    """Constraints of JAX."""
 
-    def text(c: Constraint) -> tuple[str, str]:
-        spec = subject.spec(c.spec, c.shape).replace("P.", "jax.P.")
-        return "jax.lax.with_sharding_constraint(", f", jax.{spec})"
+    def layout(c: Constraint, spec: Spec) -> str:
+        return f"jax.{subject.spec(spec, c.shape).replace('P.', 'jax.P.')}"
 
-    return text
+    return Words("jax.lax.with_sharding_constraint", layout, JAX.strip())
 
 
 def explicit(subject: Subject) -> str:
@@ -88,7 +91,7 @@ def explicit(subject: Subject) -> str:
             body,
             _EXPLICIT,
             "",
-            at_lines(subject, constrained(subject), JAX.strip()),
+            at_lines(subject, constrained(subject)),
         ]
     )
 
@@ -134,7 +137,7 @@ def linen(subject: Subject) -> str:
     )
     names, text = _logical(subject)
     body = layouts(subject, text, "nn.logical_to_mesh({}, RULES)")
-    lines = at_lines(subject, _named(names, subject), "import flax.linen")
+    lines = at_lines(subject, _named(names))
     imports = "import flax.linen as nn\nimport jax\n"
     return "\n".join(
         [head(subject, "linen", says, imports), _rules(names), body, "", lines]
@@ -153,7 +156,7 @@ def nnx(subject: Subject) -> str:
     )
     names, text = _logical(subject)
     body = layouts(subject, text, "to_mesh({})")
-    lines = at_lines(subject, constrained(subject), JAX.strip())
+    lines = at_lines(subject, constrained(subject))
     imports = "from flax import nnx\nimport jax\n"
     return "\n".join(
         [
@@ -203,7 +206,7 @@ def maxtext(subject: Subject) -> str:
     )
     names, text = _logical(subject)
     body = layouts(subject, text, "to_mesh({})")
-    lines = at_lines(subject, _named(names, subject), "import flax.linen")
+    lines = at_lines(subject, _named(names))
     rules = ",\n".join(
         f"  [{json.dumps(name)}, {json.dumps(list(axes))}]"
         for name, axes in names.rules.items()
@@ -234,7 +237,8 @@ def _logical(subject: Subject) -> tuple[Names, Callable[..., str]]:
 
     layouts(subject, text)
     for c in subject.constraints:
-        names.of(c.value, c.spec)
+        for spec in (*c.forward, *(c.backward or ())):
+            names.of(c.value, spec)
     return names, text
 
 
@@ -243,12 +247,11 @@ def _names_text(found: tuple[str | None, ...], word: str) -> str:
     return f"{word}({parts})" if word else f"({parts}{',' if len(found) == 1 else ''})"
 
 
-def _named(names: Names, subject: Subject) -> Wrapped:
-    def text(c: Constraint) -> tuple[str, str]:
-        said = _names_text(names.of(c.value, c.spec), "")
-        return "flax.linen.with_logical_constraint(", f", {said})"
+def _named(names: Names) -> Words:
+    def layout(c: Constraint, spec: Spec) -> str:
+        return _names_text(names.of(c.value, spec), "")
 
-    return text
+    return Words("flax.linen.with_logical_constraint", layout, "import flax.linen")
 
 
 def _rules(names: Names) -> str:

@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import rhino_jax as rhino
+from rhino_jax.export.patch import Words
 from rhino_jax.export.styles import STYLES
 from rhino_jax.models import registry
 from tests.export.run_code import compiled_traffic, traffic
@@ -27,21 +29,23 @@ MESH = {"data": 4, "model": 2}
 PATCHED_ALIKE = (("constraints", "nnx", "explicit"), ("linen", "maxtext"))
 """Styles whose patches are the same."""
 
-WORST: dict[str, float] = {
-    "llama-tiny-unrolled": 1.0,
-    "mlp-tiny": 1.0,
-    "decode-tiny": 1.0,
-    # The plan gathers one cotangent, of the embedding's rows, that only the backward
-    # pass has; the compiler sums the whole table instead.
-    "gpt-tiny-unrolled": 1.02,
-    # Likewise two tables.
-    "two-tower-tiny": 1.01,
-    # The plan reads 37 operands otherwise than they are held, most of them in the
-    # backward pass of dispatch and combine, which no line says: propagation alone
-    # (style "specs") moves 1.29 times the plan's bytes.
-    "moe-tiny": 1.98,
+WORST: dict[str, tuple[float, float]] = {
+    "llama-tiny-unrolled": (1.0, 1.0),
+    "mlp-tiny": (1.0, 1.0),
+    "decode-tiny": (1.0, 1.0),
+    # One cotangent, of the embedding's rows, is gathered: arguments do not say that.
+    "gpt-tiny-unrolled": (1.0, 1.02),
+    # The gradients of the last LayerNorm of one tower are computed whole in the plan;
+    # lines of a LayerNorm are those of every other, whose are not: 256 bytes.
+    "two-tower-tiny": (1.001, 1.19),
+    # The backward pass reads `combine` as it is held, and the einsum at moe.py:107
+    # reads it otherwise: JAX keeps the moved one for the backward pass, which moves it
+    # again, 12,288 bytes. And `mask` is whole for the first choice and cut for the
+    # second, on one line of a loop of Python's: 64 bytes.
+    "moe-tiny": (1.022, 1.3),
 }
-"""Model → bytes on the wire of patched code, at most, to those of `plan.jit`."""
+"""Model → bytes on the wire, at most, to those of `plan.jit`: of patched code, and of
+specs alone."""
 
 
 def planned(model: str) -> tuple[Any, Any]:
@@ -107,11 +111,11 @@ def test_the_code_compiles_to_the_plans_collectives(
         patched(folder, namespace(written[styles[0]])["PATCH"])
         codes = [written[style] for style in styles]
         found.update(zip(styles, ran(folder, model, codes), strict=True))
-    most = WORST[model] * sum(whole.values())
     for style, bytes_by_kind in found.items():
-        if style != "specs":
-            assert sum(bytes_by_kind.values()) <= most, (style, bytes_by_kind, whole)
-        if WORST[model] == 1.0:
+        worst = WORST[model][style == "specs"]
+        ratio = sum(bytes_by_kind.values()) / sum(whole.values())
+        assert ratio <= worst, (style, bytes_by_kind, whole)
+        if worst == 1.0:
             assert bytes_by_kind == whole, style
 
 
@@ -176,6 +180,23 @@ def test_constraints_name_the_line_and_the_expression(small: Any) -> None:
     added = [line for line in found["PATCH"].splitlines() if line.startswith("+  ")]
     text = ", ".join("None" if dim is None else f'"{dim}"' for dim in spec)
     assert any(f'@ p["up"], jax.P({text}))' in line for line in added)
+
+
+def test_a_value_and_its_cotangent_are_laid_out_each_its_own_way() -> None:
+    words = Words("jax.lax.with_sharding_constraint", lambda c, spec: "", "import jax")
+    found = namespace(f"import jax\n{words.both_ways()}")
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def value(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        back = [jax.P("data"), jax.P("data", "model")]
+        y = found["constrained_both_ways"](jnp.sin(x), [jax.P(None, "model")], back)
+        return jnp.sum(y**2), y
+
+    with jax.set_mesh(mesh):
+        grad, y = jax.jit(jax.grad(value, has_aux=True))(jnp.ones((8, 8)))
+    assert y.sharding.spec == jax.P(None, "model")
+    assert grad.sharding.spec == jax.P("data", "model")
+    np.testing.assert_allclose(grad, np.sin(2.0), rtol=1e-6)
 
 
 def test_an_unknown_style_names_those_that_are(small: Any) -> None:

@@ -1,0 +1,161 @@
+"""How a plan lays out the values of an expression, and their cotangents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rhino_jax.apply.constraints import stops
+from rhino_jax.export.cotangents import Read, is_transposed
+from rhino_jax.export.places import Place
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.traits import OpKind
+from rhino_jax.plan.decisions import Decisions
+
+
+Chain = tuple[Spec, ...]
+"""Layouts that a value passes through, one collective each; it stays in the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finder:
+    """Looks layouts up in a plan's decisions.
+
+    Attributes:
+      program: the program.
+      decisions: of its values.
+      sizes: of the mesh axes.
+      inside: what a call gives → the value inside that it is.
+      readers: value → who reads it.
+    """
+
+    program: Program
+    decisions: Decisions
+    sizes: tuple[int, ...]
+    inside: Mapping[int, int]
+    readers: Mapping[int, Sequence[Read]]
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        return self.program.values[value].shape
+
+    def spec(self, value: int) -> Spec | None:
+        """How a value is held; None of scalars and where nothing is said."""
+        found = self.decisions.values.get(value)
+        while found is None and value in self.inside:
+            value = self.inside[value]
+            found = self.decisions.values.get(value)
+        rank = self.program.values[value].rank
+        return found if found is not None and len(found) == rank > 0 else None
+
+    def made(self, value: int) -> Chain:
+        """On the way to how a value is held, and that; empty as of `spec`."""
+        held = self.spec(value)
+        if held is None:
+            return ()
+        return (*self.decisions.waypoints.get(value, ()), held)
+
+    def read(self, read: Read) -> Chain:
+        """From how a value is held to how an op reads it; empty where that is one."""
+        value, op, position = read
+        held = self.spec(value)
+        if held is None:
+            return ()
+        on_the_way = self.decisions.through.get((op, position), ())
+        places = [*on_the_way, self.decisions.operands.get((op, position), held)]
+        chain: list[Spec] = []
+        for place in places:
+            before = chain[-1] if chain else held
+            if len(place) != len(before):
+                return ()
+            if place != before:
+                chain += stops(before, place, self.sizes, self.decisions.lowering)
+        return tuple(chain) or self._read_turned(op)
+
+    def _read_turned(self, op: int) -> Chain:
+        """How what a permutation of dims makes is read, in the order of the dims that
+        it reads; empty of other ops."""
+        at = self.program.ops[op]
+        if at.traits.kind is not OpKind.MOVEMENT or at.rule is None:
+            return ()
+        before, after = at.rule.operands[0], at.rule.results[0]
+        readers = self.readers.get(at.results[0], ())
+        if len(readers) != 1 or sorted(before) != sorted(after):
+            return ()
+        order = [after.index(dim) for dim in before]
+        return tuple(tuple(spec[i] for i in order) for spec in self.read(readers[0]))
+
+    def is_read_otherwise(self, value: int) -> bool:
+        """Whether anything reads a value otherwise than it is held."""
+        held = self.spec(value)
+        return held is not None and any(
+            self.decisions.operands.get((op, i), held) != held
+            for _, op, i in self.readers.get(value, ())
+        )
+
+    def is_gathered(self, read: Read) -> bool:
+        """Whether an op takes rows of a value."""
+        _, op, position = read
+        return self.program.ops[op].traits.kind is OpKind.LOOKUP and position == 0
+
+    def is_remade(self, place: Place) -> bool:
+        """Whether the backward pass computes an expression anew rather than read its
+        inner values, of a gather its indices, otherwise than the forward pass does."""
+        if not place.is_cheap or not place.cotangents:
+            return False
+        return any(
+            self.is_read_otherwise(v)
+            and any(is_transposed(self.program.ops[op]) for _, op, _ in reads)
+            for v in place.inner
+            if (reads := self.readers.get(v))
+        )
+
+    def held(self, place: Place) -> Iterator[tuple[int, Chain]]:
+        """What an expression makes, and how that is held; nothing where it makes
+        several arrays that are not held alike."""
+        if place.is_loop:
+            return
+        for made in place.values:
+            chains = {self.made(v) for v in made}
+            if len(chains) == 1 and (chain := chains.pop()):
+                yield made[0], chain
+
+    def is_said(
+        self, place: Place, held: Sequence[tuple[int, Chain]], back: Chain | None
+    ) -> bool:
+        """Whether how an expression's value is held does not follow from what it
+        reads, or matters to what reads it."""
+        if not place.is_elementwise or place.is_contracted:
+            return True
+        if back is not None and any(back != chain[::-1] for _, chain in held):
+            return True
+        if any(self.is_read_otherwise(v) for made in place.values for v in made):
+            return True
+        read = {self.spec(v) for reads in place.read for v, _, _ in reads}
+        return any(chain[-1] not in read for _, chain in held)
+
+    def cotangent(self, place: Place, shapes: set[tuple[int, ...]]) -> Chain | None:
+        """How the cotangent of an expression's value is held, and then read where all
+        read it alike; None where there is none, empty where it is not known."""
+        found = {
+            self._passed(reads, v in place.passed_on)
+            for v, reads in place.cotangents.items()
+            if self.shape(v) in shapes
+        }
+        if not found:
+            return None
+        return found.pop() if len(found) == 1 else ()
+
+    def _passed(self, reads: Sequence[Read], is_known: bool) -> Chain:
+        made = () if is_known else self.made(reads[0][0])
+        read = {self.read(r) for r in reads}
+        if len(read) > 1:
+            return made
+        return made if is_known else (*made, *read.pop())
+
+    def given(self, place: Place, shapes: set[tuple[int, ...]]) -> Chain | None:
+        """How an expression makes the cotangents of its operands of some shapes."""
+        if not place.given:
+            return None
+        made = {self.made(v) for v in place.given if self.shape(v) in shapes}
+        return made.pop() if len(made) == 1 else ()
