@@ -52,38 +52,59 @@ def notebook_page(
     return body
 
 
-def measure(page: str, width: int, folder: Path) -> list[dict[str, Any]]:
-    """What the browser makes of every report on a page: see `measure.js`.
+KEPT_IN = "RHINO_SCREENSHOTS"
+"""The environment variable that names the folder where pictures of pages are kept."""
+
+
+def measure(page: str, width: int, folder: Path, name: str) -> list[dict[str, Any]]:
+    """What the browser makes of every report on a page: see `measure.js`; and a picture
+    of the page, where `KEPT_IN` names a folder.
 
     Args:
       page: HTML of all.
       width: of the window, in pixels.
       folder: for the page and the browser's profile.
+      name: of the picture.
     Raises:
       AssertionError: the browser measures nothing.
     """
-    browser = find_browser()
     file = folder / "page.html"
     file.write_text(page.replace("</body>", f"{_script()}</body>"), encoding="utf-8")
+    shown = _browse(file, width, 2000, "--dump-dom")
+    text = re.search(r'<pre id="measured">(.*?)</pre>', shown.stdout, re.DOTALL)
+    assert text is not None, shown.stderr[-2000:]
+    found: list[dict[str, Any]] = json.loads(html.unescape(text.group(1)))
+    kept = os.environ.get(KEPT_IN)
+    if kept:
+        picture = Path(kept).resolve() / f"{name.replace(' ', '-')}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(page, encoding="utf-8")
+        height = int(max(report["box"]["bottom"] for report in found)) + 40
+        shown = _browse(file, width, height, f"--screenshot={picture}")
+        assert picture.stat().st_size > 10_000, shown.stderr[-2000:]
+    return found
+
+
+def _browse(
+    file: Path, width: int, height: int, act: str
+) -> subprocess.CompletedProcess[str]:
     command = [
-        browser,
+        find_browser(),
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
         "--disable-dev-shm-usage",
+        "--hide-scrollbars",
         "--host-resolver-rules=MAP * ~NOTFOUND",
-        f"--user-data-dir={folder / 'profile'}",
-        f"--window-size={width},2000",
+        f"--user-data-dir={file.parent / 'profile'}",
+        f"--window-size={width},{height}",
         "--virtual-time-budget=2000",
-        "--dump-dom",
+        act,
         file.as_uri(),
     ]
-    done = subprocess.run(
+    return subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=dict(os.environ)
     )
-    found = re.search(r'<pre id="measured">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found is not None, done.stderr[-2000:]
-    return json.loads(html.unescape(found.group(1)))
 
 
 @functools.cache

@@ -101,7 +101,8 @@ def measured(
     else:
         template, theme = kind.split()
         text = notebook_page(reports, template=template, theme=theme)
-    found = measure(text, int(width), tmp_path_factory.mktemp("page"))
+    folder = tmp_path_factory.mktemp("page")
+    found = measure(text, int(width), folder, request.param)
     assert len(found) == len(reports)
     return request.param, found
 
