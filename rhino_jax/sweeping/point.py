@@ -55,7 +55,7 @@ class Point:
         said = [f"{format_seconds(self.step_s)}/step"]
         said.append(f"peak {format_bytes(self.peak_bytes)}")
         if self.price_per_step is not None:
-            said.append(f"price {self.price_per_step:.3g}")
+            said.append(f"price {format_price(self.price_per_step)} per 1M steps")
         for name in ("batch", "stages", "microbatches"):
             value = getattr(self, name)
             if value not in (None, 1):
@@ -98,6 +98,11 @@ def format_stages(stages: int | str | tuple[int, ...]) -> str:
     if isinstance(stages, tuple):
         return " + ".join(map(str, stages))
     return str(stages)
+
+
+def format_price(per_step: float) -> str:
+    """Of a million steps, as "1,230"; three digits of it are shown."""
+    return f"{float(f'{1e6 * per_step:.3g}'):,.10g}"
 
 
 def price_per_step(target: Target, devices: int, step_s: float) -> float | None:

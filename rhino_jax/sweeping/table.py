@@ -14,7 +14,7 @@ from rhino_jax.report.line import format_mesh
 from rhino_jax.report.section import Section, Table
 from rhino_jax.report.text import sections_to_text
 from rhino_jax.report.views.scatter import Axis, Dot, scatter
-from rhino_jax.sweeping.point import Point, format_stages
+from rhino_jax.sweeping.point import Point, format_price, format_stages
 from rhino_jax.sweeping.work import Work
 from rhino_jax.units import format_bytes, format_seconds
 
@@ -188,7 +188,7 @@ def _drawn(points: Sequence[Point], front: Sequence[Point]) -> str:
     time = Axis(f"step time{per_row}", format_seconds)
     drawn = []
     for place, axis in (
-        (1, Axis(f"price{per_row}", lambda price: f"{price:.3g}")),
+        (1, Axis(f"price of 1M steps{per_row}", format_price)),
         (2, Axis("peak memory", format_bytes)),
     ):
         dots = [
@@ -209,7 +209,7 @@ def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
     marks = {id(p) for p in front}
     rows = tuple(_row(p, id(p) in marks) for p in points)
     header = ("", "hardware", "mesh", "budget", "batch", "stages", "parts", "step",
-              "peak", "price")  # fmt: skip
+              "peak", "price of 1M steps")  # fmt: skip
     # Of what is left as it is written there is nothing to tell.
     kept = [
         i
@@ -229,7 +229,8 @@ UNASKED = {"batch": "", "stages": "1", "parts": "1"}
 
 
 def _row(point: Point, is_best: bool) -> tuple[str, ...]:
-    what = "-" if point.price_per_step is None else f"{point.price_per_step:.3g}"
+    price = point.price_per_step
+    what = "-" if price is None else format_price(price)
     if not math.isfinite(point.step_s):
         what = "-"
     return (

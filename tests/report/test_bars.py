@@ -9,6 +9,7 @@ import pytest
 
 from rhino_jax.plan.records import Predicted
 from rhino_jax.report.views.bars import Bar, Quantity, amount, bars, peak_of, step_of
+from rhino_jax.report.views.boxes import box
 from rhino_jax.report.views.scatter import Axis, Dot, scatter
 from rhino_jax.units import format_bytes, format_seconds
 from tests.report.test_html import read
@@ -113,3 +114,19 @@ def test_every_kind_has_a_colour_of_its_own() -> None:
     html = plot([Dot(i + 1, i + 1, f"m{i}", "", False) for i in range(11)])
     found = re.findall(r'class="dot[^>]*background:(hsla\(\d+)', html)
     assert len(found) == len(set(found)) == 11
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (60.0, "params[&#x27;mlp&#x27;][&#x27;down_projection&#x27;]"),
+        (40.0, "mlp.down_projection"),
+        (30.0, "down_projection"),
+        (20.0, "down_proje…"),
+        (5.0, ""),
+    ],
+)
+def test_a_path_is_shortened_to_its_end(width: float, shown: str) -> None:
+    path = "params['mlp']['down_projection']"
+    html = box(0.0, width, "red", title=path, label=path)
+    assert html.endswith(f">{shown}</div>")

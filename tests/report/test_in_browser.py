@@ -27,7 +27,8 @@ NUMBERS = {
     "count", "bytes", "time", "share", "per device", "step time", "to this", "peak",
     "communication", "objective", "to best", "predicted", "compiled", "as it is",
     "compiled to predicted", "rhino's plan", "rhino's to it", "B to A",
-    "worth", "bytes per device", "budget", "batch", "stages", "parts", "step", "price",
+    "worth", "bytes per device", "budget", "batch", "stages", "parts", "step",
+    "price of 1M steps",
     "points", "groups", "planned", "priced", "searches", "reused", "ruled out",
     "processes", "CPU s", "s",
 }  # fmt: skip

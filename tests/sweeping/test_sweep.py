@@ -15,6 +15,7 @@ from rhino_jax.hardware.files import hardware_names, load_target
 from rhino_jax.planning.wishes import Wishes
 from rhino_jax.search.driver import COMPARED
 from rhino_jax.sweeping.meshes import Asked, Meshes
+from rhino_jax.sweeping.point import format_price
 from rhino_jax.sweeping.sweep import _wishes as wishes
 from rhino_jax.sweeping.whole import Whole
 
@@ -294,3 +295,8 @@ def test_more_memory_makes_no_plan_slower() -> None:
         30: 20, 20: 20, 10: 10, 5: 5,
     }  # fmt: skip
     assert isinstance(made[5][1], InfeasiblePlanError)
+
+
+def test_prices_are_of_a_million_steps() -> None:
+    assert format_price(1.7e-7) == "0.17"
+    assert format_price(0.0212345) == "21,200"

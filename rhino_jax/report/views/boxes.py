@@ -40,7 +40,7 @@ def box(
 ) -> str:
     """A box, all in percent of what it lies in; the label only where it has room."""
     room = int(width / 100 * CHARACTERS) - 1
-    shown = escape(next((x for x in _shorter(label) if len(x) <= room), ""))
+    shown = escape(next((x for x in _shorter(label, room) if len(x) <= room), ""))
     return (
         f'<div class="box" title="{escape(title)}" style="position:absolute;'
         f"left:{left:.3f}%;width:{max(width, 0.05):.3f}%;top:{top:.3f}%;"
@@ -49,14 +49,16 @@ def box(
     )
 
 
-def _shorter(label: str) -> Iterator[str]:
-    """A label, and what is left of it where there is less room: the end of a path, a
-    line without its function."""
+def _shorter(label: str, room: int) -> Iterator[str]:
+    """A label, and what is left of it where there is less room, in characters: the end
+    of a path, and as much of that as there is room for; a line without its function."""
     yield label
     yield label.partition(" (")[0]
     keys = _KEYS.findall(label) if "[" in label else []
     for begin in range(len(keys)):
         yield ".".join(keys[begin:])
+    if keys and room > 4:
+        yield f"{keys[-1][: room - 1]}…"
 
 
 def beside(left: float, words: str, *, top: float = 0.0, height: float = 100.0) -> str:
