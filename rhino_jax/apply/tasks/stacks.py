@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -29,6 +30,9 @@ class Stacks:
     step: Step
     programs: Sequence[Programs]
     out_shardings: Sequence[NamedSharding]
+    # Parts of results, as long as these live: the next step reads them again, and
+    # taking arrays apart costs as much time as dispatching tasks.
+    _made: dict[int, tuple[Any, dict[int, Any]]] = field(default_factory=dict)
 
     def parts(self, arrays: Sequence[Any]) -> list[Any]:
         """Arrays with stacks in parts, which share their memory with the wholes."""
@@ -39,11 +43,15 @@ class Stacks:
             if end.part is None:
                 found.append(x)
                 continue
+            key = Key(Kind.INPUT, i)
+            sharding = self.programs[self.step.home[i]].shardings[key]
+            part = self._part_of(x, end.part)
+            if part is not None and part.sharding == sharding:
+                found.append(part)
+                continue
             if end.whole not in shards:
                 shards[end.whole] = {s.device: s.data for s in x.addressable_shards}
             mine = shards[end.whole]
-            key = Key(Kind.INPUT, i)
-            sharding = self.programs[self.step.home[i]].shardings[key]
             like = self.step.types[key]
             found.append(assembled(like, sharding, [mine[d] for d in here(sharding)]))
         return found
@@ -64,13 +72,26 @@ class Stacks:
             if parts[i][0][0] is None:
                 found.append(parts[i][0][1])
                 continue
-            arrays = [x for _, x in parts[i]]
+            of_part = dict(parts[i])
+            arrays = [*of_part.values()]
             shards = {s.device: s.data for x in arrays for s in x.addressable_shards}
             length = sum(x.shape[0] for x in arrays)
             shape = (length, *arrays[0].shape[1:])
             like = jax.ShapeDtypeStruct(shape, arrays[0].dtype)
-            found.append(assembled(like, sharding, [shards[d] for d in here(sharding)]))
+            x = assembled(like, sharding, [shards[d] for d in here(sharding)])
+            self._remember(x, of_part)
+            found.append(x)
         return found
+
+    def _remember(self, whole: Any, parts: dict[int, Any]) -> None:
+        at = id(whole)
+        dropped = weakref.ref(whole, lambda _: self._made.pop(at, None))
+        self._made[at] = dropped, parts
+
+    def _part_of(self, whole: Any, part: int) -> Any:
+        """A part of a result of a step before; None of other arrays."""
+        of, parts = self._made.get(id(whole), (None, {}))
+        return parts.get(part) if of is not None and of() is whole else None
 
 
 def stacks_of(plan: Plan) -> list[Stack]:
