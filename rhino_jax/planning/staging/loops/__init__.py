@@ -2,5 +2,6 @@
 
 In: a step that is to be planned in stages, its loops whole.
 Out: stacks to be cut, and into which parts, the most even first.
-Order: `parts` (by what loops take), `forms` (of a step).
+Order: `rows` (stages in a row), `parts` (on these, by what loops take), `forms` (of a
+step).
 """

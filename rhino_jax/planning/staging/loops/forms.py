@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.staging.counts import data_of
 from rhino_jax.planning.staging.cuts import Asked, worth_comparing
-from rhino_jax.planning.staging.loops.parts import choices_of, parts_of
+from rhino_jax.planning.staging.loops.parts import parts_of
+from rhino_jax.planning.staging.loops.rows import choices_of
 from rhino_jax.planning.staging.priced import with_regions
 from rhino_jax.planning.staging.shapes import shapes_of
 from rhino_jax.transform.staged.apart import Apart, take_apart

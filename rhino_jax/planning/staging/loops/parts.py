@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from rhino_jax.planning.staging.loops.rows import Row, choices_of, rows_of
 from rhino_jax.transform.staged.layers import Layers
 from rhino_jax.transform.staged.stacks import Stack
 
@@ -23,23 +23,6 @@ MOST_LOOPS = 3
 
 MOST_FORMS = 6
 """Numbers of parts that are compared by an estimate; the best of them are planned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Stages in a row, on which parts of a loop lie.
-
-    Attributes:
-      first: of them.
-      count: how many; 1: the loop is whole.
-    """
-
-    first: int
-    count: int
-
-    @property
-    def last(self) -> int:
-        return self.first + self.count - 1
 
 
 def parts_of(
@@ -64,7 +47,7 @@ def parts_of(
     is_even = len({*shares}) == 1
     least: dict[tuple[Row, ...], float] = {}
     most = math.inf
-    for rows in _rows([choices_of(x.length, shares) for x in layers], after):
+    for rows in rows_of([choices_of(x.length, shares) for x in layers], after):
         low, high = _bounds(took, rows, shares, rest)
         # Of groups of equal size the cut chooses the stages.
         key = tuple(Row(0, r.count) for r in rows) if is_even else rows
@@ -75,40 +58,6 @@ def parts_of(
         MOST_FORMS, good, key=lambda rows: (least[rows], sum(-r.count for r in rows))
     )
     return [_stacks(layers, rows, shares, is_even=is_even) for rows in found]
-
-
-def _rows(
-    choices: Sequence[Sequence[Row]], after: Sequence[set[int]]
-) -> Iterator[tuple[Row, ...]]:
-    """Where parts of all loops may lie: of what comes after others, none before theirs
-    end."""
-
-    def rest(rows: tuple[Row, ...]) -> Iterator[tuple[Row, ...]]:
-        at = len(rows)
-        if at == len(choices):
-            yield rows
-            return
-        for row in choices[at]:
-            is_late = all(rows[f].last <= row.first for f in after[at] if f < at)
-            is_early = all(
-                row.last <= rows[g].first for g in range(at) if at in after[g]
-            )
-            if is_late and is_early:
-                yield from rest((*rows, row))
-
-    return rest(())
-
-
-def choices_of(length: int, shares: Sequence[int]) -> list[Row]:
-    """Where so many layers may lie in parts like the groups' shares."""
-    found = []
-    for first in range(len(shares)):
-        for count in range(1, len(shares) - first + 1):
-            mine = shares[first : first + count]
-            # Among the devices of a larger group its part is cut by layers, too.
-            if count == 1 or (length % sum(mine) == 0 and min(mine) == 1):
-                found.append(Row(first, count))
-    return found
 
 
 def _bounds(

@@ -116,7 +116,7 @@ def test_a_changed_plan_and_an_evaluation_have_parts_too(plan):
 
 def test_tasks_are_compiled_and_places_told(plan):
     assert plan.verify(train_step, *arguments()).ok
-    why = str(plan.why("params['layers']['up']"))
+    why = " ".join(str(plan.why("params['layers']['up']")).split())
     assert "each of stages 0 to 2 has its part of the stack, this one layer 0" in why
 
 
