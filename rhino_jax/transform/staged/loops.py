@@ -147,13 +147,13 @@ class _Loop:
 
         def ahead(mine: Sequence[int], carry: Any, xs: Any) -> Any:
             known = env(mine, carry, xs)
-            body.run(self.first, known)
+            body.run(sorted(self.first), known)
             ends, stacks = outs(self.early, known)
             return ends, [*stacks, *(known[v] for v in self.saved)]
 
         def behind(mine: Sequence[int], carry: Any, xs: Any) -> Any:
             known = env(mine, carry, xs[0]) | dict(zip(self.saved, xs[1], strict=True))
-            body.run(self.second, known)
+            body.run(sorted(self.second), known)
             return outs(self.late, known)
 
         saved = scan(self.early, rows, ahead)
