@@ -1,4 +1,5 @@
-"""What users are told of ops without a rule, and of rules without an op."""
+"""What users are told of ops without a rule, of rules without an op, and of ops that
+micro-batches leave out."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from rhino_jax.errors import RhinoWarning, nearest
 from rhino_jax.frontend.registry import unmet_rules
 from rhino_jax.ir.coverage import KERNELS, rule_name, uncovered
 from rhino_jax.ir.program import Program
+from rhino_jax.plan.plan import Plan
 from rhino_jax.units import format_share
 
 
@@ -37,6 +39,27 @@ def warn_of_uncovered(program: Program) -> None:
             RhinoWarning,
             filename=source.file or "<unknown>",
             lineno=source.line or 1,
+        )
+
+
+def warn_of_left_out(program: Program, plan: Plan) -> None:
+    """Warn of ops that give nothing, as `jax.debug.print`, where the batch is cut in
+    time: what runs then is what results need. Once for each line and function.
+    """
+    if plan.microbatches <= 1:
+        return
+    for op in (program.ops[o] for o in program.body.ops):
+        key = (program.name, f"{op.name} at {op.source}")
+        if op.results or key in _TOLD:
+            continue
+        _TOLD.add(key)
+        warnings.warn_explicit(
+            f"`{program.name}`: `{op.name}` at {op.source} gives no result, and does"
+            f" not run: the plan is in {plan.microbatches} micro-batches. Return what"
+            " it should see, or plan with `stages=1, microbatches=1`.",
+            RhinoWarning,
+            filename=op.source.file or "<unknown>",
+            lineno=op.source.line or 1,
         )
 
 

@@ -57,7 +57,11 @@ from rhino_jax.planning.per_microbatch import (
     read_places,
 )
 from rhino_jax.planning.staging.pins import without_stages
-from rhino_jax.planning.uncovered import notes_of_rules, warn_of_uncovered
+from rhino_jax.planning.uncovered import (
+    notes_of_rules,
+    warn_of_left_out,
+    warn_of_uncovered,
+)
 from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
 
 
@@ -239,6 +243,7 @@ class Wishes:
             make,
             self.what,
         )
+        warn_of_left_out(program, found)
         found = replace(found, notes=(*found.notes, *notes_of_rules(program)))
         return found, basis
 

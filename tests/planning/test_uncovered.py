@@ -105,3 +105,25 @@ def test_a_function_that_gives_no_rule() -> None:
     with pytest.raises(rhino.RuleError, match=r"gives no rhino\.OpRule") as caught:
         planned(large)
     assert "test_uncovered.py" in caught.value.where
+
+
+def printing(w: Any, x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        h = jnp.tanh(x @ w)
+        jax.debug.print("mean {m}", m=h.mean())
+        return jnp.mean(h**2)
+
+    return w - 0.1 * jax.grad(loss)(w)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_micro_batches_leave_out_is_warned_of_once(count: int) -> None:
+    arrays = jnp.ones((8, 8)), jnp.ones((16, 8))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            rhino.plan(printing, *arrays, mesh={"x": 2}, microbatches=count)
+    found = [str(w.message) for w in caught if "does not run" in str(w.message)]
+    assert len(found) == (count > 1)
+    if found:
+        assert "test_uncovered.py" in found[0] and "2 micro-batches" in found[0]
