@@ -296,8 +296,6 @@ def test_numbers_of_python_are_state_like_any_other():
         return params, number + 1, value
 
     params, _, batch = arguments()
-    expected = three_steps(jax.jit(step), params, 0, batch)
     run = rhino.auto_shard(step, stages=2, microbatches=4)
     got = three_steps(run, params, 0, batch)
-    assert_equal(got, expected)
-    assert int(got[1]) == 3
+    assert_equal(got, three_steps(jax.jit(step), params, 0, batch))
