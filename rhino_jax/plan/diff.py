@@ -74,6 +74,7 @@ class PlanDiff:
       unchanged: number of inputs and outputs laid out alike.
       values: how many of all values, those inside too, are laid out otherwise, and of
         how many; zeros where the programs differ.
+      chosen: names of the passes that were chosen for each, as micro-batches.
     """
 
     programs: tuple[str, str]
@@ -85,6 +86,7 @@ class PlanDiff:
     traffic: tuple[TrafficChange, ...]
     unchanged: int
     values: tuple[int, int]
+    chosen: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def is_empty(self) -> bool:
@@ -97,6 +99,7 @@ class PlanDiff:
             and not self.specs
             and not self.traffic
             and not self.values[0]
+            and self.chosen[0] == self.chosen[1]
         )
 
 
@@ -125,11 +128,17 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
         traffic=_traffic_changes(traffic_of(a.collectives), traffic_of(b.collectives)),
         unchanged=same_inputs + same_outputs,
         values=_values_changed(a, b),
+        chosen=(_chosen(a), _chosen(b)),
     )
 
 
+def _chosen(plan: Plan) -> tuple[str, ...]:
+    return tuple(t.name for t in plan.transforms if t.choice)
+
+
 def _values_changed(a: Plan, b: Plan) -> tuple[int, int]:
-    if a.fingerprint != b.fingerprint:
+    choices = [[t.choice for t in plan.transforms] for plan in (a, b)]
+    if a.fingerprint != b.fingerprint or choices[0] != choices[1]:
         return 0, 0
     before, after = _specs_of(a), _specs_of(b)
     both = before.keys() & after.keys()

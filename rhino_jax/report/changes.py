@@ -60,6 +60,9 @@ def _facts(diff: PlanDiff) -> tuple[tuple[str, str], ...]:
     meshes = [format_mesh(m) for m in diff.meshes]
     for name, (a, b) in (("mesh", meshes), ("hardware", diff.hardware)):
         facts.append((name, a if a == b else f"{a}  →  {b}"))
+    if diff.chosen[0] != diff.chosen[1]:
+        before, after = (", ".join(names) or "as written" for names in diff.chosen)
+        facts.append(("transforms", f"{before}  →  {after}"))
     changed, count = diff.values
     if changed:
         share = f"{format_count(changed)} of {format_count(count)}"

@@ -8,6 +8,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax import diff
+from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.diff import Traffic
 from rhino_jax.plan.plan import Leaf
 from tests.plan.samples import sample_plan, sample_stage
@@ -127,3 +128,11 @@ def test_plans_of_a_program_are_compared() -> None:
     assert 0 < found.values[0] <= found.values[1]
     with pytest.raises(rhino.PlanFileError, match="no plan"):
         rhino.diff(a, "plan.json")
+
+
+def test_passes_that_were_chosen_are_said_and_values_not_compared() -> None:
+    chosen = Transform("chunks", 40, 50, choice="{}")
+    found = diff(sample_plan(), sample_plan(transforms=(chosen,)))
+    assert found.chosen == ((), ("chunks",))
+    assert found.values == (0, 0)
+    assert "transforms  as written  →  chunks" in str(found)
