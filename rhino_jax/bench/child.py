@@ -24,6 +24,7 @@ from rhino_jax.bench.planned import PlanEntry, add_entry
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
 from rhino_jax.bench.programs import Programs
 from rhino_jax.bench.rows.clock import clock_row
+from rhino_jax.bench.rows.pipeline_run import plan_pipeline
 from rhino_jax.bench.rows.plan_run import time_row
 from rhino_jax.bench.stages.run import run_stages
 from rhino_jax.bench.store import write_json
@@ -108,6 +109,11 @@ def _time(job: Mapping[str, Any], row: Row) -> None:
     write_json(Path(job["result"]), time_row(row))
 
 
+def _pipelines(job: Mapping[str, Any], row: Row) -> None:
+    """Plan a pipeline, and take the time."""
+    write_json(Path(job["result"]), plan_pipeline(row))
+
+
 def _stages(job: Mapping[str, Any], row: Row) -> None:
     """Run a pipeline by every schedule, in one process and in several."""
     write_json(Path(job["result"]), run_stages(row, Path(job["result"])))
@@ -123,6 +129,7 @@ _TASKS = {
     "refine": _refine,
     "clock": _clock,
     "time": _time,
+    "pipelines": _pipelines,
     "stages": _stages,
 }
 

@@ -15,6 +15,11 @@ from rhino_jax.bench.methods import SCHEDULES, parse_method
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.records import Result
 from rhino_jax.bench.rows.clock_run import clock_report, clock_task
+from rhino_jax.bench.rows.pipeline_run import (
+    pipeline_report,
+    pipeline_summary,
+    pipeline_task,
+)
 from rhino_jax.bench.rows.plan_run import plan_report, plan_task
 from rhino_jax.bench.rows.row_run import RowResult, Task, run_rows
 from rhino_jax.bench.run import run_suite
@@ -124,14 +129,17 @@ def run_command(command: Command) -> int:
 
 
 def _check_schedules(suite: Suite) -> None:
-    """Schedules are of suites that run stages, and these have no other methods."""
-    is_staged = suite.kind == "stages"
+    """Schedules are of suites that run stages, and these have no other methods; those
+    that plan stages may leave it to rhino."""
+    is_staged = suite.kind in ("stages", "pipelines")
     methods = dict.fromkeys(m for row in suite.rows for m in row.methods)
     wrong = [m.name for m in methods if (m.plan in SCHEDULES) != is_staged]
+    if suite.kind == "pipelines":
+        wrong = [name for name in wrong if name != "auto"]
     if wrong:
         raise BenchError(
-            f"`bench {suite.name}`: schedules are methods of suites of kind 'stages',"
-            " and only these.",
+            f"`bench {suite.name}`: schedules are methods of suites of kind 'stages'"
+            " or 'pipelines', and only these.",
             where=", ".join(wrong),
             numbers=f"its kind is {suite.kind!r}; schedules: {', '.join(SCHEDULES)}",
             fix="leave these methods out, or change the suite's kind.",
@@ -149,6 +157,7 @@ class _ByRow(NamedTuple):
 _BY_ROW = {
     "clock": _ByRow(clock_task, clock_report, clocked_summary),
     "plan": _ByRow(plan_task, plan_report, planned_summary),
+    "pipelines": _ByRow(pipeline_task, pipeline_report, pipeline_summary),
     "stages": _ByRow(stages_task, stages_report, stages_summary),
 }
 

@@ -1,8 +1,8 @@
 """Suites: what `configs/bench/*.toml` may say.
 
     kind = "compile"          # or "clock": run on emulated CPU devices, take the time;
-                              # or "plan": plan only, take the time; or "stages": run
-                              # stages in processes, simulated beside measured
+                              # or "plan": plan only, take the time; "pipelines": plan
+                              # stages; or "stages": run them, simulated and measured
     timeout_s = 900           # of planning a row, and of compiling each plan
     methods = ["dp", "fsdp@matmul", "fast", "best"]     # of rows that name none
 
@@ -15,7 +15,8 @@
     memory_share = 0.5                        # optional: plan within half of what the
                                               # best plan holds that is free to choose
     memory = "6GiB"                           # optional: plan within that
-    microbatches = 8                          # of stages
+    microbatches = 8                          # of stages; default: rhino chooses
+    stages = 4                                # of "pipelines"; default: rhino chooses
     methods = ["fsdp", "best"]                # optional
 
 Methods: see `rhino_jax.bench.methods`.
@@ -41,7 +42,7 @@ from rhino_jax.models.workload import Workload
 from rhino_jax.units import parse_bytes
 
 
-KINDS = ("compile", "clock", "plan", "stages")
+KINDS = ("compile", "clock", "plan", "pipelines", "stages")
 REGIMES = ("plenty", "little")
 
 
@@ -61,7 +62,8 @@ class Row:
       memory_room: plans must do with the least that any plan holds, and this share of
         what the best plan holds above it: 0 leaves no room at all.
       memory: plans must do with so much, as "6GiB"; empty: with what the target has.
-      microbatches: of stages; 0 in suites without.
+      microbatches: of stages; 0 in suites without, and where rhino chooses.
+      stages: how many are planned; 0 likewise.
     """
 
     model: str
@@ -74,6 +76,7 @@ class Row:
     memory_room: float | None = None
     memory: str = ""
     microbatches: int = 0
+    stages: int = 0
 
     @property
     def workload(self) -> str:
@@ -86,6 +89,8 @@ class Row:
             words.append(f"room={self.memory_room:.0%}")
         if self.memory:
             words.append(f"memory={self.memory}")
+        if self.stages:
+            words.append(f"stages={self.stages}")
         if self.microbatches:
             words.append(f"m={self.microbatches}")
         return " ".join(words)
@@ -108,6 +113,8 @@ class Row:
             table["memory"] = self.memory
         if self.microbatches:
             table["microbatches"] = self.microbatches
+        if self.stages:
+            table["stages"] = self.stages
         return table
 
 
@@ -236,6 +243,7 @@ _ROW_KEYS = (
     "memory_room",
     "memory",
     "microbatches",
+    "stages",
 )
 
 
@@ -276,9 +284,10 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
     at.check(is_mesh, "mesh", mesh, "a table of axis sizes >= 1")
     at.check(isinstance(target, str), "target", target, "a name, as 'v5e:4x4'")
     share, room, memory = _memory(row, at)
-    count = row.get("microbatches", 0)
-    is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
-    at.check(is_count, "microbatches", count, "a number of micro-batches")
+    for key in ("microbatches", "stages"):
+        count = row.get(key, 0)
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        at.check(is_count, key, count, "a number >= 0")
     methods = row.get("methods", default)
     is_list = isinstance(methods, list) and bool(methods)
     at.check(is_list, "methods", methods, "a list of methods, here or for all rows")
@@ -313,7 +322,8 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
         memory_share=share,
         memory_room=room,
         memory=memory,
-        microbatches=count,
+        microbatches=row.get("microbatches", 0),
+        stages=row.get("stages", 0),
     )
 
 

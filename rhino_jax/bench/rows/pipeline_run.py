@@ -1,0 +1,215 @@
+"""What a suite of planned pipelines reports: seconds of planning, and what is planned.
+
+A step over its ideal is the predicted step over the seconds that the tasks of the
+busiest stage take in it: their compute with the collectives that it does not hide, of
+all micro-batches, and the update. Nothing waits for anything there: no filling, no
+draining, no transfer between stages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import rhino_jax as rhino
+from rhino_jax.bench.methods import SCHEDULES
+from rhino_jax.bench.planning import workload_of
+from rhino_jax.bench.rows.row_run import RowResult, Task, table_of_rows
+from rhino_jax.bench.rows.yardstick import ADDITIONS, yardstick_s
+from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.errors import InfeasiblePlanError, StageError
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.units import format_bytes, format_seconds, format_share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPipeline:
+    """One plan of a row.
+
+    Attributes:
+      method: by which it was made.
+      error: why there is no plan; then all else is 0 or empty.
+      places: of every stage along the axis of the stages; empty without stages.
+      mesh: of all devices: axis → size.
+      micro_batches: how many.
+      schedule: its name; empty without stages.
+      step_s, ideal_s: predicted, and that of the busiest stage alone.
+      bubble: share of all devices' time.
+      peak_bytes: of the fullest device.
+      plan_s, cpu_s: seconds of planning, tracing included: by the clock, and of the
+        process.
+      yardstick_s: see `yardstick`, just before.
+    """
+
+    method: str
+    error: str = ""
+    places: Sequence[int] = ()
+    mesh: Mapping[str, int]
+    micro_batches: int = 1
+    schedule: str = ""
+    step_s: float = 0.0
+    ideal_s: float = 0.0
+    bubble: float = 0.0
+    peak_bytes: int = 0
+    plan_s: float
+    cpu_s: float
+    yardstick_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipelines:
+    """A row's plans, one for every method."""
+
+    plans: tuple[PlannedPipeline, ...]
+
+
+def pipeline_task() -> Task[Pipelines]:
+    """Every method of a row once, in a process of its own."""
+    return Task(
+        name="pipelines",
+        samples=1,
+        is_by_method=True,
+        read=lambda samples: Pipelines(
+            plans=tuple(PlannedPipeline(**s) for s in samples)
+        ),
+        line=lambda found: "; ".join(map(_said, found.plans)),
+    )
+
+
+def plan_pipeline(row: Row) -> dict[str, Any]:
+    """Plan a row by its only method, as JSON."""
+    (method,) = row.methods
+    workload, beside_s = workload_of(row), yardstick_s()
+    started, cpu = time.monotonic(), time.process_time()
+    error, planned = "", None
+    try:
+        planned = rhino.plan(
+            workload.step,
+            *workload.abstract_args(),
+            hardware=row.target,
+            mesh=dict(row.mesh) or None,
+            stages=row.stages or "auto",
+            microbatches=row.microbatches or "auto",
+            schedule=method.plan if method.plan in SCHEDULES else "auto",
+            memory_budget_bytes=row.memory or None,
+            donate_argnums=workload.donate_argnums,
+        )
+    except (InfeasiblePlanError, StageError) as refused:
+        error = refused.what
+    found: dict[str, Any] = {
+        "method": method.name,
+        "error": error,
+        "mesh": {},
+        "plan_s": time.monotonic() - started,
+        "cpu_s": time.process_time() - cpu,
+        "yardstick_s": beside_s,
+    }
+    if planned is None:
+        return found
+    step_s = planned.predicted.step_time_s
+    found |= {
+        "mesh": dict(planned.mesh_axes),
+        "micro_batches": planned.microbatches,
+        "step_s": step_s,
+        "ideal_s": step_s,
+        "peak_bytes": planned.predicted.peak_bytes,
+    }
+    if planned.pipeline is not None:
+        found |= {
+            "places": list(planned.places),
+            "schedule": planned.schedule,
+            "ideal_s": max(planned.pipeline.busy_s),
+            "bubble": simulate(schedule_of(planned.pipeline)).bubble,
+        }
+    return found
+
+
+def _said(found: PlannedPipeline) -> str:
+    if found.error:
+        return f"{found.method} none: {found.error}"
+    stages = f"{max(1, len(found.places))} × m = {found.micro_batches}"
+    return f"{found.method} {stages}, {format_seconds(found.step_s)}"
+
+
+def pipeline_report(
+    suite: Suite,
+    results: Sequence[RowResult[Pipelines]],
+    command: str,
+) -> str:
+    """The plans as Markdown, a line per row and method.
+
+    Args:
+      suite: what was run.
+      results: of all its rows.
+      command: that made them, to be repeated.
+    """
+    header = ["workload", "target", "asked", "stages", "mesh of one", "m", "schedule"]
+    header += ["step", "÷ ideal", "bubble", "peak", "÷ first", "s", "CPU s"]
+    header += ["yardstick s"]
+    lines: list[RowResult[tuple[PlannedPipeline, PlannedPipeline]]] = []
+    for r in results:
+        if r.found is None:
+            lines.append(RowResult(row=r.row, found=None, error=r.error))
+            continue
+        plans = r.found.plans
+        lines += [RowResult(row=r.row, found=(one, plans[0])) for one in plans]
+
+    def cells(row: Row, found: tuple[PlannedPipeline, PlannedPipeline]) -> list[str]:
+        one, first = found
+        line = [row.workload, row.target, one.method]
+        took = [f"{s:.3g}" for s in (one.plan_s, one.cpu_s, one.yardstick_s)]
+        if one.error:
+            return [*line, one.error, *[""] * (len(header) - len(line) - 4), *took]
+        over = f"{one.step_s / first.step_s:.3f}" if first.step_s else ""
+        return [
+            *line,
+            _stages(one.places),
+            " × ".join(str(n) for a, n in one.mesh.items() if a != STAGE_AXIS),
+            str(one.micro_batches),
+            one.schedule or "none",
+            format_seconds(one.step_s),
+            f"{one.step_s / one.ideal_s:.3f}",
+            format_share(one.bubble),
+            format_bytes(one.peak_bytes),
+            over,
+            *took,
+        ]
+
+    parts = [
+        *table_of_rows(suite, lines, command, header, cells),
+        "Predicted. The ideal is the time that the tasks of the busiest stage take, of"
+        " all micro-batches and with the update: no filling, no draining, no transfer."
+        " `÷ first` is the step over that of the row's first method. Seconds of"
+        " planning, tracing included, in one process, and of its CPU; the yardstick is"
+        f" what {ADDITIONS // 10**6} million additions in a Python loop took just"
+        " before.",
+        *(f"- {line}" for line in pipeline_summary(suite.name, results)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def pipeline_summary(
+    suite: str, results: Sequence[RowResult[Pipelines]]
+) -> tuple[str, ...]:
+    """How long planning took, and how far steps are from their ideal."""
+    every = (r.found.plans for r in results if r.found is not None)
+    found = [p for plans in every for p in plans if not p.error]
+    if not found:
+        return ()
+    took = [p.cpu_s for p in found]
+    over = [p.step_s / p.ideal_s for p in found if p.places]
+    said = f", step over ideal {min(over):.2f} to {max(over):.2f}" if over else ""
+    return (
+        f"`{suite}`, {len(found)} plans: {format_seconds(min(took))} to"
+        f" {format_seconds(max(took))} of one core{said}.",
+    )
+
+
+def _stages(places: Sequence[int]) -> str:
+    if not places:
+        return "1"
+    return str(len(places)) if len({*places}) == 1 else " + ".join(map(str, places))

@@ -1,0 +1,116 @@
+"""Suites of pipelines that are only planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.bench.command import Command, run_command
+from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.planning import workload_of
+from rhino_jax.bench.rows.pipeline_run import (
+    Pipelines,
+    PlannedPipeline,
+    pipeline_report,
+    pipeline_task,
+    plan_pipeline,
+)
+from rhino_jax.bench.rows.row_run import RowResult
+from rhino_jax.bench.suite import load_suite, parse_suite
+
+
+ROW = {
+    "model": "gpt-tiny",
+    "regime": "plenty",
+    "target": "cpu:4",
+    "stages": 2,
+    "microbatches": 4,
+    "methods": ["1f1b"],
+}
+SUITE = parse_suite({"kind": "pipelines", "rows": [ROW]}, name="mine", file="mine.toml")
+
+
+def test_a_row_is_planned_as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RHINO_CACHE", "0")
+    (row,) = SUITE.rows
+    found = PlannedPipeline(**plan_pipeline(row))
+    workload = workload_of(row)
+    plan = rhino.plan(
+        workload.step,
+        *workload.abstract_args(),
+        hardware="cpu:4",
+        stages=2,
+        microbatches=4,
+        schedule="1f1b",
+        donate_argnums=workload.donate_argnums,
+    )
+    assert found.step_s == plan.predicted.step_time_s
+    assert found.bubble == plan.simulate().bubble
+    # Nothing is faster than its busiest stage.
+    assert max(plan.pipeline.busy_s) == found.ideal_s < found.step_s
+    assert (found.places, found.micro_batches) == ([1, 1], 4)
+    assert min(found.plan_s, found.cpu_s, found.yardstick_s) > 0
+
+
+def test_what_does_not_fit_says_so() -> None:
+    (row,) = SUITE.rows
+    found = PlannedPipeline(**plan_pipeline(replace(row, memory="10kB")))
+    assert "does not fit" in found.error and not found.step_s
+    task = pipeline_task()
+    assert "does not fit" in task.line(Pipelines(plans=(found,)))
+    result = RowResult(row=row, found=Pipelines(plans=(found,)))
+    text = pipeline_report(SUITE, [result], "bench mine")
+    (line,) = [line for line in text.splitlines() if line.startswith("| gpt-tiny")]
+    header = next(line for line in text.splitlines() if line.startswith("| workload"))
+    assert "does not fit" in line and line.count("|") == header.count("|")
+
+
+def test_a_line_for_every_method() -> None:
+    def planned(method: str, step_s: float) -> PlannedPipeline:
+        return PlannedPipeline(
+            method=method,
+            places=[2, 1, 1],
+            mesh={"stage": 4, "x": 8},
+            micro_batches=16,
+            schedule="1f1b",
+            step_s=step_s,
+            ideal_s=2.0,
+            bubble=0.2,
+            peak_bytes=2**30,
+            plan_s=9.0,
+            cpu_s=8.0,
+            yardstick_s=0.25,
+        )
+
+    plans = planned("auto", 2.5), planned("1f1b", 3.0)
+    results = [
+        RowResult(row=SUITE.rows[0], found=Pipelines(plans=plans)),
+        RowResult(row=SUITE.rows[0], found=None, error="killed"),
+    ]
+    text = pipeline_report(SUITE, results, "bench mine")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| gpt-tiny")
+    ]
+    assert rows[0][3:12] == [
+        *("2 + 1 + 1", "8", "16", "1f1b", "2.50 s", "1.250", "20 %", "1.00 GiB"),
+        "1.000",
+    ]
+    assert rows[1][8] == "1.500" and rows[1][11] == "1.200"
+    assert rows[2][2] == "killed"
+    assert "2 plans" in text and "1.25 to 1.50" in text
+
+
+def test_what_ships_names_schedules_or_leaves_them() -> None:
+    every = {m.plan for row in load_suite("pipelines").rows for m in row.methods}
+    assert every <= {"auto", "gpipe", "1f1b", "interleaved", "zero-bubble"}
+    with pytest.raises(BenchError, match="schedules are methods"):
+        run_command(Command(suite="pipelines", is_list=True, methods=("best",)))
+
+
+def test_a_number_of_stages_is_one() -> None:
+    with pytest.raises(BenchError, match="`stages`"):
+        parse_suite({"rows": [{**ROW, "stages": "two"}]}, name="a", file="a.toml")
