@@ -114,7 +114,8 @@ class MadeAgain:
       choice: as `transform.staged.remade.Remade` has it.
       count: values.
       saved_bytes: of one device, that micro-batches in flight hold less.
-      added_s: to a micro-batch's backward pass, by estimate.
+      added_s: to a micro-batch's forward and backward pass, compared with the plan that
+        keeps all. Negative where what is not written any more saves more.
     """
 
     choice: str = ""

@@ -106,10 +106,9 @@ def _again(pipeline: Pipeline, stage: int) -> str:
     if made is None or not made.count:
         return ""
     values = "1 value" if made.count == 1 else f"{made.count} values"
-    return (
-        f"{values}, {format_bytes(made.saved_bytes)} less,"
-        f" {format_seconds(made.added_s)} more"
-    )
+    sign = "−" if made.added_s < 0 else "+"
+    seconds = format_seconds(abs(made.added_s))
+    return f"{values}: −{format_bytes(made.saved_bytes)}, {sign}{seconds}"
 
 
 PASSES = ("ahead", "forward", "whole batch", "backward", "update")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from rhino_jax.optimize.keeping.choose import choose
+from rhino_jax.optimize.keeping.coarse import coarse
 from rhino_jax.optimize.keeping.question import (
     KEEP,
     OFFLOAD,
@@ -86,6 +88,43 @@ def test_values_that_may_wait_elsewhere() -> None:
     rng = random.Random(1)
     for n in (3, 5, 6):
         check(chain(rng, n, hosts=True), (KEEP, REMAKE, OFFLOAD))
+
+
+def in_flight(rng: random.Random, question: Question) -> Question:
+    """Some of the values are held of other micro-batches as well."""
+    candidates = (
+        replace(
+            c,
+            always_bytes=rng.randint(0, 3) * c.bytes,
+            remade_bytes=rng.choice([None, 1, c.bytes + 2]),
+        )
+        for c in question.candidates
+    )
+    return replace(question, candidates=tuple(candidates))
+
+
+def test_values_that_others_in_flight_hold_too() -> None:
+    rng = random.Random(2)
+    questions = [in_flight(rng, chain(rng, n)) for n in (3, 5, 7, 8)]
+    assert sum(check(q, (KEEP, REMAKE)) for q in questions) > 10
+    hosted = in_flight(rng, chain(rng, 5, hosts=True))
+    check(hosted, (KEEP, REMAKE, OFFLOAD))
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_choices_that_fit_at_few_times_fit_at_all(most: int) -> None:
+    rng = random.Random(most)
+    for n in (5, 8):
+        question = in_flight(rng, chain(rng, n))
+        few = coarse(question, most)
+        assert len({t for c in few.candidates for t in c.uses}) <= most
+        choices = [*itertools.product((KEEP, REMAKE), repeat=n)]
+        for one in rng.sample(choices, 16):
+            fine, rough = evaluate(question, one), evaluate(few, one)
+            assert (fine is None) == (rough is None)
+            if fine is not None and rough is not None:
+                assert fine.added_s == rough.added_s
+                assert fine.peak_bytes <= rough.peak_bytes
 
 
 def test_values_that_only_others_need() -> None:

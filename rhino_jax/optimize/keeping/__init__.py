@@ -12,7 +12,7 @@ Variables   k[i]        value i waits
 Subject to  k[i] + Σ_p m[i, p] ≤ 1;  Σ_p m[i, p] = 1 where o[i]
             a[i, p] ≤ a[i, p-1] + m[i, p],  a[i, before all late times] = k[i]
             a[i, p] = 1 where i is read at p;  a[j, p] ≥ m[i, p] - o[i] where i needs j
-            base[p] + Σ_i bytes[i]·a[i, p] + others[i]·k[i] ≤ budget at every time p
+            base[p] + Σ_i bytes[i]·a[i, p] + always[i]·k[i] ≤ budget at every time p
 Minimise    Σ seconds
 Like values of equal layers do alike, but that the first layers may do otherwise.
 

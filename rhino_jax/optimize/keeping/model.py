@@ -122,7 +122,7 @@ class Model:
         """Memory at one time; between two late times that is all that may be there."""
         pairs = zip(self.question.candidates, self.kept, strict=True)
         held: list[cp_model.LinearExprT] = [
-            c.others_bytes * kept for c, kept in pairs if c.others_bytes
+            c.always_bytes * kept for c, kept in pairs if c.always_bytes
         ]
         after = self.place.get(time)
         if after is None and time >= self.points[0]:
@@ -151,6 +151,9 @@ class Model:
         if c.remade_bytes is None or c.remade_bytes == c.bytes:
             return c.bytes * there
         is_remade = self.model.new_bool_var("")
+        if c.remade_bytes > c.bytes:
+            self.model.add(is_remade >= there - self.kept[i] - self.sent[i])
+            return c.bytes * there + (c.remade_bytes - c.bytes) * is_remade
         self.model.add(is_remade <= there)
         makings = sum(self.made[i, m] for m in self._span(i) if m <= n)
         self.model.add(is_remade <= makings)

@@ -28,8 +28,8 @@ class Candidate:
       layer: of which of these it is.
       keep_s: seconds that it costs to wait: written, and read, where it would else not
         go through memory.
-      others_bytes: of others like it, as of other micro-batches in flight: where it is
-        kept they are, at all times.
+      always_bytes: where it is kept, at all times, beside `bytes`: as of all
+        micro-batches in flight.
     """
 
     bytes: int
@@ -43,7 +43,7 @@ class Candidate:
     like: int | None = None
     layer: int = 0
     keep_s: float = 0.0
-    others_bytes: int = 0
+    always_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def evaluate(question: Question, choices: Sequence[str]) -> Answer | None:
             added += c.offload_s or 0.0
         else:
             added += c.keep_s
-            always += c.others_bytes
+            always += c.always_bytes
     held = peak = 0
     for time in sorted(changes):
         held += changes[time]

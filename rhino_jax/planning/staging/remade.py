@@ -20,11 +20,14 @@ from rhino_jax.transform.staged.sides import Sides
 from rhino_jax.transform.staged.step import Kind, Step, TaskKind
 
 
-SECONDS = 5.0
+SECONDS = 2.0
 """For one choice of what is made again."""
 
 MOST_CHOICES = 5
 """One after the other, each to save what a plan with the one before still lacks."""
+
+LEAST_MORE = 0.01
+"""Of the budget: with less, the next choice is the same again."""
 
 StepOf = Callable[[Remade], Step]
 """From what is made again to the tasks of a step; those of other groups stay as they
@@ -111,14 +114,15 @@ class Remaking:
             except Refused as refused:
                 if refused.wide is None:
                     return None
-                less += self._lacks(other, refused.wide, group)
+                lacks = self._lacks(other, refused.wide, group)
+                less += max(lacks, int(LEAST_MORE * self.budget_bytes))
                 continue
             left = wide.left_bytes(step) - one.left_bytes(other)
             said = MadeAgain(
                 choice=text,
                 count=len(chosen.choice.recompute),
                 saved_bytes=tasks.in_flight * left,
-                added_s=float(chosen.answer.added_s) / step.micro_batches,
+                added_s=(_seconds(one) - _seconds(wide)) / step.micro_batches,
             )
             return other, replace(one, made_again=said), again
         return None

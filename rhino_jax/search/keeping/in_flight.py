@@ -5,14 +5,21 @@ A stage holds what they leave of every micro-batch in flight, what is made again
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.model.build import Model
 from rhino_jax.optimize.keeping.choose import choose
 from rhino_jax.optimize.keeping.coarse import coarse
-from rhino_jax.optimize.keeping.question import KEEP, REMAKE, Answer, evaluate
+from rhino_jax.optimize.keeping.question import (
+    KEEP,
+    REMAKE,
+    Answer,
+    Candidate,
+    Question,
+    evaluate,
+)
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.search.keeping.candidates import Asking
 from rhino_jax.search.keeping.choice import SOME, Chosen, choice_of
@@ -20,7 +27,10 @@ from rhino_jax.search.keeping.policies import of_all
 from rhino_jax.search.keeping.rows import Asked, Row
 from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.records import SolvedMesh
+from rhino_jax.transform.recompute.again import again
 from rhino_jax.transform.recompute.late import Halves, with_late
+from rhino_jax.transform.recompute.lines import Block
+from rhino_jax.transform.recompute.stacks import Stack, call_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ def choices_in_flight(
     labels = solved.solution.labels
     assert labels is not None, "there is no plan to change"
     asked = _Asking(solved.mesh_problem.model, labels, tasks).asked()
-    question = coarse(asked.question, LIMITS.late_times)
+    question = _coarse(asked.question)
     asked = replace(asked, question=question)
     kept = evaluate(question, (KEEP,) * len(question.candidates))
     assert kept is not None
@@ -74,12 +84,21 @@ def choices_in_flight(
     return sorted(found, key=lambda c: c.answer.added_s)
 
 
+def _coarse(question: Question) -> Question:
+    """With few late times. What values are made of follows one another between two."""
+    few = coarse(question, LIMITS.late_times)
+    if few is question:
+        return question
+    candidates = (replace(c, extra_bytes=0) for c in few.candidates)
+    return replace(few, candidates=tuple(candidates))
+
+
 class _Asking(Asking):
     """All that crosses from task to task is stored, and may be made again if a forward
     task makes it."""
 
     def __init__(self, model: Model, labels: Labels, tasks: Tasks) -> None:
-        self.tasks = tasks
+        self.tasks, self.beside = tasks, dict[int, int]()
         super().__init__(model, labels, None, None)
         self.bound = frozenset()
         self.free = {
@@ -97,13 +116,26 @@ class _Asking(Asking):
 
     def asked(self) -> Asked:
         found = super().asked()
-        others = self.tasks.in_flight - 1
         question = found.question
         candidates = tuple(
-            replace(c, others_bytes=others * c.bytes) if self._is_of_one(v) else c
+            self._held(c, self.beside.get(v, 0)) if self._is_of_one(v) else c
             for v, c in zip(found.values, question.candidates, strict=True)
         )
         return replace(found, question=replace(question, candidates=candidates))
+
+    def _held(self, c: Candidate, beside: int) -> Candidate:
+        """A task's arguments are in memory from its start to its end."""
+        own = c.bytes if c.remade_bytes is None else c.remade_bytes
+        always = self.tasks.in_flight * c.bytes
+        return replace(
+            c, bytes=0, remade_bytes=own, always_bytes=always, extra_bytes=beside
+        )
+
+    def _beside_bytes(self, value: int, lines: Sequence[int]) -> int:
+        """The largest of what is in memory while a value is made again of it."""
+        made = {v for k in lines for v in self.block.lines[k].makes} - {value}
+        stored = (v for v in made if self._is_stored(v) and self._is_in_memory(v))
+        return max(map(self._bytes, stored), default=0)
 
     def _is_of_one(self, value: int) -> bool:
         """Whether it is of one micro-batch: so are values of loops' bodies."""
@@ -120,10 +152,59 @@ class _Asking(Asking):
 
     def _row(self, value: int, kept: set[int], uses: set[int]) -> Row:
         row = super()._row(value, kept, uses)
+        if value in self.stacks:
+            return row
         if value not in self.free:
             return replace(row, remake_s=None)
+        if row.remake_s is not None:
+            lines = self._again(value, kept - {value}).lines
+            gone_s = self._gone_s(self.block, lines, self.block.outputs)
+            self.beside[value] = self._beside_bytes(value, lines)
+            row = replace(row, remake_s=max(row.remake_s - gone_s, 0.0))
         # Made again it is made where it is read, as in a program that is one.
         return row if self._is_in_memory(value) else replace(row, remade_bytes=0)
+
+    def _stack_row(self, stack: Stack, uses: set[int]) -> Row:
+        row = super()._stack_row(stack, uses)
+        if stack.value not in self.free:
+            return replace(row, remake_s=None)
+        if row.remake_s is None:
+            return row
+        body = self.blocks.of(self.block.lines[stack.loop].op)
+        mine = [s for s in self.stacks.values() if s.loop == stack.loop]
+        others = {s.inside for s in mine if s.inside != stack.inside}
+        lines = again(self.program, body, [stack.inside], others).lines
+        carried = call_of(self.block.lines[stack.loop]).num_carry
+        left = [v for v in body.outputs[carried:] if v != stack.inside]
+        gone_s = self._gone_s(body, lines, (*body.outputs[:carried], *left))
+        return replace(row, remake_s=max(row.remake_s - gone_s, 0.0))
+
+    def _gone_s(
+        self, block: Block, lines: Sequence[int], outputs: Collection[int]
+    ) -> float:
+        """Seconds of lines that early ones need not run where late ones do again.
+
+        Args:
+          block: whose lines.
+          lines: that run again.
+          outputs: what early lines are for, beside values that are made again.
+        """
+        readers = self._early_readers(block)
+        needed, gone = {*outputs}, set[int]()
+        for k in reversed(lines):
+            makes = block.lines[k].makes
+            read = {r for v in makes for r in readers.get(v, ())}
+            if needed.isdisjoint(makes) and read <= gone:
+                gone.add(k)
+        return sum(self._line_s(block.lines[k]) for k in gone)
+
+    def _early_readers(self, block: Block) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        is_top = block is self.block
+        for k, line in enumerate(block.lines):
+            for v in () if is_top and self.halves.is_late[k] else line.reads:
+                found.setdefault(v, []).append(k)
+        return found
 
     def _carried(self, rows: list[Row]) -> list[Row]:
         return [*super()._carried(rows), *self._received(rows)]
