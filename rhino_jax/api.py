@@ -94,8 +94,8 @@ def auto_shard(
         that its momentum is that of a step, however many these are.
       recompute: what of the forward pass is made again in the backward pass. "auto":
         what pays, whatever `jax.checkpoint` says; "as written": what `jax.checkpoint`
-        says; "none": nothing. In several stages "auto" is as written, and all of the
-        forward pass of a stage that is faster so, or fits only so.
+        says; "none": nothing. In several stages "auto" is as written, and of a stage
+        that does not fit so, or fits only by slower layouts, the values that pay.
       stages: into how many groups devices are divided, each of which runs a part of
         the model, on one micro-batch after another. "auto": as many as the mesh has by
         an axis named `stage`; without a mesh, those that are fastest, where slow links
@@ -104,7 +104,7 @@ def auto_shard(
       schedule: in which order stages run their micro-batches: "gpipe", "1f1b", "kfkb";
         "zero-bubble": gradients of weights fill the gaps; "interleaved" and
         "zero-bubble-v": two chunks of the model on each; "searched"; "auto": the
-        fastest that fits, of these or in one program. "one-program": layers are a
+        fastest of these that fits; "one-program" where none does, in which layers are a
         scan over stacks [layers, …], of which stages have equal parts, and all stages
         are one compiled program, as of one mesh: for `lower` and TPU pods; in the order
         of "gpipe", and what is in no layer is shared by the stages.

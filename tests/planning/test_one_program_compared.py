@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax import models
-from rhino_jax.errors import InfeasiblePlanError, StageError
+from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.staging.one_program.compared import (
@@ -22,7 +21,6 @@ from rhino_jax.planning.staging.one_program.compared import (
 )
 from tests.planning.helpers_one_program import (
     MESH,
-    assert_two_steps_equal,
     clipped,
     planned,
 )
@@ -36,42 +34,17 @@ def both() -> tuple[Any, Plan, Plan]:
     return traced, planned(step, args, schedule="1f1b"), planned(step, args)
 
 
-def test_the_faster_is_taken_and_both_are_listed() -> None:
+def test_tasks_are_taken_and_a_note_says_what_may_be_faster() -> None:
     step, args = clipped()
     plan = planned(step, args, schedule="auto")
     # Tasks are as short as what it takes to start them.
-    assert plan.schedule == "one-program"
-    (note,) = [n for n in plan.notes if n.startswith("stages by predicted step")]
-    assert "tasks by" in note and note.endswith("taken: one program.")
-    names = [v.name for v in plan.variants]
-    assert any(n.startswith("one-program, 4 micro-batches") for n in names)
-    assert any(not n.startswith("one-program") for n in names)
-    (chosen,) = [v for v in plan.variants if v.is_chosen]
-    assert chosen.step_time_s == pytest.approx(plan.predicted.step_time_s)
-    assert_two_steps_equal(step, args, plan)
+    assert len(plan.stages) == 2 and not plan.is_one_program
+    (note,) = [n for n in plan.notes if n.startswith("schedule='one-program' may be")]
+    assert "100 µs to start each" in note
+    assert plan.simulate().step_time_s > 0
 
 
-def scaled(plan: Plan, factor: float) -> Plan:
-    """A plan that is predicted to take another time."""
-    step_s = factor * plan.predicted.step_time_s
-    return replace(plan, predicted=replace(plan.predicted, step_time_s=step_s))
-
-
-@pytest.mark.parametrize("factor, is_taken", [(0.5, True), (0.97, False), (2, False)])
-def test_one_program_is_taken_where_it_is_clearly_faster(
-    both: tuple[Any, Plan, Plan], factor: float, is_taken: bool
-) -> None:
-    traced, as_tasks, in_one = both
-    tasks_s = dispatched_s(as_tasks)
-    assert tasks_s > as_tasks.predicted.step_time_s
-    in_one = scaled(in_one, factor * tasks_s / in_one.predicted.step_time_s)
-    found = or_in_one_program(as_tasks, traced.program, 2, 4, lambda: in_one)
-    assert found.is_one_program == is_taken
-    assert "taken: " + ("one program" if is_taken else "tasks") in found.notes[-1]
-    assert [v.is_chosen for v in found.variants].count(True) == 1
-
-
-def test_what_cannot_win_is_not_planned(both: tuple[Any, Plan, Plan]) -> None:
+def test_what_cannot_win_is_not_told(both: tuple[Any, Plan, Plan]) -> None:
     traced, as_tasks, _ = both
     pipeline = as_tasks.pipeline
     assert pipeline is not None
@@ -84,8 +57,7 @@ def test_what_cannot_win_is_not_planned(both: tuple[Any, Plan, Plan]) -> None:
         raise AssertionError("it was planned")
 
     found = or_in_one_program(as_tasks, traced.program, 2, 8, planned_it)
-    assert found.pipeline is pipeline
-    assert found.notes[-1].startswith("one program was not planned: at least 2")
+    assert found is as_tasks
     share = share_of_layers(traced.program, 2)
     assert 0.5 < share < 1
     assert least_s(as_tasks, share, 8) == pytest.approx(24 * (1 + share / 8))
@@ -106,22 +78,8 @@ def test_of_tasks_that_do_not_fit_one_program_is_taken(
     with pytest.raises(InfeasiblePlanError, match="no.") as raised:
         or_in_one_program(error, traced.program, 2, 4, fails)
     assert raised.value is error
-    assert or_in_one_program(as_tasks, traced.program, 2, 4, fails) == as_tasks
-
-
-def test_what_one_program_refuses_is_told_where_that_is_short(
-    both: tuple[Any, Plan, Plan],
-) -> None:
-    traced, as_tasks, _ = both
-
-    def refuses(words: str) -> Plan:
-        def plan() -> Plan:
-            raise StageError(words, where="here", numbers="1", fix="that")
-
-        return or_in_one_program(as_tasks, traced.program, 2, 4, plan)
-
-    assert refuses("it is odd.").notes[-1] == "not in one program: it is odd."
-    assert refuses("word " * 30).notes == as_tasks.notes
+    found = or_in_one_program(as_tasks, traced.program, 2, 4, fails)
+    assert found.pipeline is as_tasks.pipeline
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -145,13 +103,3 @@ def test_what_is_not_uniform_stays_as_it_is(count: int) -> None:
     assert share_of_layers(program, 2) == 0.0
     of_scan = trace(*clipped(), {}).program
     assert share_of_layers(of_scan, count) == 0.0 < share_of_layers(of_scan, 2)
-
-
-def test_it_is_taken_for_a_model_whose_head_one_stage_would_have() -> None:
-    workload = models.get("gpt-small", layers="scan", num_layers=4)
-    args = jax.eval_shape(lambda: workload.make_args(jax.random.key(0)))
-    options = {"hardware": "h100:8", "microbatches": 4}
-    plan = planned(workload.step, args, schedule="auto", **options)
-    tasks = planned(workload.step, args, schedule="1f1b", **options)
-    assert plan.is_one_program
-    assert plan.predicted.step_time_s < 0.95 * tasks.predicted.step_time_s

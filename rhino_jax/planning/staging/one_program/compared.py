@@ -1,4 +1,4 @@
-"""Stages as one program beside stages that run as tasks, the faster of them.
+"""Stages as one program beside stages that run as tasks.
 
 One program starts nothing but itself, wherever its devices are, and shares what is in
 no layer among all stages. Every stage computes on every tick, though, also where it has
@@ -7,7 +7,6 @@ no micro-batch, and what layers leave for the backward pass is copied on each.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,16 +20,11 @@ from rhino_jax.ir.program import Program, Region, RegionKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.records import Variant
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, StageCost
 from rhino_jax.planning.staging.auto import LEAST_GAIN, flops_of
 from rhino_jax.planning.staging.counts import PER_STAGE
 from rhino_jax.planning.staging.when import DISPATCH_S
 from rhino_jax.units import format_seconds
-
-
-MOST_WORDS = 100
-"""Characters of a reason that is told where one program refuses a step."""
 
 
 def or_in_one_program(
@@ -40,8 +34,10 @@ def or_in_one_program(
     microbatches: int | str,
     plan_in_one: Callable[[], Plan],
 ) -> Plan:
-    """The plan whose stages run as tasks, or that of one program where it is predicted
-    to be clearly faster, or alone fits.
+    """The plan whose stages run as tasks; or where these do not fit, in one program.
+
+    Tasks are taken where they fit, since they have stages of their own, a timeline and
+    any cut: a note says where one program may take less.
 
     Args:
       as_tasks: the plan, or why there is none.
@@ -56,22 +52,22 @@ def or_in_one_program(
     is_int = isinstance(microbatches, int)
     if not share or (is_int and int(microbatches) % stages):
         return _given(as_tasks)
-    tasks_s = math.inf
     if isinstance(as_tasks, Plan):
-        tasks_s = dispatched_s(as_tasks)
         most = int(microbatches) if is_int else max(PER_STAGE[0]) * stages
-        least = least_s(as_tasks, share, most)
+        least, tasks_s = least_s(as_tasks, share, most), dispatched_s(as_tasks)
         if least >= (1 - LEAST_GAIN) * tasks_s:
-            took = format_seconds(least)
-            return _noted(as_tasks, f"one program was not planned: at least {took}.")
+            return as_tasks
+        return _noted(
+            as_tasks,
+            f"schedule={IN_ONE_PROGRAM!r} may be faster: {format_seconds(least)} at"
+            f" least, tasks {format_seconds(tasks_s)} ({format_seconds(DISPATCH_S)} to"
+            " start each).",
+        )
     try:
-        in_one = plan_in_one()
-    except (InfeasiblePlanError, StageError, MicrobatchError, PinError) as error:
-        plan, why = _given(as_tasks), error.what.rstrip(".")
-        if isinstance(error, InfeasiblePlanError) or len(why) > MOST_WORDS:
-            return plan
-        return _noted(plan, f"not in one program: {why}.")
-    return _told(as_tasks, tasks_s, in_one)
+        plan = plan_in_one()
+    except (InfeasiblePlanError, StageError, MicrobatchError, PinError):
+        raise as_tasks from None
+    return _noted(plan, "stages are one program: as tasks nothing fits.")
 
 
 def share_of_layers(program: Program, stages: int) -> float:
@@ -129,48 +125,6 @@ def dispatched_s(as_tasks: Plan) -> float:
 
     pipeline = replace(pipeline, costs=tuple(map(started, pipeline.costs)))
     return simulate(schedule_of(pipeline)).step_time_s
-
-
-def _told(as_tasks: Plan | InfeasiblePlanError, tasks_s: float, in_one: Plan) -> Plan:
-    """The better of both, with what was compared."""
-    one_s = in_one.predicted.step_time_s
-    is_one = one_s < (1 - LEAST_GAIN) * tasks_s
-    of_one = in_one.variants or (
-        _variant(in_one, f"{in_one.microbatches} micro-batches"),
-    )
-    variants = [
-        replace(
-            v,
-            name=f"{IN_ONE_PROGRAM}, {v.name}",
-            is_chosen=is_one and (v.is_chosen or not in_one.variants),
-        )
-        for v in of_one
-    ]
-    said = f"one program {format_seconds(one_s)} (m = {in_one.microbatches})"
-    if isinstance(as_tasks, Plan):
-        name = f"{as_tasks.schedule}, {as_tasks.microbatches} micro-batches"
-        variants.insert(0, replace(_variant(as_tasks, name), is_chosen=not is_one))
-        said += (
-            f", tasks by {as_tasks.schedule} {format_seconds(tasks_s)}"
-            f" (m = {as_tasks.microbatches}, {format_seconds(DISPATCH_S)} to start one)"
-        )
-    else:
-        said += "; as tasks nothing fits"
-    plan = in_one if is_one else _given(as_tasks)
-    taken = "one program" if is_one else "tasks"
-    plan = _noted(plan, f"stages by predicted step: {said}; taken: {taken}.")
-    return replace(plan, variants=(*_others(as_tasks), *variants))
-
-
-def _others(as_tasks: Plan | InfeasiblePlanError) -> tuple[Variant, ...]:
-    if not isinstance(as_tasks, Plan):
-        return ()
-    return tuple(replace(v, is_chosen=False) for v in as_tasks.variants)
-
-
-def _variant(plan: Plan, name: str) -> Variant:
-    predicted = plan.predicted
-    return Variant(name, predicted.step_time_s, predicted.peak_bytes)
 
 
 def _noted(plan: Plan, note: str) -> Plan:
