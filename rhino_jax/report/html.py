@@ -118,7 +118,8 @@ def _content(section: Section) -> str:
             for name, value in section.facts
         )
         parts.append(f"<table><tbody>{rows}</tbody></table>")
-    if section.table is not None and section.table.rows:
+    is_drawn = section.draws_table and bool(section.drawing)
+    if section.table is not None and section.table.rows and not is_drawn:
         parts.append(f'<div class="scroll">{_table(section.table)}</div>')
     for line in section.lines:
         if line.startswith("and ") and section.rest is not None and section.rest.rows:

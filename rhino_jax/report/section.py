@@ -49,6 +49,7 @@ class Section:
       lines: sentences below; one that begins with "and" counts what is left out.
       rest: the rows that are left out, which HTML opens.
       drawing: HTML of its own, which stands above all else; plain text has none.
+      draws_table: whether it shows all of the table, which HTML then leaves out.
       is_open: whether HTML shows it before it is asked for.
     """
 
@@ -58,4 +59,5 @@ class Section:
     lines: tuple[str, ...] = ()
     rest: Table | None = None
     drawing: str = ""
+    draws_table: bool = False
     is_open: bool = True

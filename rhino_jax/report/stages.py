@@ -13,6 +13,7 @@ from rhino_jax.pipeline.timeline import lines_of
 from rhino_jax.report.line import format_mesh
 from rhino_jax.report.section import Section, Table
 from rhino_jax.report.views.bars import Bar, Quantity, bars
+from rhino_jax.report.views.pipeline import pipeline as timeline
 from rhino_jax.units import format_bytes, format_count, format_seconds, format_share
 
 
@@ -60,6 +61,8 @@ def stage_sections(plan: Plan) -> tuple[Section, ...]:
                 "><",
                 (1,),
             ),
+            drawing=timeline(simulation),
+            draws_table=True,
         ),
     )
 
