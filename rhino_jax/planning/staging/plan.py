@@ -196,9 +196,10 @@ def _best_of(
     all_ways = _ways(cuts, schedule)
     ways = when.tried(all_ways, schedule)
     best: Plan | None = None
+    best_way = ways[0]
     refused: InfeasiblePlanError | ScheduleError | None = None
     for way in ways:
-        if best is not None and not _may_be_faster(best, way):
+        if best is not None and not _may_be_faster(best, best_way, way):
             continue
         try:
             plan = fitted(*found[way.cut], way)
@@ -213,18 +214,20 @@ def _best_of(
             said = when.note(all_ways, [c.work for c in cuts], plan.schedule)
             plan = replace(plan, notes=(*plan.notes, said))
         if best is None or _seconds(plan) < _seconds(best):
-            best = plan
+            best, best_way = plan, way
     if best is not None:
         return best
     assert refused is not None, "nothing was tried"
     raise refused
 
 
-def _may_be_faster(plan: Plan, way: when.Way) -> bool:
+def _may_be_faster(plan: Plan, tried: when.Way, way: when.Way) -> bool:
     """Whether a way may make a faster plan than one that was tried before: where that
-    had to recompute; or by recomputing, where it does not fit else."""
-    least_s = way.step_time_s if _is_recomputed(plan) else way.recomputed_s
-    return least_s < _seconds(plan)
+    had to recompute; or by recomputing, where it does not fit else. Estimates are
+    compared, which are off by about the same: a plan fuses what they add up."""
+    if _is_recomputed(plan):
+        return way.step_time_s < tried.step_time_s
+    return way.recomputed_s < tried.step_time_s
 
 
 def _is_recomputed(plan: Plan) -> bool:

@@ -183,7 +183,7 @@ def test_other_schedules_run_either_way(schedule):
     assert (once.pipeline.is_twice, less.pipeline.is_twice) == (False, True)
     # The same work either way, and here what is ahead.
     assert once.predicted.step_time_s < less.predicted.step_time_s
-    assert less.predicted.peak_bytes <= 2_400_000 < 0.5 * once.predicted.peak_bytes
+    assert less.predicted.peak_bytes <= 2_400_000 < 0.6 * once.predicted.peak_bytes
     compiled = less.verify(STEPS["balanced"], *large()).compiled
     assert compiled.peak_bytes == pytest.approx(less.predicted.peak_bytes, rel=0.1)
     assert less.check(STEPS["balanced"], *of_rows()).ok

@@ -69,6 +69,10 @@ def test_the_less_memory_the_more_is_made_again(free):
     assert counts == sorted({*counts}), counts
     times = [plan.predicted.step_time_s for plan in plans]
     assert times == sorted(times)
+    # With more memory even cuts are not left for uneven ones, where nothing would have
+    # to be made again.
+    more = planned(int(0.8 * free.predicted.peak_bytes))
+    assert more.predicted.step_time_s <= times[0]
     # All forward passes run again: 1.425 ms.
     assert times[1] < 1.3e-3 and all(p.pipeline.recomputed == () for p in plans)
 
