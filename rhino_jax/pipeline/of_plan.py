@@ -92,9 +92,14 @@ def _cost(cost: StageCost, once_bytes: int) -> Cost:
     )
 
 
-def schedule_of(pipeline: Pipeline) -> Schedule:
-    """In which order every stage runs its tasks."""
-    work = work_of(pipeline)
+def schedule_of(pipeline: Pipeline, work: Work | None = None) -> Schedule:
+    """In which order every stage runs its tasks.
+
+    Args:
+      pipeline: of a plan.
+      work: what its stages cost, if not as planned.
+    """
+    work = work or work_of(pipeline)
     if not pipeline.orders:
         return make(pipeline.schedule, work)
     graph = graph_of(work, is_split=pipeline.is_split)

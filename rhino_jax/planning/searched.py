@@ -183,6 +183,7 @@ def _in_stages(
         if stage_pins:
             raise _no_stage_pins(stage_pins)
         return in_one()
+    may_be_one = wishes.schedule == AUTO and not stage_pins and {*places} == {1}
     as_tasks: Plan | InfeasiblePlanError
     try:
         as_tasks = plan_stages(
@@ -195,10 +196,10 @@ def _in_stages(
             may_recompute=may_recompute,
         )
     except InfeasiblePlanError as error:
+        if not may_be_one:
+            raise
         as_tasks = error
-    if wishes.schedule != AUTO or stage_pins or {*places} != {1}:
-        if isinstance(as_tasks, InfeasiblePlanError):
-            raise as_tasks
+    if isinstance(as_tasks, Plan) and not may_be_one:
         return as_tasks
     program = asked.running.program
     return or_in_one_program(

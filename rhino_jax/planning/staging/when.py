@@ -145,7 +145,7 @@ def compared(works: Sequence[Work], schedule: str) -> list[Way]:
       ScheduleError: none suits any.
     """
     found, wrong = [], []
-    for at, work in enumerate(map(_dispatched, works)):
+    for at, work in enumerate(map(dispatched, works)):
         for name in _names(work):
             if schedule not in (AUTO, name):
                 continue
@@ -167,7 +167,7 @@ def tried(ways: Sequence[Way], schedule: str) -> list[Way]:
     return list(dict.fromkeys([ways[0], *usual]))
 
 
-def _dispatched(work: Work) -> Work:
+def dispatched(work: Work) -> Work:
     """Tasks with what it takes to start them."""
 
     def cost(of: Cost) -> Cost:

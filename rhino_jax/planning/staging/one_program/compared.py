@@ -17,13 +17,13 @@ from rhino_jax.errors import (
     StageError,
 )
 from rhino_jax.ir.program import Program, Region, RegionKind
-from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.of_plan import schedule_of, work_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.stages import IN_ONE_PROGRAM, StageCost
+from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.planning.staging.auto import LEAST_GAIN, flops_of
 from rhino_jax.planning.staging.counts import PER_STAGE
-from rhino_jax.planning.staging.when import DISPATCH_S
+from rhino_jax.planning.staging.when import DISPATCH_S, dispatched
 from rhino_jax.units import format_seconds
 
 
@@ -113,18 +113,8 @@ def dispatched_s(as_tasks: Plan) -> float:
     """A step with what it takes to start its tasks (`when.DISPATCH_S`)."""
     pipeline = as_tasks.pipeline
     assert pipeline is not None
-
-    def started(cost: StageCost) -> StageCost:
-        return replace(
-            cost,
-            forward_s=cost.forward_s + DISPATCH_S,
-            backward_s=cost.backward_s + DISPATCH_S * bool(cost.backward_s),
-            weights_s=cost.weights_s + DISPATCH_S * bool(cost.weights_s),
-            update_s=cost.update_s + DISPATCH_S * bool(cost.update_s),
-        )
-
-    pipeline = replace(pipeline, costs=tuple(map(started, pipeline.costs)))
-    return simulate(schedule_of(pipeline)).step_time_s
+    work = dispatched(work_of(pipeline))
+    return simulate(schedule_of(pipeline, work)).step_time_s
 
 
 def _noted(plan: Plan, note: str) -> Plan:
