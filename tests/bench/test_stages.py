@@ -33,6 +33,8 @@ def case(measured_s: float, simulated_s: float) -> Case:
         task_s=0.01,
         apart_s=measured_s,
         apart_simulated_s=simulated_s,
+        apart_hosted_s=1.1 * simulated_s,
+        host_s=0.001,
         together_s=2 * measured_s,
         together_simulated_s=simulated_s,
     )
@@ -103,6 +105,33 @@ def test_measured_seconds_take_the_place_of_planned_ones() -> None:
     assert measured.between == (Between(0.8, ((1, 8),)), Between(0.0))
 
 
+def test_what_a_core_does_beside_tasks_makes_these_longer() -> None:
+    cost = StageCost(
+        forward_s=0.1,
+        backward_s=0.2,
+        update_s=0.5,
+        activation_bytes=5,
+        fixed_bytes=6,
+        working_bytes=7,
+    )
+    pipeline = Pipeline(
+        micro_batches=2, schedule="1f1b", runs=(), costs=(cost, cost), hops=()
+    )
+    tasks = [
+        [kind, group, group, s]
+        for group in (0, 1)
+        for kind, s in (("FORWARD", 0.1), ("BACKWARD", 0.2), ("UPDATE", 0.5))
+    ]
+    # Tasks take 2 (0.1 + 0.2) + 0.5 = 1.1 s of each core.
+    host_s = run.host_seconds(pipeline, tasks, [1.5, 1.0])
+    assert host_s == [pytest.approx(0.1), 0.0]
+    first, second = run.with_host(pipeline, host_s).costs
+    assert first.forward_s == pytest.approx(0.2)
+    assert first.backward_s == pytest.approx(0.3)
+    assert (first.ahead_s, first.weights_s, first.update_s) == (0.0, 0.0, 0.5)
+    assert second == cost
+
+
 def test_ratios_are_told_with_the_rows_that_failed() -> None:
     (row,) = SUITE.rows
     found = Piped(one_device_s=0.3, cases=(case(0.2, 0.18), case(0.2, 0.22)))
@@ -113,10 +142,11 @@ def test_ratios_are_told_with_the_rows_that_failed() -> None:
     ]
     text = stages_report(SUITE, results, "the command")
     lines = [line for line in text.splitlines() if line.startswith("| gpt")]
-    assert len(lines) == 3 and "| 200 | 0.90 | 1.50 | 400 | 0.45 |" in lines[0]
+    assert len(lines) == 3 and "| 200 | 0.90 | 0.99 | 1.50 | 400 | 0.45 |" in lines[0]
     assert "died. why" in lines[2]
     (said,) = stages_summary("a", results)
     assert "0.90 to 1.10" in said and "0.45 to 0.55" in said
+    assert "0.99 to 1.21" in said
     assert stages_summary("a", results[1:]) == ()
     assert stages_report(SUITE, results[1:], "x")
 
@@ -129,5 +159,5 @@ def test_a_row_runs_in_processes_and_in_one(tmp_path: Path) -> None:
     assert found.one_device_s > 0
     # Far apart: tasks of a millisecond on a machine that does other things.
     assert 0.05 < one.apart_ratio < 5 and 0.05 < one.together_ratio < 5
-    assert 0 < one.task_s < one.apart_simulated_s
+    assert 0 < one.task_s < one.apart_simulated_s <= one.apart_hosted_s
     assert not list(tmp_path.glob("x.json.[01]"))

@@ -16,6 +16,9 @@ class Case:
       task_s: median seconds of a task of micro-batches.
       apart_s, apart_simulated_s: seconds of a step, its stages in processes that have a
         core each: measured, and simulated from the measured seconds of every task.
+      apart_hosted_s: simulated from these and from what the processes do beside tasks:
+        the core's seconds of a step that no task takes, shared among them.
+      host_s: these of one task, in the process that has more of them.
       together_s, together_simulated_s: the same in one process, whose stages share
         XLA:CPU's threads.
     """
@@ -24,6 +27,8 @@ class Case:
     task_s: float
     apart_s: float
     apart_simulated_s: float
+    apart_hosted_s: float
+    host_s: float
     together_s: float
     together_simulated_s: float
 
@@ -31,6 +36,11 @@ class Case:
     def apart_ratio(self) -> float:
         """Simulated over measured, in processes."""
         return self.apart_simulated_s / self.apart_s
+
+    @property
+    def hosted_ratio(self) -> float:
+        """The same, with what the core does beside tasks."""
+        return self.apart_hosted_s / self.apart_s
 
     @property
     def together_ratio(self) -> float:

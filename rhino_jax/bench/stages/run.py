@@ -69,9 +69,13 @@ def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
         plan = load_plan(plan_file)
         assert plan.pipeline is not None
         tasks = [task for one in found for task in one["tasks"]]
-        step = simulate(schedule_of(measured_pipeline(plan.pipeline, tasks)))
+        pipeline = measured_pipeline(plan.pipeline, tasks)
+        step = simulate(schedule_of(pipeline))
         measured = max(one["step_s"] for one in found)
         seconds[processes] = measured, step.step_time_s, tasks
+        if processes:
+            host_s = host_seconds(pipeline, tasks, [one["core_s"] for one in found])
+            busy = simulate(schedule_of(with_host(pipeline, host_s)))
     apart, together = seconds[count], seconds[0]
     per_task = [s for kind, _, _, s in apart[2] if kind in _PER_MICRO_BATCH]
     return Case(
@@ -79,6 +83,8 @@ def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
         task_s=statistics.median(per_task),
         apart_s=apart[0],
         apart_simulated_s=apart[1],
+        apart_hosted_s=busy.step_time_s,
+        host_s=max(host_s),
         together_s=together[0],
         together_simulated_s=together[1],
     )
@@ -117,6 +123,43 @@ def measured_pipeline(pipeline: Pipeline, tasks: Sequence[Any]) -> Pipeline:
         costs=tuple(replace(cost, **seconds) for cost, seconds in pairs),
         between=tuple(replace(one, seconds=s) for one, s in met),
     )
+
+
+def host_seconds(
+    pipeline: Pipeline, tasks: Sequence[Any], core_s: Sequence[float]
+) -> list[float]:
+    """Of every group, what its process does beside a task of a micro-batch: it
+    dispatches, serializes and sends.
+
+    Args:
+      tasks: as of `measured_pipeline`.
+      core_s: of every group, seconds of its only core that a step takes.
+    """
+    spent, count = [0.0] * len(core_s), [0] * len(core_s)
+    for kind, group, _, s in tasks:
+        is_per_micro_batch = kind in _PER_MICRO_BATCH
+        spent[group] += s * (pipeline.micro_batches if is_per_micro_batch else 1)
+        count[group] += pipeline.micro_batches * is_per_micro_batch
+    return [
+        max(0.0, all_s - tasks_s) / n
+        for all_s, tasks_s, n in zip(core_s, spent, count, strict=True)
+    ]
+
+
+def with_host(pipeline: Pipeline, host_s: Sequence[float]) -> Pipeline:
+    """A pipeline whose tasks last longer by what their process does beside them."""
+    costs = [
+        replace(
+            cost,
+            **{
+                name: getattr(cost, name) + host_s[group]
+                for name in _PER_MICRO_BATCH.values()
+                if getattr(cost, name)
+            },
+        )
+        for cost, group in zip(pipeline.costs, pipeline.groups, strict=True)
+    ]
+    return replace(pipeline, costs=tuple(costs))
 
 
 def _together(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
