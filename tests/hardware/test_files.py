@@ -49,7 +49,7 @@ def _write(tmp_path: Path, text: str) -> Path:
 
 def test_all_the_hardware_ships() -> None:
     expected = {"v4", "v5e", "v5p", "v6e", "tpu7x", "a100", "h100", "h200", "b200"}
-    assert expected | {"cpu"} <= set(hardware_names())
+    assert expected | {"cpu", "v100-16gb"} <= set(hardware_names())
 
 
 @pytest.mark.parametrize("name", hardware_names())
@@ -94,6 +94,10 @@ def test_published_figures() -> None:
     assert load_target("h100").tiers[0].bytes_per_s == 450e9
     assert load_target("h100").tiers[0].size == 8
     assert load_target("a100").tiers[1].bytes_per_s == 25e9
+    v100 = load_target("v100-16gb:8x8")
+    # A host of a p3.16xlarge has 25 Gb/s.
+    assert 8 * 8 * v100.tiers[1].bytes_per_s == 25e9
+    assert v100.peak_flops_per_s("float16") == 125e12
     # A chip of TPU7x is two devices.
     assert load_target("tpu7x").peak_flops_per_s("bfloat16") * 2 == 2307e12
 

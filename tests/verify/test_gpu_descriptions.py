@@ -33,7 +33,8 @@ def _kind(text: str) -> str:
 
 def test_every_gpu_is_described() -> None:
     gpus = {n for n in hardware_names() if load_target(n).tiers[0].name == "nvlink"}
-    assert set(NAMES) == gpus and len(gpus) >= 5
+    # CUDA 13 compiles for nothing older than compute capability 7.5.
+    assert set(NAMES) == gpus - {"v100-16gb"} and len(NAMES) >= 5
 
 
 @pytest.mark.parametrize("name", NAMES)
