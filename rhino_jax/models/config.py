@@ -33,7 +33,7 @@ class ModelConfig:
     """
 
     batch: int
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Pairs of (key, what was expected) for values that do not go together."""

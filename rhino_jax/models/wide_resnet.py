@@ -4,7 +4,7 @@ Statistics are over the whole batch; their running averages are state, returned 
 every step and fed back.
 
 Source: He et al. 2016 (ResNet), table 1, with the stride in the 3x3 convolution;
-Zagoruyko and Komodakis 2016 (Wide ResNet).
+Zagoruyko and Komodakis 2016 (Wide ResNet); Zheng et al. 2022 (Alpa).
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Config(TrainConfig):
         the channels of the one before.
       channels: of the first stage, before the bottleneck's expansion by 4.
       width: factor on the bottleneck's inner channels.
+      widens: what has these: the whole inside of a bottleneck, or only the result of
+        its 3x3 convolution, as in Alpa's models.
       stem: "imagenet" is 7x7 with stride 2 and max-pooling, "cifar" is 3x3.
     """
 
@@ -42,6 +44,7 @@ class Config(TrainConfig):
     blocks: tuple[int, ...]
     channels: int = 64
     width: int = 1
+    widens: Literal["inside", "spatial"] = "inside"
     stem: Literal["imagenet", "cifar"] = "imagenet"
 
     def stages(self) -> tuple[tuple[int, int, int], ...]:
@@ -92,9 +95,10 @@ def conv_norm_weights(size: int, inputs: int, outputs: int) -> Params:
 def block_weights(config: Config, inputs: int, channels: int, stride: int) -> Params:
     """One bottleneck."""
     inner, outputs = channels * config.width, channels * _EXPANSION
+    reduced = inner if config.widens == "inside" else channels
     params = {
-        "reduce": conv_norm_weights(1, inputs, inner),
-        "spatial": conv_norm_weights(3, inner, inner),
+        "reduce": conv_norm_weights(1, inputs, reduced),
+        "spatial": conv_norm_weights(3, reduced, inner),
         "expand": conv_norm_weights(1, inner, outputs),
     }
     if stride > 1 or inputs != outputs:
