@@ -8,6 +8,7 @@ from typing import Any
 
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.errors import check_keys, nearest
+from rhino_jax.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +49,30 @@ class Place:
                     numbers=f"required: {', '.join(required)}",
                     fix=f"add the key `{key}`.",
                 )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def memory_of(
+    row: Mapping[str, Any], at: Place
+) -> tuple[float | None, float | None, str]:
+    """A row's share of memory, its room, and its size."""
+    share = row.get("memory_share")
+    is_share = share is None or (is_number(share) and 0 < share <= 1)
+    at.check(is_share, "memory_share", share, "a share, > 0 and at most 1")
+    room = row.get("memory_room")
+    is_share = room is None or (is_number(room) and 0 <= room <= 1)
+    at.check(is_share, "memory_room", room, "a share, from 0 to 1")
+    at.check(
+        None in (share, room), "memory_room", room, "left out beside `memory_share`"
+    )
+    memory = row.get("memory", "")
+    is_size = isinstance(memory, str) and (not memory or parse_bytes(memory))
+    at.check(bool(is_size), "memory", memory, "a size, as '6GiB'")
+    return (
+        None if share is None else float(share),
+        None if room is None else float(room),
+        memory,
+    )

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.methods import SCHEDULES, parse_method
+from rhino_jax.bench.methods import ALPA, SCHEDULES, parse_method
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.records import Result
 from rhino_jax.bench.rows.clock_run import clock_report, clock_task
@@ -130,12 +130,13 @@ def run_command(command: Command) -> int:
 
 def _check_schedules(suite: Suite) -> None:
     """Schedules are of suites that run stages, and these have no other methods; those
-    that plan stages may leave it to rhino."""
+    that plan stages may leave it to rhino, or to what others found for a row."""
     is_staged = suite.kind in ("stages", "pipelines")
     methods = dict.fromkeys(m for row in suite.rows for m in row.methods)
     wrong = [m.name for m in methods if (m.plan in SCHEDULES) != is_staged]
+    wrong += [ALPA for m in methods if m.plan == ALPA and not is_staged]
     if suite.kind == "pipelines":
-        wrong = [name for name in wrong if name != "auto"]
+        wrong = [name for name in wrong if name not in ("auto", ALPA)]
     if wrong:
         raise BenchError(
             f"`bench {suite.name}`: schedules are methods of suites of kind 'stages'"
@@ -144,6 +145,14 @@ def _check_schedules(suite: Suite) -> None:
             numbers=f"its kind is {suite.kind!r}; schedules: {', '.join(SCHEDULES)}",
             fix="leave these methods out, or change the suite's kind.",
         )
+    for row in suite.rows:
+        if row.alpa is None and any(m.plan == ALPA for m in row.methods):
+            raise BenchError(
+                f"`bench {suite.name}`: a row says nothing of what Alpa found for it.",
+                where=title_of(row),
+                numbers=f"methods: {', '.join(m.name for m in row.methods)}",
+                fix=f"leave the method {ALPA!r} out, or add `alpa` to the row.",
+            )
 
 
 class _ByRow(NamedTuple):

@@ -20,6 +20,9 @@ refined, refined:5
 gpipe, 1f1b, interleaved, zero-bubble
     a pipeline with a stage on every device, run by this schedule; only of suites that
     run stages in processes of their own
+alpa
+    stages, their devices and micro-batches as Alpa's authors published them for the
+    row, planned by rhino: shardings, and what is made again, are its best for these
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ RECIPES = (
 PLAIN = ("dp", "zero1", "fsdp")
 RHINO = ("fast", "best", "auto", "refined")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+ALPA = "alpa"
 DENSITIES = ("all", "matmul", "batch")
 REFINE = 3
 """Candidates that `refined` compiles unless it says another number."""
@@ -53,7 +57,7 @@ class Method:
     """One way to shard a workload.
 
     Attributes:
-      plan: a recipe's name, "fast", "best", "auto" or "refined"; or a schedule.
+      plan: a recipe's name, "fast", "best", "auto" or "refined"; a schedule; "alpa".
       density: which values the program is told the sharding of: "all", those at the
         "matmul"s, or the "batch" of all that lead with it.
       refine: how many candidates "refined" compiles; 0 for all other plans.
@@ -87,10 +91,11 @@ def parse_method(text: Any) -> Method:
         *(f"{r}@batch" for r in PLAIN),
         *RHINO,
         *SCHEDULES,
+        ALPA,
     )
     plan, at, density = str(text).partition("@")
     plan, colon, number = plan.partition(":")
-    is_known = plan in RECIPES or (plan in (*RHINO, *SCHEDULES) and not at)
+    is_known = plan in RECIPES or (plan in (*RHINO, *SCHEDULES, ALPA) and not at)
     if at and density not in DENSITIES:
         is_known = False
     if density == "batch" and plan not in PLAIN:

@@ -165,6 +165,12 @@ def row_key(row: Row) -> str:
         what.append(["memory", row.memory])
     if row.microbatches:
         what.append(["microbatches", row.microbatches])
+    if row.stages:
+        what.append(["stages", row.stages])
+    if row.per_microbatch:
+        what.append(["per_microbatch", row.per_microbatch])
+    if row.alpa is not None:
+        what.append(["alpa", row.alpa.to_table()])
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{row.model}-{row.target.replace(':', '_')}-{axes}-{digest}"
 

@@ -17,6 +17,8 @@
     memory = "6GiB"                           # optional: plan within that
     microbatches = 8                          # of stages; default: rhino chooses
     stages = 4                                # of "pipelines"; default: rhino chooses
+    per_microbatch = ["batch_norm"]           # of "pipelines": as `rhino.plan` takes it
+    alpa = {stages = [4, 4], microbatches = 8}    # of method "alpa": see `solution`
     methods = ["fsdp", "best"]                # optional
 
 Methods: see `rhino_jax.bench.methods`.
@@ -32,14 +34,14 @@ from pathlib import Path
 from typing import Any
 
 from rhino_jax.bench import unseen
-from rhino_jax.bench.checks import Place
+from rhino_jax.bench.checks import Place, is_number, memory_of
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.methods import Method, parse_method
+from rhino_jax.bench.methods import ALPA, Method, parse_method
+from rhino_jax.bench.solution import Solution, parse_solution
 from rhino_jax.errors import RhinoError, nearest
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
-from rhino_jax.units import parse_bytes
 
 
 KINDS = ("compile", "clock", "plan", "pipelines", "stages")
@@ -64,6 +66,8 @@ class Row:
       memory: plans must do with so much, as "6GiB"; empty: with what the target has.
       microbatches: of stages; 0 in suites without, and where rhino chooses.
       stages: how many are planned; 0 likewise.
+      per_microbatch: where statistics may be those of a micro-batch.
+      alpa: what the method of that name plans.
     """
 
     model: str
@@ -77,6 +81,8 @@ class Row:
     memory: str = ""
     microbatches: int = 0
     stages: int = 0
+    per_microbatch: tuple[str, ...] = ()
+    alpa: Solution | None = None
 
     @property
     def workload(self) -> str:
@@ -115,6 +121,10 @@ class Row:
             table["microbatches"] = self.microbatches
         if self.stages:
             table["stages"] = self.stages
+        if self.per_microbatch:
+            table["per_microbatch"] = list(self.per_microbatch)
+        if self.alpa is not None:
+            table["alpa"] = self.alpa.to_table()
         return table
 
 
@@ -208,7 +218,7 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
     kind = table.get("kind", "compile")
     at.check(kind in KINDS, "kind", kind, " or ".join(map(repr, KINDS)))
     timeout_s = table.get("timeout_s", 900)
-    is_positive = _is_number(timeout_s) and timeout_s > 0
+    is_positive = is_number(timeout_s) and timeout_s > 0
     at.check(is_positive, "timeout_s", timeout_s, "a number of seconds > 0")
     rows = table["rows"]
     is_list = isinstance(rows, list) and all(isinstance(r, dict) for r in rows)
@@ -244,30 +254,19 @@ _ROW_KEYS = (
     "memory",
     "microbatches",
     "stages",
+    "per_microbatch",
+    "alpa",
 )
 
 
-def _memory(
-    row: Mapping[str, Any], at: Place
-) -> tuple[float | None, float | None, str]:
-    """A row's share of memory, its room, and its size."""
-    share = row.get("memory_share")
-    is_share = share is None or (_is_number(share) and 0 < share <= 1)
-    at.check(is_share, "memory_share", share, "a share, > 0 and at most 1")
-    room = row.get("memory_room")
-    is_share = room is None or (_is_number(room) and 0 <= room <= 1)
-    at.check(is_share, "memory_room", room, "a share, from 0 to 1")
-    at.check(
-        None in (share, room), "memory_room", room, "left out beside `memory_share`"
-    )
-    memory = row.get("memory", "")
-    is_size = isinstance(memory, str) and (not memory or parse_bytes(memory))
-    at.check(bool(is_size), "memory", memory, "a size, as '6GiB'")
-    return (
-        None if share is None else float(share),
-        None if room is None else float(room),
-        memory,
-    )
+def _check_of_stages(row: Mapping[str, Any], at: Place) -> None:
+    for key in ("microbatches", "stages"):
+        count = row.get(key, 0)
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        at.check(is_count, key, count, "a number >= 0")
+    places = row.get("per_microbatch", [])
+    is_list = isinstance(places, list) and all(isinstance(p, str) for p in places)
+    at.check(is_list, "per_microbatch", places, "a list of names")
 
 
 def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
@@ -283,11 +282,8 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
     )
     at.check(is_mesh, "mesh", mesh, "a table of axis sizes >= 1")
     at.check(isinstance(target, str), "target", target, "a name, as 'v5e:4x4'")
-    share, room, memory = _memory(row, at)
-    for key in ("microbatches", "stages"):
-        count = row.get(key, 0)
-        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
-        at.check(is_count, key, count, "a number >= 0")
+    share, room, memory = memory_of(row, at)
+    _check_of_stages(row, at)
     methods = row.get("methods", default)
     is_list = isinstance(methods, list) and bool(methods)
     at.check(is_list, "methods", methods, "a list of methods, here or for all rows")
@@ -312,6 +308,9 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
     at.check(
         is_whole, "mesh", mesh, f"axes of {num_devices} devices together, as {target}"
     )
+    alpa = parse_solution(row.get("alpa"), num_devices, at)
+    if alpa is None and any(m.plan == ALPA for m in parsed):
+        at.check(False, "alpa", None, 'a table, as the row has the method "alpa"')
     return Row(
         model=model,
         overrides=tuple(overrides.items()),
@@ -324,11 +323,9 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
         memory=memory,
         microbatches=row.get("microbatches", 0),
         stages=row.get("stages", 0),
+        per_microbatch=tuple(row.get("per_microbatch", ())),
+        alpa=alpa,
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _value(value: Any) -> str:

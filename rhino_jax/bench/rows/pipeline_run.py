@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import rhino_jax as rhino
-from rhino_jax.bench.methods import SCHEDULES
+from rhino_jax.bench.methods import ALPA, SCHEDULES, Method
 from rhino_jax.bench.planning import workload_of
 from rhino_jax.bench.rows.row_run import RowResult, Task, table_of_rows
 from rhino_jax.bench.rows.yardstick import ADDITIONS, yardstick_s
@@ -91,12 +91,10 @@ def plan_pipeline(row: Row) -> dict[str, Any]:
             workload.step,
             *workload.abstract_args(),
             hardware=row.target,
-            mesh=dict(row.mesh) or None,
-            stages=row.stages or "auto",
-            microbatches=row.microbatches or "auto",
-            schedule=method.plan if method.plan in SCHEDULES else "auto",
+            per_microbatch=row.per_microbatch,
             memory_budget_bytes=row.memory or None,
             donate_argnums=workload.donate_argnums,
+            **_asked(row, method),
         )
     except (InfeasiblePlanError, StageError) as refused:
         error = refused.what
@@ -126,6 +124,19 @@ def plan_pipeline(row: Row) -> dict[str, Any]:
             "bubble": simulate(schedule_of(planned.pipeline)).bubble,
         }
     return found
+
+
+def _asked(row: Row, method: Method) -> dict[str, Any]:
+    """What a method leaves to rhino, and what not."""
+    if method.plan == ALPA:
+        assert row.alpa is not None, "suites are checked"
+        return row.alpa.asked()
+    return {
+        "mesh": dict(row.mesh) or None,
+        "stages": row.stages or "auto",
+        "microbatches": row.microbatches or "auto",
+        "schedule": method.plan if method.plan in SCHEDULES else "auto",
+    }
 
 
 def _said(found: PlannedPipeline) -> str:

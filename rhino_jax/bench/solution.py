@@ -1,0 +1,97 @@
+"""What others published as the best way to run a workload in stages.
+
+    alpa = {stages = [2, 2, 4], microbatches = 128, mesh = {stage = 4, x = 2}}
+
+of a row: the devices of every stage, how many micro-batches, and optionally the mesh
+and `pins` that say, path by path, in which stage a parameter is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax.bench.checks import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The outline of a plan. Shardings, and what is made again, are left to the
+    planner, which finds them for all outlines alike.
+
+    Attributes:
+      stages: devices of every stage.
+      microbatches: how many.
+      mesh: (name, size) of every mesh axis, major first; empty: the planner chooses.
+      pins: (path or glob, stage) of parameters.
+    """
+
+    stages: tuple[int, ...]
+    microbatches: int
+    mesh: tuple[tuple[str, int], ...] = ()
+    pins: tuple[tuple[str, int], ...] = ()
+
+    def to_table(self) -> dict[str, Any]:
+        """As a suite would write it."""
+        table: dict[str, Any] = {
+            "stages": list(self.stages),
+            "microbatches": self.microbatches,
+        }
+        if self.mesh:
+            table["mesh"] = dict(self.mesh)
+        if self.pins:
+            table["pins"] = dict(self.pins)
+        return table
+
+    def asked(self) -> dict[str, Any]:
+        """What `rhino.plan` is asked for; by 1F1B, as Alpa runs."""
+        one = len(self.stages) == 1
+        return {
+            "stages": 1 if one else list(self.stages),
+            "microbatches": self.microbatches,
+            "mesh": dict(self.mesh) or None,
+            "pins": dict(self.pins) or None,
+            "schedule": "auto" if one else "1f1b",
+        }
+
+
+def parse_solution(table: Any, devices: int, at: Place) -> Solution | None:
+    """A checked solution of a row; None where the row has none.
+
+    Args:
+      table: the row's `alpa`, or None.
+      devices: of the row's target.
+      at: the row, for errors.
+    Raises:
+      BenchError: a key is unknown, missing, or has a value that cannot be.
+    """
+    if table is None:
+        return None
+    at.check(isinstance(table, dict), "alpa", table, "a table")
+    keys = ("stages", "microbatches", "mesh", "pins")
+    at.check_keys(table, keys, required=keys[:2])
+    stages, count = table["stages"], table["microbatches"]
+    is_list = isinstance(stages, list) and all(map(_is_count, stages))
+    is_whole = is_list and sum(stages) == devices
+    at.check(is_whole, "stages", stages, f"a list of devices, {devices} together")
+    at.check(_is_count(count), "microbatches", count, "a number >= 1")
+    mesh, pins = table.get("mesh", {}), table.get("pins", {})
+    at.check(_is_table(mesh, least=1), "mesh", mesh, "a table of axis sizes >= 1")
+    at.check(_is_table(pins, least=0), "pins", pins, "a table of stages >= 0")
+    return Solution(
+        stages=tuple(stages),
+        microbatches=count,
+        mesh=tuple(mesh.items()),
+        pins=tuple(pins.items()),
+    )
+
+
+def _is_count(value: Any, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_table(value: Any, least: int) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_count(v, least) for v in value.values()
+    )
