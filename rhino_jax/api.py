@@ -95,7 +95,8 @@ def auto_shard(
       recompute: what of the forward pass is made again in the backward pass. "auto":
         what pays, whatever `jax.checkpoint` says; "as written": what `jax.checkpoint`
         says; "none": nothing. In several stages "auto" is as written, and of a stage
-        that does not fit so, or fits only by slower layouts, the values that pay.
+        that does not fit so, or fits only by slower layouts, or is faster with less
+        that is written and read, the values that pay.
       stages: into how many groups devices are divided, each of which runs a part of
         the model, on one micro-batch after another. "auto": as many as the mesh has by
         an axis named `stage`; without a mesh, those that are fastest, where slow links

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.hardware.target import Target
@@ -10,6 +10,7 @@ from rhino_jax.ir.program import Program, Source
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.search.driver import find
 from rhino_jax.search.found import Found
+from rhino_jax.search.keeping.choice import Chosen
 from rhino_jax.search.records import Request
 
 
@@ -23,10 +24,12 @@ class Finds:
     Attributes:
       known: of groups.
       whole: mesh of the largest group → of a whole micro-batch there.
+      faster: plan of a group → what it had better make again, memory left aside.
     """
 
     known: dict[Hashable, Found] = field(default_factory=dict)
     whole: dict[MeshAxes, Found] = field(default_factory=dict)
+    faster: dict[Found, Chosen | None] = field(default_factory=dict)
 
     def find_whole(
         self,
@@ -73,6 +76,12 @@ class Finds:
         if key not in self.known:
             self.known[key] = find(program, [mesh_axes], target, request)
         return self.known[key]
+
+    def of_plan(self, found: Found, ask: Callable[[], Chosen | None]) -> Chosen | None:
+        """What a plan had better make again; asked once for groups that do the same."""
+        if found not in self.faster:
+            self.faster[found] = ask()
+        return self.faster[found]
 
 
 def _without_names(program: Program) -> Program:

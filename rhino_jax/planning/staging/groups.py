@@ -87,7 +87,8 @@ def plan_groups(
         mesh = shapes.mesh(group)
         return plan_group(search, step, of, mesh, pins, room, finds, old, tries)
 
-    remaking = Remaking(step_of, sides, planned, room, request.memory_budget_bytes)
+    budget = request.memory_budget_bytes
+    remaking = Remaking(step_of, sides, planned, room, budget, finds)
     # What a small group has, a larger one can have too: its other axes are the same.
     for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
         own = {c for c, g in enumerate(step.chunks) if g == group}
@@ -101,9 +102,12 @@ def plan_groups(
             if refused.is_alone or not may_recompute:
                 raise _told(refused, room, is_again=own <= remade.chunks) from None
             wide = refused.wide
+        kept = one
         if may_recompute and (one is None or one.is_bound):
             step, one, remade = remaking.of(step, group, remade, one, wide)
         assert one is not None
+        if may_recompute and one is kept:
+            step, one, remade = remaking.by_price(step, group, remade, one)
         found[group] = one
         for whole, spec in _of_stacks(one, of_step):
             stacks.setdefault(whole, without(spec, [at]))

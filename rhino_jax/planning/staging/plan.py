@@ -22,6 +22,7 @@ from rhino_jax.planning.staging.cuts import (
 )
 from rhino_jax.planning.staging.fitted import fitted
 from rhino_jax.planning.staging.loops.forms import all_layers, forms_of
+from rhino_jax.planning.variants import LEAST_GAIN
 from rhino_jax.transform.staged.stacks import Stack, Unstacked
 
 
@@ -231,8 +232,17 @@ def _may_be_faster(plan: Plan, tried: when.Way, way: when.Way) -> bool:
 
 
 def _is_recomputed(plan: Plan) -> bool:
-    assert plan.pipeline is not None
-    return plan.pipeline.is_remade
+    """Whether to have all kept might be faster: not where what is made again is so by
+    price."""
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    busy = zip(pipeline.made_again, pipeline.busy_s, strict=False)
+    gains = (
+        made.added_s * pipeline.micro_batches < -LEAST_GAIN * seconds
+        for made, seconds in busy
+        if made.choice
+    )
+    return bool(pipeline.recomputed) or not all(gains)
 
 
 def _seconds(plan: Plan) -> float:

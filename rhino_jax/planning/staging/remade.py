@@ -1,4 +1,4 @@
-"""A group that does not fit: what its backward passes had better make again."""
+"""What a group's backward passes had better make again, that it fits or is faster."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.plan.stages import MadeAgain
-from rhino_jax.planning.staging.auto import LEAST_GAIN
+from rhino_jax.planning.staging.alike import Finds
 from rhino_jax.planning.staging.planned import (
     MOST_TRIES,
     PlannedGroup,
     Refused,
     Room,
 )
-from rhino_jax.search.keeping.in_flight import Tasks, choices_in_flight
+from rhino_jax.planning.variants import LEAST_GAIN
+from rhino_jax.search.keeping.choice import Chosen
+from rhino_jax.search.keeping.in_flight import (
+    Tasks,
+    choices_in_flight,
+    faster_in_flight,
+)
+from rhino_jax.transform.recompute.choice import Choice
 from rhino_jax.transform.staged.remade import Remade, in_ids_of_piece
 from rhino_jax.transform.staged.sides import Sides
 from rhino_jax.transform.staged.step import Kind, Step, TaskKind
@@ -44,6 +51,7 @@ class Remaking:
       planned: a group of a step planned, in so many tries.
       room: that groups need.
       budget_bytes: of a device.
+      finds: what was found for groups of this step.
     """
 
     step_of: StepOf
@@ -51,6 +59,7 @@ class Remaking:
     planned: Callable[[Step, int, int], PlannedGroup]
     room: Room
     budget_bytes: float
+    finds: Finds
 
     def of(
         self,
@@ -79,9 +88,66 @@ class Remaking:
             if kept is None:
                 raise in_vain(refused.error) from None
             return step, kept, remade
-        if kept is not None and _seconds(found[1]) >= (1 - LEAST_GAIN) * _seconds(kept):
+        if kept is not None and not _is_faster(found[1], kept):
             return step, kept, remade
         return found
+
+    def by_price(
+        self, step: Step, group: int, remade: Remade, kept: PlannedGroup
+    ) -> tuple[Step, PlannedGroup, Remade]:
+        """A group that fits, with values made again where it takes less time so.
+
+        Args:
+          step: all tasks, with all that the group has kept.
+          group: which.
+          remade: what others make again.
+          kept: it as it is.
+        """
+        tasks = self._tasks(kept, group)
+        if self.sides is None or not tasks.forward:
+            return step, kept, remade
+        solved, least_s = kept.found.solved[0], LEAST_GAIN * _seconds(kept)
+        chosen = self.finds.of_plan(
+            kept.found, lambda: faster_in_flight(solved, tasks, least_s, SECONDS)
+        )
+        if chosen is None:
+            return step, kept, remade
+        other, again = self._with(chosen, group, remade, kept)
+        try:
+            one = self._planned(other, group, again, (step, kept))
+        except Refused:
+            return step, kept, remade
+        if not _is_faster(one, kept):
+            return step, kept, remade
+        return other, one, again
+
+    def _with(
+        self, chosen: Chosen, group: int, remade: Remade, kept: PlannedGroup
+    ) -> tuple[Step, Remade]:
+        """All tasks, with a choice of values for a group."""
+        assert self.sides is not None
+        text = in_ids_of_piece(chosen.choice, kept.of, self.sides())
+        again = remade.with_values(group, text)
+        return self.step_of(again), again
+
+    def _planned(
+        self, step: Step, group: int, remade: Remade, kept: tuple[Step, PlannedGroup]
+    ) -> PlannedGroup:
+        """A group with the values of a choice made again, beside it with all kept.
+
+        Raises:
+          Refused: it does not fit.
+        """
+        one = self.planned(step, group, 1)
+        text = remade.values[group]
+        left = kept[1].left_bytes(kept[0]) - one.left_bytes(step)
+        said = MadeAgain(
+            choice=text,
+            count=len(Choice.parse(text).recompute),
+            saved_bytes=self.room.in_flight[group] * left,
+            added_s=(_seconds(one) - _seconds(kept[1])) / step.micro_batches,
+        )
+        return replace(one, made_again=said)
 
     def _all(
         self, step: Step, group: int, remade: Remade
@@ -105,26 +171,16 @@ class Remaking:
             )
             if not found:
                 return None
-            chosen = found[0]
-            text = in_ids_of_piece(chosen.choice, wide.of, self.sides())
-            again = remade.with_values(group, text)
-            other = self.step_of(again)
+            other, again = self._with(found[0], group, remade, wide)
             try:
-                one = self.planned(other, group, 1)
+                one = self._planned(other, group, again, (step, wide))
             except Refused as refused:
                 if refused.wide is None:
                     return None
                 lacks = self._lacks(other, refused.wide, group)
                 less += max(lacks, int(LEAST_MORE * self.budget_bytes))
                 continue
-            left = wide.left_bytes(step) - one.left_bytes(other)
-            said = MadeAgain(
-                choice=text,
-                count=len(chosen.choice.recompute),
-                saved_bytes=tasks.in_flight * left,
-                added_s=(_seconds(one) - _seconds(wide)) / step.micro_batches,
-            )
-            return other, replace(one, made_again=said), again
+            return other, one, again
         return None
 
     def _lacks(self, step: Step, group: PlannedGroup, at: int) -> int:
@@ -152,6 +208,11 @@ def in_vain(error: InfeasiblePlanError) -> InfeasiblePlanError:
         numbers=error.numbers,
         fix=error.fix,
     )
+
+
+def _is_faster(group: PlannedGroup, kept: PlannedGroup) -> bool:
+    """Whether a group is clearly faster than it is with all of it kept."""
+    return _seconds(group) < (1 - LEAST_GAIN) * _seconds(kept)
 
 
 def _seconds(group: PlannedGroup) -> float:

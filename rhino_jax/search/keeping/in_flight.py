@@ -33,6 +33,10 @@ from rhino_jax.transform.recompute.lines import Block
 from rhino_jax.transform.recompute.stacks import Stack, call_of
 
 
+MUCH_BYTES = 1 << 60
+"""Memory that is no limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tasks:
     """Tasks of a program, each a call of its own.
@@ -84,6 +88,41 @@ def choices_in_flight(
     return sorted(found, key=lambda c: c.answer.added_s)
 
 
+def faster_in_flight(
+    solved: SolvedMesh, tasks: Tasks, least_s: float, seconds: float
+) -> Chosen | None:
+    """What to make again so that a stage takes less time, memory left aside: what loops
+    stack is written and read. None where nothing saves so much.
+
+    Args:
+      solved: its plan, with all of it kept.
+      tasks: of the program.
+      least_s: seconds of a step.
+      seconds: for the search.
+    """
+    labels = solved.solution.labels
+    assert labels is not None, "there is no plan to change"
+    asking = _Asking(solved.mesh_problem.model, labels, tasks)
+    if asking.most_saved_s < least_s:
+        return None
+    asked = asking.asked()
+    asked = replace(asked, question=_coarse(asked.question))
+    kept = evaluate(asked.question, (KEEP,) * len(asked.question.candidates))
+    assert kept is not None
+    answers = [
+        (SOME, choose(asked.question, MUCH_BYTES, seconds=seconds)),
+        *((name, evaluate(asked.question, c)) for name, c in of_all(asked)),
+    ]
+    found = [
+        Chosen(name, choice_of(asked, answer), answer)
+        for name, answer in answers
+        if answer is not None and REMAKE in answer.choices
+    ]
+    best = min(found, key=lambda c: c.answer.added_s, default=None)
+    is_worth_it = best and kept.added_s - best.answer.added_s >= least_s
+    return best if is_worth_it else None
+
+
 def _coarse(question: Question) -> Question:
     """With few late times. What values are made of follows one another between two."""
     few = coarse(question, LIMITS.late_times)
@@ -107,6 +146,19 @@ class _Asking(Asking):
             if line.within and line.within[0].id in tasks.forward
             for v in line.makes
         }
+
+    @property
+    def most_saved_s(self) -> float:
+        """What it takes to write and read all that loops stack."""
+        stacks = (s for s in self.stacks.values() if s.value in self.free)
+        return sum(2 * self._pass_s(stack) for stack in stacks)
+
+    def _pass_s(self, stack: Stack) -> float:
+        # Other seconds, too, are of all micro-batches.
+        within = self.block.lines[stack.loop].within
+        task = within[0].call if within else None
+        times = task.trip_count if task is not None else 1
+        return times * super()._pass_s(stack)
 
     def _halves(self) -> Halves:
         early = self.tasks.once | self.tasks.forward

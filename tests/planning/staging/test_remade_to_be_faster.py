@@ -1,0 +1,98 @@
+"""Stages that fit make values again where it is faster than to write and read them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rhino_jax as rhino
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+def train_step(params, x):
+    """Of what a layer stacks for its backward pass most is elementwise."""
+
+    def layer(h, w):
+        up, down = w
+        return h + jax.nn.gelu(h @ up) @ down, None
+
+    def loss(params):
+        return jnp.mean((jax.lax.scan(layer, x, params)[0] - x) ** 2)
+
+    gradients = jax.grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def planned(**wishes):
+    layers, width = 8, 256
+    params = shape(layers, width, 4 * width), shape(layers, 4 * width, width)
+    wishes = {"mesh": {"stage": 2}, "microbatches": 4, **wishes}
+    return rhino.plan(
+        train_step,
+        params,
+        shape(8192, width),
+        hardware="h100",
+        schedule="1f1b",
+        donate_argnums=0,
+        **wishes,
+    )
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return planned()
+
+
+def test_stacks_that_fit_are_made_again(plan):
+    kept = planned(recompute="as written")
+    assert not kept.pipeline.is_remade
+    made = plan.pipeline.made_again
+    assert len(made) == 2 and all(m.count and m.saved_bytes > 0 for m in made)
+    # As much faster as each stage says.
+    for said, now, before in zip(
+        made, plan.pipeline.costs, kept.pipeline.costs, strict=True
+    ):
+        took = [c.forward_s + c.backward_s for c in (now, before)]
+        assert said.added_s == pytest.approx(took[0] - took[1], rel=0.05)
+        assert took[0] < 0.97 * took[1]
+    assert plan.predicted.step_time_s < 0.97 * kept.predicted.step_time_s
+    assert plan.predicted.peak_bytes < kept.predicted.peak_bytes
+
+
+def test_stages_that_do_the_same_are_asked_once(monkeypatch):
+    from rhino_jax.planning.staging import remade
+
+    asked, as_it_is = [], remade.faster_in_flight
+
+    def faster(*args, **kwargs):
+        asked.append(args)
+        return as_it_is(*args, **kwargs)
+
+    monkeypatch.setattr(remade, "faster_in_flight", faster)
+    planned(level="fast", mesh={"stage": 8}, microbatches=8)
+    assert len(asked) <= 3
+
+
+def test_what_gains_little_is_kept():
+    """Layers one by one stack nothing."""
+
+    def step(params, x):
+        def loss(params):
+            h = x
+            for up, down in params:
+                h = h + jax.nn.gelu(h @ up) @ down
+            return jnp.mean((h - x) ** 2)
+
+        gradients = jax.grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+    params = [(shape(256, 1024), shape(1024, 256))] * 4
+    plan = rhino.plan(
+        step, params, shape(8192, 256), mesh={"stage": 2}, microbatches=4,
+        hardware="h100", schedule="1f1b", donate_argnums=0,
+    )  # fmt: skip
+    assert not plan.pipeline.is_remade
