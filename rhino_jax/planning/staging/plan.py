@@ -200,7 +200,10 @@ def _best_of(
     best_way = ways[0]
     refused: InfeasiblePlanError | ScheduleError | None = None
     for way in ways:
-        if best is not None and not _may_be_faster(best, best_way, way):
+        if best is not None and not (
+            _may_be_faster(best, best_way, way)
+            or _may_be_remade(*found[way.cut], way, best_way)
+        ):
             continue
         try:
             plan = fitted(*found[way.cut], way)
@@ -229,6 +232,22 @@ def _may_be_faster(plan: Plan, tried: when.Way, way: when.Way) -> bool:
     if _is_recomputed(plan):
         return way.step_time_s < tried.step_time_s
     return way.recomputed_s < tried.step_time_s
+
+
+def _may_be_remade(
+    asked: Asked, cut_step: CutStep, way: when.Way, tried: when.Way
+) -> bool:
+    """Whether a way that fits may be faster than one whose backward passes are split,
+    which make nothing again: were what loops stack not written and read."""
+    program = asked.of_step.program
+    has_loops = any(program.ops[op].name == "scan" for op in program.body.ops)
+    if way.is_split or not tried.is_split or not (asked.may_recompute and has_loops):
+        return False
+    device = asked.search.target.device
+    per_s = device.hbm_bytes_per_s * device.memory_efficiency
+    left = max(c.costs[0].activation_bytes for c in cut_step.work.chunks)
+    gain_s = cut_step.work.micro_batches * 2 * left / per_s
+    return way.step_time_s - gain_s < (1 - LEAST_GAIN) * tried.step_time_s
 
 
 def _is_recomputed(plan: Plan) -> bool:

@@ -27,18 +27,17 @@ def train_step(params, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
 
-def planned(**wishes):
+def planned(rows=8192, **wishes):
     layers, width = 8, 256
     params = shape(layers, width, 4 * width), shape(layers, 4 * width, width)
     wishes = {"mesh": {"stage": 2}, "microbatches": 4, **wishes}
     return rhino.plan(
         train_step,
         params,
-        shape(8192, width),
+        shape(rows, width),
         hardware="h100",
-        schedule="1f1b",
         donate_argnums=0,
-        **wishes,
+        **{"schedule": "1f1b", **wishes},
     )
 
 
@@ -61,6 +60,17 @@ def test_stacks_that_fit_are_made_again(plan):
         assert took[0] < 0.97 * took[1]
     assert plan.predicted.step_time_s < 0.97 * kept.predicted.step_time_s
     assert plan.predicted.peak_bytes < kept.predicted.peak_bytes
+
+
+def test_what_split_passes_cannot_make_again_is_no_reason_to_split():
+    # Of tasks that take long, as it takes time to start more of them.
+    large = {"rows": 65536, "mesh": {"stage": 4}, "schedule": "auto"}
+    auto = planned(**large)
+    assert not auto.pipeline.is_split
+    # As long as nothing is made again, to split is faster.
+    kept = planned(**large, recompute="as written")
+    assert kept.pipeline.is_split
+    assert auto.predicted.step_time_s < 0.97 * kept.predicted.step_time_s
 
 
 def test_stages_that_do_the_same_are_asked_once(monkeypatch):
