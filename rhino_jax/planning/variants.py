@@ -106,9 +106,26 @@ class Explorer:
     @property
     def has_more(self) -> bool:
         """Whether other variants may be faster, or fit."""
+        if not self.first.fits and self._arguments_bytes() > self._budget_bytes:
+            return False
         if self.may_recompute and self.has_wish:
             return True
         return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
+
+    @property
+    def _budget_bytes(self) -> float:
+        return self.search.request.memory_budget_bytes
+
+    def _arguments_bytes(self) -> float:
+        """What arguments are at least on each device; no variant changes that."""
+        program = self.search.running.program
+        read = {v for op in program.body.ops for v in program.ops[op].operands}
+        held = (
+            program.values[end.value].bytes
+            for end in program.inputs
+            if end.value in read
+        )
+        return sum(held) / math.prod(size for _, size in self.search.meshes[0])
 
     def best(self) -> tuple[Search, Found]:
         """The search of the best variant, and what it found, as it is asked for.
@@ -198,6 +215,7 @@ class Explorer:
         """More and more micro-batches, while that is of use."""
         chunks = [t for t in self._done(kept) if t.name == CHUNKS]
         words = ", the loss in chunks" if chunks else ""
+        peaks: list[int] = []
         for count in self._counts():
             best_s = min(t.found.step_s for t in self.tried)
             name, cut_here = f"{count} micro-batches{words}", cut_in(count, self.places)
@@ -210,6 +228,18 @@ class Explorer:
                 return
             if any(t and not t.found.is_bound_by_memory for t in tried):
                 return
+            peaks += [min(t.peak_bytes for t in tried if t)] if any(tried) else []
+            if not math.isfinite(now_s) and self._is_hopeless(peaks):
+                return
+
+    def _is_hopeless(self, peaks: Sequence[int]) -> bool:
+        """Whether more micro-batches cannot fit: with each doubling half as much goes
+        as with the one before, so at most as much again, and here twice as much, as
+        estimates go."""
+        if len(peaks) < 2:
+            return False
+        saved = max(0, peaks[-2] - peaks[-1])
+        return peaks[-1] - 2 * saved > self._budget_bytes
 
     def _counts(self) -> Iterator[int]:
         traced = self.search.running

@@ -22,6 +22,7 @@ from rhino_jax.planning.staging.cuts import (
 )
 from rhino_jax.planning.staging.fitted import fitted
 from rhino_jax.planning.staging.loops.forms import all_layers, forms_of
+from rhino_jax.planning.staging.room.least import check_least
 from rhino_jax.planning.variants import LEAST_GAIN
 from rhino_jax.transform.staged.stacks import Stack, Unstacked
 
@@ -74,6 +75,7 @@ def plan_stages(
     if min(shares) > 1:
         _check_group_of_one(whole)
     rounds = _counts(whole, microbatches)
+    check_least(whole, rounds[0][0])
     forms, meshes = forms_of(whole, rounds[0])
     if any(forms) and schedule in when.SEVERAL:
         raise _stacks_are_whole(traced.program, forms, schedule)
