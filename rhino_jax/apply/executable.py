@@ -56,6 +56,6 @@ class Executable(Protocol):
 
 def executable_of(traced: Traced, plan: Plan, mesh: Any) -> Executable:
     """What runs a plan of a traced function on a mesh."""
-    if plan.pipeline is not None:
+    if plan.has_tasks:
         return TaskExecutable(traced, plan, mesh)
     return SpmdExecutable(traced, plan, mesh)

@@ -229,7 +229,7 @@ def _made_by_stages(
             return [results[i] for i in mine]
 
         shardings = [to_sharding(known[i]) for i in mine]
-        if len(plan.stages) > 1:
+        if plan.has_tasks:
             made = _made_on(run, arrays, shardings)
         else:
             made = jax.jit(run, out_shardings=shardings)(list(arrays))

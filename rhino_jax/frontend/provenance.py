@@ -114,6 +114,7 @@ _LABELS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "convert_element_type": _show("new_dtype"),
     "integer_pow": lambda p: f"power {p['y']}",
     "transpose": lambda p: f"to {_dims(p['permutation'], ',')}",
+    "ppermute": lambda p: ", ".join(f"{a} → {b}" for a, b in p["perm"]),
     "ffi_call": _show("target_name"),
     "call_hi_primitive": lambda p: type(p["_prim"]).__name__,
     **{n: _axes for n in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")},

@@ -13,6 +13,7 @@ from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Link, Schedule
+from rhino_jax.pipeline.ticks import in_ticks
 from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work
 from rhino_jax.pipeline.written import read_order
 from rhino_jax.plan.plan import Plan
@@ -97,8 +98,10 @@ def schedule_of(pipeline: Pipeline, work: Work | None = None) -> Schedule:
 
     Args:
       pipeline: of a plan.
-      work: what its stages cost, if not as planned.
+      work: of stages that run as tasks, what its stages cost, if not as planned.
     """
+    if pipeline.passes:
+        return checked(in_ticks(pipeline))
     work = work or work_of(pipeline)
     if not pipeline.orders:
         return make(pipeline.schedule, work)

@@ -127,7 +127,8 @@ class Transfer:
     Attributes:
       source: the task that makes it; it is ready when that ends.
       targets: tasks of one group that wait for it. Its bytes are held there from when
-        it sets out until the last of them starts: what these hold includes it.
+        it sets out until the last of them starts: what these hold includes it. Behind
+        them, tasks of the sender's that wait until it has arrived, if any do.
       link: position among the graph's links.
       bytes: of one device.
       seconds: on the link, by itself.

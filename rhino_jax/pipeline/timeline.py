@@ -11,8 +11,9 @@ def to_text(times: Times, width: int = 100) -> str:
     """A head, a line of tasks for every group, and a table of groups.
 
     In the lines `F0` is the forward pass of micro-batch 0, `B` a backward pass, `I` and
-    `W` the gradients of inputs and of weights, `U` the update; `f0` and so on are of a
-    group's later chunks. Where there is no room for a number, letters stand alone.
+    `W` the gradients of inputs and of weights, `M` what is done once for the whole
+    batch, `U` the update; `f0` and so on are of a group's later chunks. Where there is
+    no room for a number, letters stand alone.
     """
     schedule = times.schedule
     head = (

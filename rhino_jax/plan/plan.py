@@ -69,7 +69,8 @@ class Plan:
       inputs: the program's inputs (arguments, then captured constants).
       outputs: the program's results.
       stages: the parts that run on devices of their own; one of all devices, where the
-        program is not cut.
+        program is not cut. Where they are an axis of one mesh, all have the same
+        decisions.
       pipeline: how micro-batches pass through the stages, where there are several.
       predicted: predicted cost of a step.
       collectives: predicted collectives, most expensive first.
@@ -138,15 +139,15 @@ class Plan:
 
     @property
     def decisions(self) -> Decisions:
-        """Specs of all values, of a plan that has one stage."""
-        (stage,) = self.stages
-        return stage.decisions
+        """Specs of all values, of a plan whose devices all run one program."""
+        assert not self.has_tasks, "every stage has its own"
+        return self.stages[0].decisions
 
     @property
     def places(self) -> tuple[int, ...]:
         """Of every stage, how many places it has along the axis of the stages."""
         if self.is_one_program:
-            return (1,) * self.num_stages
+            return (1,) * self.num_stages  # plans saved before have one record
         return tuple(stage.places for stage in self.stages)
 
     @property
@@ -177,6 +178,11 @@ class Plan:
     def is_one_program(self) -> bool:
         """Whether it has several stages that are an axis of its mesh."""
         return stages_in_one(self.transforms) > 1
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether it has several stages, each with programs of its own."""
+        return self.pipeline is not None and not self.is_one_program
 
     def __eq__(self, other: object) -> bool:
         """By what they hold, whatever else their classes can do."""

@@ -129,6 +129,28 @@ KEPT = MadeAgain()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """How all micro-batches pass through stages that are one program: of m of them and
+    S stages in m + S - 1 ticks, on each of which every stage does the same.
+
+    Attributes:
+      tick_s: seconds of a stage's layers, for one micro-batch.
+      handed_s, handed_bytes: of what it then hands on to its neighbour, which all wait
+        for; bytes of one device.
+      before_s: seconds of what all do once a step, since the pass before.
+      is_backward: whether differentiation made it.
+      is_reversed: whether it goes from the last stage to the first.
+    """
+
+    tick_s: float
+    handed_s: float
+    handed_bytes: int
+    before_s: float = 0.0
+    is_backward: bool = False
+    is_reversed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """How micro-batches pass through the stages.
 
@@ -148,6 +170,8 @@ class Pipeline:
       made_again: of every stage, what others make again; empty where none does.
       is_twice: whether what couples them is made ahead of all forward passes, which do
         it again.
+      passes: of stages that are one program, in their order; `between` then has what
+        all do before and between them, and `update_s` of costs what they do after.
     """
 
     micro_batches: int
@@ -163,6 +187,12 @@ class Pipeline:
     recomputed: tuple[int, ...] = ()
     made_again: tuple[MadeAgain, ...] = ()
     is_twice: bool = False
+    passes: tuple[Pass, ...] = ()
+
+    @property
+    def ticks(self) -> int:
+        """Of every pass of stages that are one program."""
+        return self.micro_batches + len(self.costs) - 1
 
     @property
     def is_remade(self) -> bool:
@@ -181,6 +211,8 @@ class Pipeline:
         for stage, cost in zip(self.groups, self.costs, strict=True):
             once_s = cost.ahead_s + cost.forward_s + cost.backward_s + cost.weights_s
             busy[stage] += self.micro_batches * once_s + cost.update_s
+        for stage, one in enumerate(self.between):
+            busy[stage] += one.seconds
         return tuple(busy)
 
     @property
@@ -205,6 +237,8 @@ class StagePlan:
       decisions: specs of the values that it makes and reads, by the program's ids.
       predicted: predicted cost of its part of one step.
       sends: what it sends to other stages.
+      layers: of stages that are one program, of every depth of stacks `[L, …]` the
+        first layer that is its own, and the one after its last.
       mesh: its JAX mesh, where the plan has one.
     """
 
@@ -213,6 +247,7 @@ class StagePlan:
     decisions: Decisions
     predicted: Predicted
     sends: tuple[Send, ...] = ()
+    layers: tuple[tuple[int, int], ...] = ()
     mesh: Any = field(default=None, compare=False)
 
     @property

@@ -109,7 +109,7 @@ class Origin:
         """See `Plan.why` and `Plan.why_not`."""
         from rhino_jax.explore.explaining import explain
 
-        if plan.stages[1:]:
+        if plan.has_tasks:
             return self._why_in_stages(plan, key, spec)
         solved = self.solved_for(plan)
         with shown(self.wishes.progress) as report:
@@ -165,7 +165,7 @@ class Origin:
             wishes.what,
             tell_nobody,
         )
-        if len(plan.stages) > 1:
+        if plan.has_tasks:
             from rhino_jax.planning.staging.again import solved_again
 
             written = as_asked(written, wishes.recompute)

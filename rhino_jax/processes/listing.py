@@ -192,10 +192,10 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
     kinds = (("argument", plan.inputs), ("result", plan.outputs))
     for kind, leaves in kinds:
         for leaf in leaves:
-            where = f" of {leaf.stages}" if plan.pipeline is not None else ""
+            where = f" of {leaf.stages}" if plan.has_tasks else ""
             said = text(leaf.spec) + where
             lines.append(Line(f"{kind} {leaf.path}", said, leaf.path))
-    if plan.pipeline is not None:
+    if plan.has_tasks and plan.pipeline is not None:
         return [*lines, *_of_stages(plan, plan.pipeline)]
     decisions = plan.decisions
     annotated: dict[int, list[str]] = {}

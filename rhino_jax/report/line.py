@@ -26,7 +26,7 @@ def one_line(plan: Plan) -> str:
     """Program, mesh, hardware, step time, peak memory, gap and status."""
     predicted, search = plan.predicted, plan.search
     # How far several stages are above the best cut is not bounded.
-    gap = f" gap {format_share(search.gap)}," if plan.pipeline is None else ""
+    gap = f" gap {format_share(search.gap)}," if not plan.has_tasks else ""
     return (
         f"Plan({plan.program_name} on {format_mesh(plan.mesh_axes)},"
         f" {plan.hardware}: {format_seconds(predicted.step_time_s)}/step,"

@@ -72,12 +72,13 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
     costs: list[list[StageCost]] = [[] for _ in plan.stages]
     for group, cost in zip(pipeline.groups, pipeline.costs, strict=True):
         costs[group].append(cost)
-    is_twice = pipeline.is_twice
+    is_twice, in_ticks = pipeline.is_twice, bool(pipeline.passes)
     between = [[format_seconds(one.seconds)] for one in pipeline.between]
     rows = tuple(
         (
             str(i),
             format_mesh(stage.mesh_axes),
+            *([_layers(stage), format_bytes(costs[i][0].fixed_bytes)] * in_ticks),
             *([format_seconds(sum(c.ahead_s for c in costs[i]))] if is_twice else ()),
             format_seconds(sum(c.forward_s for c in costs[i])),
             *(between[i] if between else ()),
@@ -91,13 +92,19 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
     ahead = ("ahead",) if is_twice else ()
     met = ("whole batch",) if between else ()
     passes = (*ahead, "forward", *met, "backward", "update")
-    header = ("stage", "mesh", *passes, "peak", SENDS)
+    held = ("layers", "arguments") if in_ticks else ()
+    header = ("stage", "mesh", *held, *passes, "peak", SENDS)
     aligned, wraps = f"><{'>' * len(header[2:-1])}<", (len(header) - 1, 1)
     if not pipeline.is_remade:
         return Table(header, rows, aligned, wraps)
     again = (_again(pipeline, stage) for stage in range(len(plan.stages)))
     wider = tuple((*row, cell) for row, cell in zip(rows, again, strict=True))
     return Table((*header, "backward runs again"), wider, f"{aligned}<", wraps)
+
+
+def _layers(stage: StagePlan) -> str:
+    """As "2 to 3", of every depth of stacks."""
+    return ", ".join(f"{a} to {b - 1}" for a, b in stage.layers)
 
 
 def _again(pipeline: Pipeline, stage: int) -> str:

@@ -262,7 +262,7 @@ def _search(plan: Plan) -> Section:
         f"{format_seconds(search.objective_s)}, proved bound"
         f" {format_seconds(search.bound_s)}, gap {format_share(search.gap)}",
     )
-    if plan.pipeline is not None:
+    if plan.has_tasks:
         status = "feasible: stages are planned one after the other, without a bound"
         objective = format_seconds(search.objective_s)
     facts = [

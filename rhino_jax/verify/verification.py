@@ -55,7 +55,7 @@ class Verification:
       differences: where they depart from the plan, most seconds first.
       memory: the compiler's account; None where the program does not fit.
       stage_peak_bytes: what a device of each stage holds at its peak, with compiled
-        tasks; empty where there is one stage.
+        tasks, or in one program; empty where there is one stage.
       memory_budget_bytes: the budget that was planned for, per device.
       out_of_memory: the compiler's word that the program does not fit, or None.
       rematerialised: the compiler's lines on values that it replicated in full.
@@ -143,7 +143,7 @@ def verify(
     )
     place = place_of(plan, compile_for, what)
     sharded = sharded_by(parameters, with_mesh(plan, place.mesh), what)
-    if plan.pipeline is not None:
+    if plan.has_tasks:
         bound = sharded.bound(*args, **kwargs)
         return _beside(plan, compiled_stages(bound, place), place)
     lowered = sharded.lower(*args, **kwargs)
@@ -195,6 +195,10 @@ def verification_of(
         compiled=None if is_out else reading.compiled,
         collectives=reading.collectives,
         memory=compilation.memory,
+        # Every device runs all of the program.
+        stage_peak_bytes=(reading.compiled.peak_bytes,) * plan.num_stages
+        if plan.is_one_program and not is_out
+        else (),
         out_of_memory=compilation.out_of_memory,
         rematerialised=reading.rematerialised,
         evidence=evidence_of(reading.rematerialised, program, plan.mesh_axes),

@@ -16,7 +16,6 @@ from rhino_jax import models
 from rhino_jax.errors import (
     PinError,
     RhinoError,
-    ScheduleError,
     StageError,
 )
 from tests.planning.helpers_one_program import (
@@ -141,8 +140,6 @@ def test_refuses(options: dict[str, Any], error: type[RhinoError], said: str) ->
 def test_refuses_what_one_stage_cannot_say() -> None:
     step, args = clipped()
     plan = planned(step, args)
-    with pytest.raises(ScheduleError):
-        plan.simulate()
     with pytest.raises(RhinoError, match="stages"):
         plan.code()
     with pytest.raises(StageError, match="several stages") as found:

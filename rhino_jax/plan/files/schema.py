@@ -22,8 +22,8 @@ from rhino_jax.plan.files.record_json import (
 from rhino_jax.plan.files.stage_json import (
     pipeline_from_json,
     pipeline_to_json,
-    stage_from_json,
-    stage_to_json,
+    stages_from_json,
+    stages_to_json,
 )
 from rhino_jax.plan.files.tree_json import tree_from_json, tree_to_json
 from rhino_jax.plan.plan import Leaf, Plan
@@ -53,7 +53,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "hardware": plan.hardware,
         "mesh_axes": [[name, size] for name, size in plan.mesh_axes],
         "memory_budget_bytes": plan.memory_budget_bytes,
-        "stages": [stage_to_json(x) for x in plan.stages],
+        "stages": stages_to_json(plan.stages),
         "pipeline": pipeline_to_json(plan.pipeline),
         "transforms": [record_to_json(x) for x in plan.transforms],
         "variants": [record_to_json(x) for x in plan.variants],
@@ -105,7 +105,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         hardware=data["hardware"],
         inputs=tuple(_leaf(x, place, stages) for x in data["inputs"]),
         outputs=tuple(_leaf(x, place, stages) for x in data["outputs"]),
-        stages=tuple(stage_from_json(x) for x in data["stages"]),
+        stages=stages_from_json(data["stages"]),
         pipeline=pipeline_from_json(data["pipeline"]),
         transforms=tuple(Transform(**x) for x in data["transforms"]),
         variants=tuple(Variant(**floats(x, "step_time_s")) for x in data["variants"]),

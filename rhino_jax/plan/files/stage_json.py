@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rhino_jax.hardware.lowering import LoweringPolicy
@@ -13,6 +13,7 @@ from rhino_jax.plan.stages import (
     Between,
     Hop,
     MadeAgain,
+    Pass,
     Pipeline,
     Send,
     StageCost,
@@ -20,26 +21,43 @@ from rhino_jax.plan.stages import (
 )
 
 
-def stage_to_json(stage: StagePlan) -> dict[str, Any]:
-    """A stage, without its mesh: devices are of a process."""
-    return {
-        "mesh_axes": [[name, size] for name, size in stage.mesh_axes],
-        "devices": _runs(stage.devices),
-        "predicted": record_to_json(stage.predicted),
-        "sends": [record_to_json(x) for x in stage.sends],
-        "decisions": _decisions_to_json(stage.decisions),
-    }
+def stages_to_json(stages: Sequence[StagePlan]) -> list[dict[str, Any]]:
+    """Stages, without their meshes: devices are of a process. Decisions that several
+    have are written once, and then as the position of the stage that has them."""
+    first: dict[int, int] = {}
+    return [
+        {
+            "mesh_axes": [[name, size] for name, size in stage.mesh_axes],
+            "devices": _runs(stage.devices),
+            "predicted": record_to_json(stage.predicted),
+            "sends": [record_to_json(x) for x in stage.sends],
+            "layers": [list(x) for x in stage.layers],
+            "decisions": _decisions_to_json(stage.decisions)
+            if (known := first.setdefault(id(stage.decisions), i)) == i
+            else known,
+        }
+        for i, stage in enumerate(stages)
+    ]
 
 
-def stage_from_json(data: Mapping[str, Any]) -> StagePlan:
-    """The stage that `stage_to_json` wrote."""
-    return StagePlan(
-        mesh_axes=tuple((str(name), int(size)) for name, size in data["mesh_axes"]),
-        devices=tuple(d for start, stop in data["devices"] for d in range(start, stop)),
-        decisions=_decisions(data["decisions"]),
-        predicted=predicted_from_json(data["predicted"]),
-        sends=tuple(Send(**floats(x, "seconds")) for x in data["sends"]),
-    )
+def stages_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[StagePlan, ...]:
+    """The stages that `stages_to_json` wrote."""
+    found: list[StagePlan] = []
+    for x in data:
+        said = x["decisions"]
+        found.append(
+            StagePlan(
+                mesh_axes=tuple((str(n), int(size)) for n, size in x["mesh_axes"]),
+                devices=tuple(d for a, b in x["devices"] for d in range(a, b)),
+                decisions=found[said].decisions
+                if isinstance(said, int)
+                else _decisions(said),
+                predicted=predicted_from_json(x["predicted"]),
+                sends=tuple(Send(**floats(s, "seconds")) for s in x["sends"]),
+                layers=tuple((a, b) for a, b in x.get("layers", ())),
+            )
+        )
+    return tuple(found)
 
 
 def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
@@ -60,6 +78,7 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
         "between": [record_to_json(x) for x in pipeline.between],
         "recomputed": list(pipeline.recomputed),
         "made_again": [record_to_json(x) for x in pipeline.made_again],
+        "passes": [record_to_json(x) for x in pipeline.passes],
     }
 
 
@@ -90,6 +109,10 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
         recomputed=tuple(data.get("recomputed", ())),
         made_again=tuple(
             MadeAgain(**floats(x, "added_s")) for x in data.get("made_again", ())
+        ),
+        passes=tuple(
+            Pass(**floats(x, "tick_s", "handed_s", "before_s"))
+            for x in data.get("passes", ())
         ),
     )
 

@@ -120,8 +120,7 @@ def counts_of(target: Target, devices: int, fits: bool) -> list[int]:
 
 def evenness(plan: Plan) -> tuple[float, int]:
     """What the mean of the groups is busy, over the busiest; and which that is."""
-    if plan.pipeline is None:  # in one program all do the same
-        return 1.0, 0
+    assert plan.pipeline is not None
     busy = plan.pipeline.busy_s
     most = max(busy)
     return sum(busy) / (len(busy) * most) if most else 1.0, busy.index(most)

@@ -25,7 +25,7 @@ MOST_OPS = 1500
 def regions(plan: Plan) -> str:
     """The planned program; empty of a plan that was read from a file."""
     program = program_of(plan)
-    if program is None or len(plan.stages) > 1:
+    if program is None or plan.has_tasks:
         return ""
     writer = _Writer(program, plan, itertools.count())
     inside = "".join(writer.region(program.body))

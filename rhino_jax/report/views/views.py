@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def views_of(plan: Plan) -> tuple[Section, ...]:
     """Those that there is something to draw for."""
-    if plan.pipeline is not None:
+    if plan.has_tasks:
         return (Section("what a device holds", drawing=treemap(plan)),)
     step = step_of(plan)
     found = (

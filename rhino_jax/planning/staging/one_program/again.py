@@ -81,7 +81,7 @@ class SolvedInOne:
           InfeasiblePlanError: nothing fits.
           PinError: a pin cuts over the stages what does not lie there.
         """
-        return replace(self.whole.plan(self.found.plan()), origin=self.alone())
+        return replace(self.whole.plan(self.found), origin=self.alone())
 
     def planned_with(
         self, search: Search, report: Progress

@@ -10,7 +10,7 @@ other comes on top.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.cost.collectives import (
@@ -29,9 +29,17 @@ from rhino_jax.ir.transform import RECOMPUTE
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Collective
-from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.plan.stages import STAGE_AXIS, Pipeline
 from rhino_jax.planning.meshes import MeshAxes, own_mesh
 from rhino_jax.planning.search import Search
+from rhino_jax.planning.staging.one_program.timed import (
+    Sent,
+    holding,
+    left_bytes,
+    pipeline_of,
+    stages_of,
+)
+from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.search.found import Found
 from rhino_jax.transform.recompute.as_kept import has_remat
 from rhino_jax.units import format_share
@@ -61,13 +69,21 @@ class Whole:
         """Of all stages, by what was found for one; infinite where nothing fits."""
         if not found.fits:
             return math.inf
-        return found.step_s + sum(c.seconds for c in self._sent(found.decisions()))
+        sent = self._sent(found.decisions())
+        return found.step_s + sum(s.collective.seconds for s in sent)
 
-    def plan(self, plan: Plan) -> Plan:
-        """The plan of all stages, of that of one."""
+    def plan(self, found: Found) -> Plan:
+        """The plan of all stages, of what was found for one.
+
+        Raises:
+          InfeasiblePlanError: nothing fits.
+          PinError: a pin cuts over the stages what does not lie there.
+        """
+        plan = found.plan()
         program = self.search.traced.program
         sent = tuple(self._sent(plan.decisions))
-        seconds = sum(c.seconds for c in sent)
+        collectives = [s.collective for s in sent]
+        seconds = sum(c.seconds for c in collectives)
         predicted = replace(
             plan.predicted,
             step_time_s=plan.predicted.step_time_s + seconds,
@@ -82,23 +98,18 @@ class Whole:
             [program.values[e.value].shape for e in ends]
             for ends in (program.inputs, program.outputs)
         ]
-        (stage,) = plan.stages
+        inputs = tuple(map(self._leaf, plan.inputs, shapes[0]))
+        pipeline = self._pipeline(found, plan, sent)
         whole = replace(
             plan,
             mesh_axes=self.axes,
-            inputs=tuple(map(self._leaf, plan.inputs, shapes[0])),
+            inputs=inputs,
             outputs=tuple(map(self._leaf, plan.outputs, shapes[1])),
-            stages=(
-                replace(
-                    stage,
-                    mesh_axes=self.axes,
-                    devices=tuple(range(math.prod(n for _, n in self.axes))),
-                    predicted=predicted,
-                ),
-            ),
+            stages=stages_of(plan, pipeline, self.axes, self.axis, inputs, predicted),
+            pipeline=pipeline,
             predicted=predicted,
             collectives=tuple(
-                sorted((*plan.collectives, *sent), key=lambda c: -c.seconds)
+                sorted((*plan.collectives, *collectives), key=lambda c: -c.seconds)
             ),
             search=report,
             recipes={},
@@ -107,12 +118,28 @@ class Whole:
         self._check_pins(whole)
         return self.search.told(whole)
 
+    def _pipeline(self, found: Found, plan: Plan, sent: Sequence[Sent]) -> Pipeline:
+        """How micro-batches pass through all stages, of the plan of one."""
+        program, count = self.of_stage, plan.microbatches
+        pipeline = pipeline_of(program, self.stages, count, seconds_by_op(found), sent)
+        held = {
+            v: self._local_bytes(plan.decisions, v)
+            for op in program.body.ops
+            for v in program.ops[op].results
+        }
+        return holding(
+            pipeline,
+            left=left_bytes(program, pipeline.ticks, held),
+            fixed=sum(leaf.bytes_per_device for leaf in plan.inputs),
+            peak=plan.predicted.peak_bytes,
+        )
+
     def _leaf(self, leaf: Leaf, shape: tuple[int, ...]) -> Leaf:
         """Of a stack, over the axis of the stages."""
         spec = without(leaf.spec, [self.axis])
         if leaf.shape != shape:
             spec = ((self.axis, *spec[0]), *spec[1:])
-        return replace(leaf, shape=shape, spec=spec)
+        return replace(leaf, shape=shape, spec=spec, num_stages=self.stages)
 
     def _notes(self, count: int) -> Iterator[str]:
         stages, ticks = self.stages, count + self.stages - 1
@@ -158,7 +185,7 @@ class Whole:
                     fix=f"leave `{STAGE_AXIS}` out of the pin.",
                 )
 
-    def _sent(self, decisions: Decisions) -> Iterator[Collective]:
+    def _sent(self, decisions: Decisions) -> Iterator[Sent]:
         """What stages send each other."""
         laid = lay_out(self.search.target, self.axes)
         for op, runs in _ops(self.of_stage, self.of_stage.body, 1):
@@ -168,7 +195,7 @@ class Whole:
             moved = op.results if kind == ALL_GATHER else op.operands
             local = sum(self._local_bytes(decisions, v) for v in moved)
             each_s = collective_s(kind, local, [laid.axes[self.axis]])
-            yield Collective(
+            sent = Collective(
                 kind=kind,
                 axes=(STAGE_AXIS,),
                 bytes=round(wire_bytes(kind, local, self.stages) * runs),
@@ -178,6 +205,7 @@ class Whole:
                 source=str(op.source),
                 reason="between stages",
             )
+            yield Sent(op.id, round(local), sent)
 
     def _local_bytes(self, decisions: Decisions, value: int) -> float:
         of = self.of_stage.values[value]
