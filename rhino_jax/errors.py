@@ -73,6 +73,10 @@ class ScheduleMemoryError(ScheduleError):
     """A schedule that holds more at once than a group of devices has."""
 
 
+class TokenSliceError(ScheduleError):
+    """A sequence that cannot run slice by slice, as tokens need later ones."""
+
+
 class StageError(RhinoError, ValueError):
     """A program that cannot be cut into so many stages, or not where it was pinned."""
 

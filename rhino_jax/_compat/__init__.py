@@ -55,6 +55,8 @@ from rhino_jax._compat.tracing import (
     name_as as name_as,
     new_primitive as new_primitive,
     retrace as retrace,
+    tagged as tagged,
+    untagged as untagged,
     user_frames as user_frames,
     user_spans as user_spans,
     without_mesh as without_mesh,

@@ -181,3 +181,32 @@ def name_as(
         jax_core.initial_result_paths,
     )
     api_util.save_wrapped_fun_debug_info(flat, info)
+
+
+TAG = "rhino-tag:"
+
+
+@contextlib.contextmanager
+def tagged(tag: str) -> Iterator[None]:
+    """Mark equations that are bound within, for `untagged`. Same on both versions."""
+    with jax.named_scope(TAG + tag):
+        yield
+
+
+def untagged(jaxpr: Any) -> tuple[Any, list[str | None]]:
+    """A jaxpr without such marks, and of every equation its innermost one.
+
+    Same on both versions.
+    """
+    eqns, tags = [], []
+    for eqn in open_jaxpr(jaxpr).eqns:
+        stack, tag = eqn.source_info.name_stack.stack, None
+        for scope in stack:
+            if scope.name.startswith(TAG):
+                tag = scope.name[len(TAG) :]
+        kept = tuple(s for s in stack if not s.name.startswith(TAG))
+        names = source_info_util.NameStack(kept)
+        info = eqn.source_info.replace(name_stack=names)
+        eqns.append(eqn.replace(source_info=info))
+        tags.append(tag)
+    return with_eqns(jaxpr, eqns, open_jaxpr(jaxpr).outvars), tags

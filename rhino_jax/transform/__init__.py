@@ -6,7 +6,8 @@ Out: a `Traced` of the same call, whose program is the changed one.
 Order: `blocks` (fused weights in blocks), `microbatch` (the batch cut in time),
 `chunks` (long rows cut so), `recompute` (values made again, or kept on the host),
 `partial_sums` (sums left open for longer), each by `retraced`; `remade` does them by
-name. `staged` cuts a step into tasks of several groups of devices.
+name. `staged` cuts a step into tasks of several groups of devices, `token_slices` the
+sequence of what these run.
 
 A pass is chosen by who plans; a plan says which were, and whoever runs it does them
 again: each is a pure function of a closed jaxpr, its program and a choice as text.

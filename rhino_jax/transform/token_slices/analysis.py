@@ -1,0 +1,239 @@
+"""Which values of a micro-batch are sliced along the sequence, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rhino_jax._compat import is_literal, open_jaxpr
+from rhino_jax.errors import TokenSliceError
+from rhino_jax.ir.factor import FactorKind
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.transform.microbatch.flow.states import locate
+from rhino_jax.transform.staged.apart import Apart
+from rhino_jax.transform.staged.sides import Sides
+from rhino_jax.transform.token_slices import refused
+from rhino_jax.transform.token_slices.bounding import bounds_of
+from rhino_jax.transform.token_slices.bounds import exactly
+from rhino_jax.transform.token_slices.flow import (
+    At,
+    Sliced,
+    Stuck,
+    ats_of,
+    end_of,
+    on_rows,
+    on_window,
+)
+from rhino_jax.transform.token_slices.inputs import first_states, pieces_dim
+from rhino_jax.transform.token_slices.pairs import UNMASKED, OnPairs
+from rhino_jax.transform.token_slices.states import (
+    Cause,
+    Cross,
+    Fill,
+    Place,
+    State,
+    When,
+    Whole,
+)
+
+
+@dataclass(slots=True)
+class Found:
+    """Attributes:
+    sides: the micro-batch.
+    length: of the sequence.
+    states: of every value, by its id in the program.
+    runs: of every equation how it is done slice by slice; None: once.
+    corners: masks by row and column.
+    """
+
+    sides: Sides
+    length: int
+    states: dict[int, State] = field(default_factory=dict)
+    runs: list[Sliced | None] = field(default_factory=list)
+    corners: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def program(self) -> Program:
+        return self.sides.program
+
+    def op(self, equation: int) -> Op:
+        return self.program.ops[self.program.body.ops[equation]]
+
+
+def analyse(apart: Apart, sides: Sides, length: int) -> Found:
+    """Walk a micro-batch.
+
+    Args:
+      apart: the step.
+      sides: of its micro-batch.
+      length: of the sequence.
+    Raises:
+      TokenSliceError: a token needs later ones, or it cannot be shown that none does.
+    """
+    if apart.early:
+        raise refused.coupled(apart)
+    found = Found(sides, length)
+    found.states.update(first_states(apart, sides, length))
+    cut = {
+        value: pieces_dim(apart, i)
+        for i, value in enumerate(sides.program.body.inputs[1:][: len(apart.entering)])
+    }
+    for i, eqn in enumerate(open_jaxpr(apart.piece).eqns):
+        op = found.op(i)
+        for v, atom in zip(op.operands, eqn.invars, strict=True):
+            if is_literal(atom):
+                found.states[v] = Whole(is_free=True, bounds=exactly(atom.val))
+        states = [found.states[v] for v in op.operands]
+        run = _run(found, i, eqn, states)
+        if isinstance(run, Sliced):
+            _check_known(found, op, states, run.is_backward)
+            made: Sequence[State] = run.results
+        else:
+            made = [
+                _whole(found, op, eqn, states, k, run) for k in range(len(op.results))
+            ]
+            pieces = cut.get(op.operands[0]) if op.operands else None
+            if op.rule is None and pieces is not None:
+                made = [_of_piece(states[0], made[0], pieces)]
+        found.runs.append(run if isinstance(run, Sliced) else None)
+        found.states.update(zip(op.results, made, strict=True))
+    return found
+
+
+def _run(
+    found: Found, i: int, eqn: Any, states: Sequence[State]
+) -> Sliced | Stuck | None:
+    """How an equation is done slice by slice; None where nothing of it is sliced."""
+    op, is_backward = found.op(i), found.sides.is_backward[i]
+    if all(isinstance(s, Whole) for s in states):
+        at = _meeting(op, states)
+        run = None if at is None else on_rows(op, at, is_backward)
+        return run if isinstance(run, Sliced) and run.sums is None else None
+    done = _done(found, i, eqn, states)
+    if isinstance(done, Sliced):
+        return done
+    window = on_window(op, eqn, states[0], is_backward, found.length)
+    if window is not None:
+        return window
+    pairs = [s for s in states if isinstance(s, Cross)]
+    if done.is_refused or any(s.later.fill is not Fill.ZERO for s in pairs):
+        why = done.why if done.is_refused else f"{done.why}, and {UNMASKED}"
+        raise refused.not_causal(found.program, found.length, op, why)
+    return done
+
+
+def _done(found: Found, i: int, eqn: Any, states: Sequence[State]) -> Sliced | Stuck:
+    op, is_backward = found.op(i), found.sides.is_backward[i]
+    ats = ats_of(op, states)
+    if isinstance(ats, Stuck):
+        return ats
+    if len(ats) == 1:
+        return on_rows(op, ats[0], is_backward)
+    first, second = ats
+    pairs = OnPairs(op, eqn, states, (first, second), is_backward, found.corners)
+    return pairs.done()
+
+
+def _meeting(op: Op, states: Sequence[State]) -> At | None:
+    """Where data meet weights, and have the sequence: from there on it is cut."""
+    wholes = [s for s in states if isinstance(s, Whole)]
+    if op.rule is None or all(s.is_free for s in wholes):
+        return None
+    if any(s.when is not When.FORWARD for s in wholes):
+        return None
+    ats = set[At]()
+    for layout, state in zip(op.rule.operands, wholes, strict=True):
+        if state.place is not None:
+            spot = locate(op.rule, layout, state.place.rows, state.place.count)
+            if spot is None:
+                return None
+            ats.add(At(spot, state.place.first, state.place.count))
+    if len(ats) != 1:
+        return None
+    (at,) = ats
+    is_cut = op.rule.factors[at.spot.factor].kind is FactorKind.PARALLEL
+    return at if is_cut else None
+
+
+def _check_known(
+    found: Found, op: Op, states: Sequence[State], is_backward: bool
+) -> None:
+    """What every slice reads is known before the first one runs."""
+    before = When.BACKWARD if is_backward else When.FORWARD
+    for state in states:
+        if isinstance(state, Whole) and state.when > before:
+            assert state.cause is not None
+            raise refused.late(found.program, found.length, state.cause, op)
+
+
+def _whole(
+    found: Found,
+    op: Op,
+    eqn: Any,
+    states: Sequence[State],
+    result: int,
+    stuck: Stuck | None,
+) -> Whole:
+    """A result of an op that is done once."""
+    known = [s if isinstance(s, Whole) else None for s in states]
+    when = max(
+        (end_of(s.is_backward) if not isinstance(s, Whole) else s.when for s in states),
+        default=When.FORWARD,
+    )
+    cause = next((s.cause for s in known if s is not None and s.when is when), None)
+    if stuck is not None:
+        cause = Cause(op.id, stuck.why)
+    is_free = all(s is not None and s.is_free for s in known)
+    bounds = None
+    if when is When.FORWARD:
+        bounds = bounds_of(eqn, [None if s is None else s.bounds for s in known])
+    place = _place(op, states, result) if is_free else None
+    return Whole(when, is_free, place, bounds, cause)
+
+
+def _place(op: Op, states: Sequence[State], result: int) -> Place | None:
+    """Where a result that is made of data seems to have the sequence."""
+    if op.rule is None:
+        return None
+    found = set[Place | None]()
+    for layout, state in zip(op.rule.operands, states, strict=True):
+        if isinstance(state, Whole) and state.place is not None:
+            at = state.place
+            spot = locate(op.rule, layout, at.rows, at.count)
+            if spot is None:
+                continue
+            where = At(spot, at.first, at.count)
+            found.add(where.place(op.rule, op.rule.results[result]))
+    return found.pop() if len(found) == 1 else None
+
+
+def _of_piece(state: State, made: State, pieces: int) -> State:
+    """What is taken of data that enter as pieces."""
+    if not isinstance(state, Whole) or not isinstance(made, Whole):
+        return made
+    place = state.place
+    if place is not None:
+        place = replace(place, dim=place.dim - (place.dim > pieces))
+    return replace(made, place=place)
+
+
+def fitting(apart: Apart, sides: Sides, lengths: Sequence[int]) -> Found:
+    """The analysis for the first length of the sequence that fits.
+
+    Raises:
+      TokenSliceError: none does; of the likeliest, why.
+    """
+    errors: list[TokenSliceError] = []
+    for length in lengths:
+        try:
+            found = analyse(apart, sides, length)
+        except TokenSliceError as error:
+            errors.append(error)
+            continue
+        if any(run is not None for run in found.runs):
+            return found
+    if errors:
+        raise errors[0]
+    raise refused.no_sequence(apart, ())
