@@ -70,21 +70,29 @@ def causal_times(
     return fixed_s + unit_s * inside + pair_s * pairs
 
 
-def slice_sequence(times_s: np.ndarray, stages: int, repeats: int = 1) -> Slices:
+def slice_sequence(
+    times_s: np.ndarray, stages: int, repeats: int = 1, count: int | None = None
+) -> Slices:
     """The best slices of one sequence, or of several that are alike.
 
     Args:
       times_s: of a slice on one stage, forward and backward.
       stages: K.
       repeats: micro-batches, each cut in the same way.
+      count: how many slices of each; any number unless said.
 
     Shapes:
       times_s: [units before, units in the slice], both from 0 to the whole sequence
     """
-    return slice_batch({1: times_s}, repeats, stages)
+    return slice_batch({1: times_s}, repeats, stages, count)
 
 
-def slice_batch(times_s: Mapping[int, np.ndarray], batch: int, stages: int) -> Slices:
+def slice_batch(
+    times_s: Mapping[int, np.ndarray],
+    batch: int,
+    stages: int,
+    count: int | None = None,
+) -> Slices:
     """The best parts of a batch, and slices of each.
 
     Exact: of all choices whose longest slice is below a limit the least sum is found,
@@ -94,16 +102,18 @@ def slice_batch(times_s: Mapping[int, np.ndarray], batch: int, stages: int) -> S
       times_s: samples of a part → seconds of its slices, as in `slice_sequence`.
       batch: samples.
       stages: K.
+      count: slices of every part; any number unless said.
 
     Raises:
-      ScheduleError: where parts of these sizes cannot make up the batch.
+      ScheduleError: where parts of these sizes cannot make up the batch, or sequences
+        have fewer units than they are to have slices.
     """
     costs = {size: _by_ends(times) for size, times in times_s.items()}
     best: Slices | None = None
     limit = np.inf
     shortest = min(map(_least_longest, costs.values()))
     while True:
-        found = _least_sum(costs, batch, limit)
+        found = _least_sum(costs, batch, limit, count)
         if found is None:
             break
         parts, total, longest = found
@@ -118,8 +128,9 @@ def slice_batch(times_s: Mapping[int, np.ndarray], batch: int, stages: int) -> S
         raise ScheduleError(
             "No parts make up the batch.",
             where=f"sizes {sorted(times_s)}",
-            numbers=f"batch {batch}",
-            fix="add times of a part of 1 sample.",
+            numbers=f"batch {batch}"
+            + (f", {count} slices of every sequence" if count else ""),
+            fix="add times of a part of 1 sample, or take fewer slices.",
         )
     return best
 
@@ -143,20 +154,20 @@ def _least_longest(costs: np.ndarray) -> float:
 
 
 def _least_sum(
-    costs: Mapping[int, np.ndarray], batch: int, limit: float
+    costs: Mapping[int, np.ndarray], batch: int, limit: float, count: int | None
 ) -> tuple[tuple[Part, ...], float, float] | None:
     """Parts, sum and longest of the least sum without a slice above the limit."""
     sliced = {
         size: found
         for size, of_size in costs.items()
-        if (found := _shortest_path(of_size, limit)) is not None
+        if (found := _shortest_path(of_size, limit, count)) is not None
     }
     total = [0.0] + [np.inf] * batch
     last = [0] * (batch + 1)
-    for count in range(1, batch + 1):
+    for done in range(1, batch + 1):
         for size, (_, seconds) in sliced.items():
-            if size <= count and total[count - size] + seconds < total[count]:
-                total[count], last[count] = total[count - size] + seconds, size
+            if size <= done and total[done - size] + seconds < total[done]:
+                total[done], last[done] = total[done - size] + seconds, size
     if total[batch] == np.inf:
         return None
     parts, left = [], batch
@@ -172,11 +183,13 @@ def _least_sum(
 
 
 def _shortest_path(
-    costs: np.ndarray, limit: float
+    costs: np.ndarray, limit: float, count: int | None = None
 ) -> tuple[tuple[int, ...], float] | None:
     """Lengths and sum of the slices with the least sum, none above the limit."""
     allowed = np.where(costs <= limit, costs, np.inf)
     units = len(costs) - 1
+    if count is not None:
+        return _path_of(allowed, units, count)
     best = np.full(units + 1, np.inf)
     best[0] = 0.0
     start = np.zeros(units + 1, int)
@@ -188,6 +201,26 @@ def _shortest_path(
         return None
     lengths, end = [], units
     while end:
+        lengths.append(int(end - start[end]))
+        end = int(start[end])
+    return tuple(lengths[::-1]), float(best[units])
+
+
+def _path_of(
+    allowed: np.ndarray, units: int, count: int
+) -> tuple[tuple[int, ...], float] | None:
+    """The same of so many slices."""
+    best = np.full(units + 1, np.inf)
+    best[0] = 0.0
+    starts = []
+    for _ in range(count):
+        sums = best[:, None] + allowed
+        starts.append(sums.argmin(0))
+        best = sums.min(0)
+    if best[units] == np.inf:
+        return None
+    lengths, end = [], units
+    for start in reversed(starts):
         lengths.append(int(end - start[end]))
         end = int(start[end])
     return tuple(lengths[::-1]), float(best[units])

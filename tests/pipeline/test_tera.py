@@ -49,6 +49,24 @@ def test_slices_equal_looking_at_all(seed: int) -> None:
     assert (found.sum_s, found.longest_s) == (sum(t), max(t))
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 7])
+@pytest.mark.parametrize("seed", range(4))
+def test_so_many_slices_equal_looking_at_all(seed: int, count: int) -> None:
+    units, stages, repeats = 7, 1 + 2 * seed, 1 + seed % 2
+    times = random_times(seed, units)
+    best = min(
+        repeats * sum(t) + (stages - 1) * max(t)
+        for lengths in every_split(units)
+        if len(lengths) == count
+        for t in [seconds_of(times, lengths)]
+    )
+    found = slice_sequence(times, stages, repeats, count)
+    assert found.step_time_s == best
+    assert {len(part.lengths) for part in found.parts} == {count}
+    with pytest.raises(ScheduleError, match="fewer slices"):
+        slice_sequence(times, stages, repeats, units + 1)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_batches_equal_looking_at_all(seed: int) -> None:
     units, batch, stages = 4, 4, 2 + seed % 4
