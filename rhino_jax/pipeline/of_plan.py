@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.keywords import brief, real
@@ -17,7 +18,7 @@ from rhino_jax.pipeline.ticks import in_ticks
 from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work
 from rhino_jax.pipeline.written import read_order
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.stages import Hop, Pipeline, StageCost
+from rhino_jax.plan.stages import Pipeline, StageCost
 
 
 FORWARD_ONLY = "forward-only"
@@ -40,29 +41,13 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
                 routes[a, b] = len(links)
                 links.append(Link(f"{a} → {b}", hop.bytes_per_s, hop.latency_s))
 
-    def is_near(hop: Hop) -> bool:
-        return group_of[hop.source] == group_of[hop.target]
-
     firsts = [group_of.index(g) for g in range(1 + max(group_of))]
     whole = [pipeline.costs[chunk] for chunk in firsts]
     is_forward_only = pipeline.schedule == FORWARD_ONLY
     once = [c.update_bytes if is_forward_only else 0 for c in whole]
     return Work(
-        chunks=tuple(
-            Chunk(group, (_cost(cost, once[group]),))
-            for group, cost in zip(group_of, pipeline.costs, strict=True)
-        ),
-        edges=tuple(
-            Edge(
-                h.source,
-                h.target,
-                (h.forward_bytes,),
-                (h.backward_bytes,),
-                (h.ahead_bytes,) if h.ahead_bytes or is_near(h) else (),
-            )
-            for h in pipeline.hops
-            if h.forward_bytes or h.backward_bytes or is_near(h)
-        ),
+        chunks=_chunks(pipeline, once),
+        edges=_edges_of_slices(pipeline) if pipeline.slices else _edges(pipeline),
         micro_batches=pipeline.micro_batches,
         links=tuple(links),
         routes=routes,
@@ -73,6 +58,50 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
         between=pipeline.between,
         is_twice=pipeline.is_twice,
     )
+
+
+def _chunks(pipeline: Pipeline, once: Sequence[int]) -> tuple[Chunk, ...]:
+    """Parts of the model, each with a cost for every slice.
+
+    Args:
+      once: of every group, see `_cost`.
+    """
+    costs, groups = pipeline.costs, pipeline.groups
+    parts = len(costs) // max(1, len(pipeline.slices))
+    return tuple(
+        Chunk(groups[c], tuple(_cost(x, once[groups[c]]) for x in costs[c::parts]))
+        for c in range(parts)
+    )
+
+
+def _edges(pipeline: Pipeline) -> tuple[Edge, ...]:
+    """What chunks send one another."""
+    groups = pipeline.groups
+    found = []
+    for h in pipeline.hops:
+        is_near = groups[h.source] == groups[h.target]
+        if h.forward_bytes or h.backward_bytes or is_near:
+            ahead = (h.ahead_bytes,) if h.ahead_bytes or is_near else ()
+            sizes = (h.forward_bytes,), (h.backward_bytes,)
+            found.append(Edge(h.source, h.target, *sizes, ahead))
+    return tuple(found)
+
+
+def _edges_of_slices(pipeline: Pipeline) -> tuple[Edge, ...]:
+    """What parts of the model send one another, slice by slice: of forward passes with
+    the slice that makes it, of backward passes likewise. Slices of one part wait for
+    one another anyway."""
+    slices = len(pipeline.slices)
+    parts = len(pipeline.costs) // slices
+    sizes: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    for h in pipeline.hops:
+        (early, a), (late, b) = divmod(h.source, parts), divmod(h.target, parts)
+        if a != b:
+            none = [0] * slices, [0] * slices
+            forward, backward = sizes.setdefault((min(a, b), max(a, b)), none)
+            forward[early] += h.forward_bytes
+            backward[late] += h.backward_bytes
+    return tuple(Edge(*pair, *map(tuple, of)) for pair, of in sorted(sizes.items()))
 
 
 def _cost(cost: StageCost, once_bytes: int) -> Cost:

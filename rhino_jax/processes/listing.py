@@ -170,6 +170,7 @@ def _short(text: str) -> str:
 def _of_stages(plan: Plan, pipeline: Pipeline) -> Iterator[Line]:
     """What a plan says of its stages, whose values are not those of the program."""
     cut = f"{pipeline.runs} {pipeline.micro_batches} {pipeline.schedule}"
+    cut += f" {pipeline.slices}"
     yield Line("pipeline", f"{cut} {pipeline.per_microbatch}")
     for i, stage in enumerate(plan.stages):
         yield Line(f"stage {i}", f"{stage.mesh_axes} on {stage.devices}")

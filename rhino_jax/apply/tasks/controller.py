@@ -30,15 +30,18 @@ _KINDS = {
 def order_of(schedule: Schedule) -> list[tuple[TaskKind, int, int]]:
     """(kind, chunk, micro-batch) of all tasks of micro-batches, and of those between
     forward and backward passes (of a group's first chunk), in an order in which every
-    group meets its own, and all that a task reads comes before it."""
+    group meets its own, and all that a task reads comes before it. Of sequences in
+    slices, chunks are those of a `Pipeline`: of the first slice, then of the next."""
     graph = schedule.graph
+    parts = 1 + max(task.chunk for task in graph.tasks)
     found = []
     for at in simulate(schedule).sequence:
         if at < len(graph.tasks):
             task = graph.tasks[at]
             kind = _KINDS.get(task.kind)
             if kind is not None:
-                found.append((kind, task.chunk, task.micro_batch))
+                chunk = task.slice * parts + task.chunk
+                found.append((kind, chunk, task.micro_batch))
     return found
 
 

@@ -75,6 +75,7 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
         "is_split": pipeline.is_split,
         "orders": list(pipeline.orders),
         "is_twice": pipeline.is_twice,
+        "slices": list(pipeline.slices),
         "between": [record_to_json(x) for x in pipeline.between],
         "recomputed": list(pipeline.recomputed),
         "made_again": [record_to_json(x) for x in pipeline.made_again],
@@ -102,6 +103,7 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
         is_split=bool(data.get("is_split", False)),
         orders=tuple(data.get("orders", ())),
         is_twice=bool(data.get("is_twice", False)),
+        slices=tuple(data.get("slices", ())),
         between=tuple(
             Between(float(x["seconds"]), tuple((s, n) for s, n in x["receives"]))
             for x in data.get("between", ())
