@@ -22,6 +22,7 @@ class Choice:
       many times those bytes: the losses of the rows, say, for their maximum.
     per_microbatch: places, as `ir.places.at_place` reads them, whose ops take sums over
       the batch from each piece's own rows: the only thing that changes results.
+    least: pieces: a step in stages may run as one.
     """
 
     count: int
@@ -31,6 +32,7 @@ class Choice:
     cheap: float = 4.0
     kept: float = 1.0
     per_microbatch: tuple[str, ...] = ()
+    least: int = 2
 
     @classmethod
     def read(cls, text: str) -> Choice:

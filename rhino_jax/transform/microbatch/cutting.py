@@ -72,7 +72,7 @@ def find_cut(closed: Any, program: Program, choice: Choice) -> tuple[Cut, Found]
 def _cut(
     closed: Any, program: Program, choice: Choice, rows: int, inputs: Inputs
 ) -> tuple[Cut, Found]:
-    _check_count(program, choice.count, rows)
+    _check_count(program, choice, rows)
     largest = max(program.values[v].bytes for v in inputs)
     sizes = Sizes(rows, int(choice.cheap * largest), int(choice.kept * largest))
     takes_own = _takes_own(choice)
@@ -160,14 +160,14 @@ def _takes_own(choice: Choice) -> Callable[[Item], bool]:
     return lambda item: any(is_there(item.op.source) for is_there in places)
 
 
-def _check_count(program: Program, count: int, rows: int) -> None:
-    if 2 <= count <= rows:
+def _check_count(program: Program, choice: Choice, rows: int) -> None:
+    if choice.least <= choice.count <= rows:
         return
     raise MicrobatchError(
-        f"`{program.name}` cannot run in {count} micro-batches.",
+        f"`{program.name}` cannot run in {choice.count} micro-batches.",
         where=f"`{program.name}`",
         numbers=f"batch of {rows}",
-        fix=f"choose from 2 to {rows}.",
+        fix=f"choose from {choice.least} to {rows}.",
     )
 
 

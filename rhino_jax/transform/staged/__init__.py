@@ -8,5 +8,6 @@ and after the loop over micro-batches), `lines` (equations to be run in parts), 
 (forward and backward pass, and what belongs together), `labels` (which op runs where),
 `loops` (in two) and `shared_sums`, `between` (what couples micro-batches), `after` and
 `updates` (what follows them), `names`, `staging` (all of these as a `step` of tasks),
-`remade` (what is made again), `holding` (what a group holds between them), `group`.
+`in_slices` (the same, slice by slice of its sequences), `remade` (what is made again),
+`holding` (what a group holds between them), `group`.
 """

@@ -126,7 +126,7 @@ def take_apart(
     Raises:
       MicrobatchError: it cannot be cut so, or not into two loops.
     """
-    choice = Choice(count, most_loops=MOST_LOOPS, per_microbatch=places)
+    choice = Choice(count, most_loops=MOST_LOOPS, per_microbatch=places, least=1)
     try:
         cut, found = find_cut(closed, program, choice)
     except MicrobatchError as error:

@@ -63,6 +63,7 @@ class Labels:
         is_split: bool = False,
         recomputed: Collection[int] = (),
         remade: Collection[tuple[int, int]] = (),
+        slices: int = 1,
     ) -> Labels:
         """Args:
         sides: of a micro-batch.
@@ -74,12 +75,13 @@ class Labels:
           the second one would wait with all of it in memory.
         remade: (forward equation, by its place among them, which of its results) of
           other chunks, likewise.
+        slices: of sequences, each with as many chunks, those of a slice in a row.
         """
         assert not (is_split and (recomputed or remade)), (
             "split passes are not recomputed"
         )
         chunks = 1 + max(stages)
-        placed = sides.placed(dict(zip(sides.forward, stages, strict=True)))
+        placed = _placed(sides, stages, chunks // slices)
         of = [
             s if s is None or not back else 2 * chunks - 1 - s
             for s, back in zip(placed, sides.is_backward, strict=True)
@@ -210,6 +212,24 @@ class Labels:
     def _left(self, label: int) -> list[int]:
         outputs = [self.lines.outputs[k] for k in self.leaves(label)]
         return [v for v in outputs if v is not None]
+
+
+def _placed(sides: Sides, stages: Sequence[int], parts: int) -> list[int | None]:
+    """Of every equation its chunk; a backward op of one slice is where its weights are
+    in that slice, whatever slices read these.
+
+    Args:
+      sides, stages: as of `Labels.at`.
+      parts: chunks of a slice.
+    """
+    slices, inside = (
+        sides.placed(dict(zip(sides.forward, of, strict=True)))
+        for of in zip(*(divmod(s, parts) for s in stages), strict=True)
+    )
+    return [
+        None if t is None or part is None else t * parts + part
+        for t, part in zip(slices, inside, strict=True)
+    ]
 
 
 def _waited_for(

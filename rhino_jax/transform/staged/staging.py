@@ -43,6 +43,7 @@ def staged(
     is_split: bool = False,
     remade: Remade = NOTHING,
     is_twice: bool = False,
+    slices: int = 1,
 ) -> Step:
     """The tasks of a step.
 
@@ -56,6 +57,7 @@ def staged(
         split.
       is_twice: whether what couples micro-batches is made ahead of all forward passes,
         and these run again: then backward passes wait for none but their own.
+      slices: of sequences, each with as many chunks; see `in_slices`.
     """
     if is_split:
         apart = with_split_loops(apart, stages, group_of)
@@ -63,7 +65,12 @@ def staged(
     sides = asked
     while True:
         labels = Labels.at(
-            sides, stages, group_of, is_split=is_split, recomputed=remade.chunks
+            sides,
+            stages,
+            group_of,
+            is_split=is_split,
+            recomputed=remade.chunks,
+            slices=slices,
         )
         parted = apart_sums(apart, labels)
         if parted is None:

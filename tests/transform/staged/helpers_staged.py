@@ -12,6 +12,7 @@ from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.models import registry
 from rhino_jax.transform.staged.apart import Apart, take_apart
+from rhino_jax.transform.staged.in_slices import staged_in_slices
 from rhino_jax.transform.staged.sides import sides_of
 from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Key, Kind, Step, Task, TaskKind
@@ -24,11 +25,17 @@ def of_zoo(name: str, **overrides: Any) -> tuple[Traced, list[Any]]:
     return traced, jax.tree.leaves(args)
 
 
-def in_equal_parts(apart: Apart, stages: int, v: int = 1, **options: Any) -> Step:
-    """As many forward ops in every chunk, in the program's order, v for every group."""
+def in_equal_parts(
+    apart: Apart, stages: int, v: int = 1, lengths: Sequence[int] = (), **options: Any
+) -> Step:
+    """As many forward ops in every chunk, in the program's order, v for every group; of
+    sequences in slices of such lengths, if there are any."""
     count, chunks = len(sides_of(apart).forward), v * stages
     groups = [c % stages for c in range(chunks)]
-    return staged(apart, [k * chunks // count for k in range(count)], groups, **options)
+    parts = [k * chunks // count for k in range(count)]
+    if lengths:
+        return staged_in_slices(apart, parts, groups, lengths, **options)
+    return staged(apart, parts, groups, **options)
 
 
 def undivided(traced: Traced, arrays: Sequence[Any]) -> list[Any]:

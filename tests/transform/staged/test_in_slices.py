@@ -1,0 +1,63 @@
+"""Steps whose sequences run in slices, as tasks: the same numbers, and what is sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from helpers_staged import check, in_equal_parts, of_zoo
+
+from rhino_jax.transform.staged.apart import take_apart
+from rhino_jax.transform.staged.remade import Remade
+from rhino_jax.transform.staged.step import Kind, TaskKind
+
+
+MODEL = "gpt-tiny-unrolled"
+
+
+@pytest.mark.parametrize(
+    ("stages", "count", "lengths"),
+    [
+        (2, 1, (16, 16)),
+        pytest.param(2, 2, (13, 10, 9), marks=pytest.mark.slow),
+        pytest.param(4, 1, (8, 8, 8, 8), marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_is_the_same_in_slices(stages, count, lengths):
+    step = check(*of_zoo(MODEL), stages, count, lengths=lengths)
+    slices = len(lengths)
+    assert step.chunks == tuple(range(stages)) * slices
+    kinds = Counter(t.kind for tasks in step.tasks for t in tasks)
+    assert kinds[TaskKind.FORWARD] == kinds[TaskKind.BACKWARD] == stages * slices
+
+
+def test_a_slice_reads_what_slices_before_it_made_on_its_group():
+    """Keys and values, and sums of gradients, are not sent; of what is, no more is than
+    of whole sequences."""
+    traced, _ = of_zoo(MODEL)
+    apart = take_apart(traced.closed_jaxpr, traced.program, 1)
+    whole, sliced = (in_equal_parts(apart, 2, lengths=n) for n in ((), (16, 16)))
+
+    def sent(step):
+        inside = [s.key for s in step.sends if s.key.kind is Kind.INSIDE]
+        return sum(step.types[key].size for key in inside)
+
+    assert 0 < sent(sliced) <= sent(whole)
+    made = {k: t for of in sliced.tasks for t in of for k in t.makes}
+    inside = [
+        (made[key], task)
+        for of in sliced.tasks
+        for task in of
+        for key in task.reads
+        if key.kind is Kind.INSIDE and task.kind is made[key].kind
+    ]
+    across = [(a, b) for a, b in inside if a.place // 2 != b.place // 2]
+    assert across and all(a.group == b.group for a, b in across)
+    assert {a.kind for a, _ in across} == {TaskKind.FORWARD, TaskKind.BACKWARD}
+
+
+@pytest.mark.slow
+def test_forward_passes_of_slices_run_again():
+    arguments = of_zoo(MODEL)
+    remade = Remade(frozenset({0, 2}))  # both slices of the first stage
+    check(*arguments, 2, 1, lengths=(16, 16), remade=remade)
