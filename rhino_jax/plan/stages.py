@@ -170,14 +170,11 @@ class Pipeline:
       made_again: of every stage, what others make again; empty where none does.
       is_twice: whether what couples them is made ahead of all forward passes, which do
         it again.
-<<<<<<< HEAD
       passes: of stages that are one program, in their order; `between` then has what
         all do before and between them, and `update_s` of costs what they do after.
-=======
       slices: lengths of the slices of sequences that run one after the other; empty
         where sequences are whole. Then chunks are of a slice: of all parts of the model
         those of the first slice, then those of the next. `runs` are by parts.
->>>>>>> a1e6e52 (pipeline: a plan's pipeline may have slices of sequences)
     """
 
     micro_batches: int

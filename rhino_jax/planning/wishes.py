@@ -57,6 +57,7 @@ from rhino_jax.planning.per_microbatch import (
     read_places,
 )
 from rhino_jax.planning.staging.pins import without_stages
+from rhino_jax.planning.staging.slices.asked import read_schedule
 from rhino_jax.planning.uncovered import (
     notes_of_rules,
     warn_of_left_out,
@@ -121,7 +122,7 @@ class Wishes:
             ("storage", read_choice(what, "storage", self.storage, STORAGE)),
             ("microbatches", read_microbatches(what, self.microbatches)),
             ("stages", read_stages(what, self.stages)),
-            ("schedule", read_choice(what, "schedule", self.schedule, SCHEDULES)),
+            ("schedule", read_schedule(what, self.schedule, SCHEDULES)),
             ("per_microbatch", read_places(what, self.per_microbatch)),
         ):
             object.__setattr__(self, name, value)

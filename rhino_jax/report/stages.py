@@ -42,8 +42,9 @@ def stage_sections(plan: Plan) -> tuple[Section, ...]:
                 (
                     "schedule",
                     f"{pipeline.schedule}, {format_count(pipeline.micro_batches)}"
-                    " micro-batches",
+                    f" micro-batch{'' if pipeline.micro_batches == 1 else 'es'}",
                 ),
+                *_slices(pipeline),
                 ("bubble", f"{format_share(simulation.bubble)} of all devices' time"),
                 *_sent_ahead(plan),
             ),
@@ -65,6 +66,12 @@ def stage_sections(plan: Plan) -> tuple[Section, ...]:
             draws_table=True,
         ),
     )
+
+
+def _slices(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+    if pipeline.slices:
+        lengths = " + ".join(map(format_count, pipeline.slices))
+        yield "sequences in slices", f"of {lengths} tokens"
 
 
 def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:

@@ -100,11 +100,11 @@ def test_split_passes_hold_what_gradients_of_weights_need():
 
 
 def test_what_does_not_run_is_refused():
-    with pytest.raises(ScheduleError, match="simulated, not run") as caught:
-        planned("token-slices")
+    with pytest.raises(ScheduleError, match="do not run") as caught:
+        planned("forward-only")
     assert caught.value.where == "`schedule=`"
-    assert "zero-bubble" in caught.value.numbers
-    assert "more micro-batches" in caught.value.fix and "tera" in caught.value.fix
+    numbers = caught.value.numbers
+    assert "zero-bubble" in numbers and "token-slices" in numbers
     with pytest.raises(ScheduleError, match="multiple"):
         planned("interleaved", microbatches=2)
     workload = registry.get("gpt-tiny", optimizer="sgd")

@@ -15,6 +15,7 @@ from rhino_jax.apply.tasks.controller import Controller, order_of
 from rhino_jax.apply.tasks.joining import join, shown_results
 from rhino_jax.apply.tasks.programs import Programs
 from rhino_jax.apply.tasks.stacks import Stacks, stacks_of
+from rhino_jax.apply.tasks.steps import step_of
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.trace import Traced
@@ -23,11 +24,8 @@ from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.trees import mesh_of_stages, stage_mesh
 from rhino_jax.processes.across import placed
 from rhino_jax.processes.agree import processes_of_mesh
-from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.group import group_program
-from rhino_jax.transform.staged.remade import Remade
 from rhino_jax.transform.staged.stacks import Unstacked
-from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Step
 
 
@@ -74,23 +72,7 @@ class TaskExecutable:
     def step(self) -> Step:
         """The tasks: the same cut as when it was planned."""
         assert self.plan.pipeline is not None
-        pipeline = self.plan.pipeline
-        apart = take_apart(
-            self.of_step.closed,
-            self.of_step.program,
-            pipeline.micro_batches,
-            pipeline.per_microbatch,
-        )
-        return staged(
-            apart,
-            pipeline.stage_of,
-            pipeline.group_of,
-            is_split=pipeline.is_split,
-            remade=Remade.of(
-                pipeline.recomputed, (x.choice for x in pipeline.made_again)
-            ),
-            is_twice=pipeline.is_twice,
-        )
+        return step_of(self.of_step, self.plan.pipeline)
 
     @cached_property
     def programs(self) -> Sequence[Programs]:

@@ -14,10 +14,11 @@ def token_slices(work: Work) -> Schedule:
     With few micro-batches of long sequences, slices are what fills the pipeline. How
     long each should be is for `rhino_jax.pipeline.tera`.
 
-    Simulated only. To run it, a step has to be cut along its sequence: attention under
-    a mask that is proved causal by slices, each with the keys and values of those
-    before it, kept by their stage; the gradients of these summed up from the last slice
-    to the first; and a task for every slice, as each has shapes of its own.
+    A step that runs so is cut along its sequence by `rhino_jax.transform.token_slices`:
+    attention under a mask that is proved causal by slices, each with the keys and
+    values of those before it, kept by their stage; the gradients of these summed up
+    from the last slice to the first; and a task for every slice, as each has shapes of
+    its own (`rhino_jax.transform.staged.in_slices`).
 
     Source: Li et al., "TeraPipe: token-level pipeline parallelism for training
     large-scale language models" (arXiv 2102.07988).

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.apply.tasks.stacks import stacks_of
+from rhino_jax.apply.tasks.steps import step_of
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.explore.laid import Held, Laid
 from rhino_jax.ir.spec import Spec
@@ -25,10 +26,8 @@ from rhino_jax.planning.staging.groups import plan_groups
 from rhino_jax.planning.staging.planned import FIX, PlannedGroup, Room
 from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.search.records import Request
-from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.remade import Remade
 from rhino_jax.transform.staged.stacks import Unstacked
-from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Send, Step
 from rhino_jax.units import format_bytes
 
@@ -267,21 +266,11 @@ def solved_again(search: Search, plan: Plan, schedule: str) -> SolvedStages:
     choices = (x.choice for x in pipeline.made_again)
     remade = Remade.of(pipeline.recomputed, choices)
     of_step = Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(plan))
-    program, places = of_step.program, pipeline.per_microbatch
-    apart = take_apart(of_step.closed, program, pipeline.micro_batches, places)
-    step = staged(
-        apart,
-        pipeline.stage_of,
-        pipeline.group_of,
-        is_split=pipeline.is_split,
-        remade=remade,
-        is_twice=pipeline.is_twice,
-    )
+    step = step_of(of_step, pipeline)
     shapes = Shapes.on(plan.mesh_axes, shares, {}, search.target)
     flights = (1,) * shapes.groups
     if pipeline.schedule != FORWARD_ONLY:
-        chunks = len(pipeline.costs) // shapes.groups
-        flights = when.flights_of(schedule_of(pipeline), chunks)
+        flights = when.flights_of(schedule_of(pipeline), len(pipeline.costs))
     run = run_that_fits(
         lambda room: plan_groups(
             search, lambda _: step, of_step, shapes, room, Finds()

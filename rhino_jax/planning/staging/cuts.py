@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.errors import InfeasiblePlanError, StageError
@@ -17,6 +17,13 @@ from rhino_jax.planning.staging.estimated import estimated, twice
 from rhino_jax.planning.staging.pins import pinned_ops
 from rhino_jax.planning.staging.problem import problem_of
 from rhino_jax.planning.staging.shapes import Shapes, shapes_of
+from rhino_jax.planning.staging.slices.asked import TOKEN_SLICES
+from rhino_jax.planning.staging.slices.chosen import (
+    COUNTS,
+    Slicing,
+    paced,
+    sums_s,
+)
 from rhino_jax.transform.staged.apart import Apart, take_apart
 from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.stacks import Unstacked
@@ -40,6 +47,7 @@ class Asked:
       stage_pins: key → stage.
       started: `time.monotonic()` when planning began.
       may_recompute: whether stages that do not fit may run their forward passes again.
+      slices: of sequences, by `token-slices`: how many, or their lengths, or nothing.
       finds: what was found for it, and for its groups.
     """
 
@@ -51,7 +59,14 @@ class Asked:
     stage_pins: Mapping[str, int]
     started: float
     may_recompute: bool = False
+    slices: tuple[int, ...] = ()
     finds: Finds = field(default_factory=Finds)
+
+    @property
+    def most_slices(self) -> int:
+        """In which sequences may run by `token-slices`."""
+        said = self.slices
+        return said[0] if len(said) == 1 else len(said) or max(COUNTS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +80,7 @@ class CutStep:
       chosen: the cut.
       group_of: of every chunk; empty where each has its own.
       work: what chunks take, by an estimate.
+      slices: lengths of the slices of sequences; empty where these are whole.
     """
 
     apart: Apart
@@ -73,6 +89,7 @@ class CutStep:
     chosen: Cut
     group_of: tuple[int, ...]
     work: Work
+    slices: tuple[int, ...] = ()
 
 
 def worth_comparing(shapes: Shapes, apart: Apart, most: int) -> Sequence[MeshAxes]:
@@ -117,7 +134,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
             if sizes not in known:
                 problem = problem_of(sides, shapes, group_of, count, limit, *pins)
                 is_again = asked.may_recompute and is_asked and bool(sides.backward)
-                known[sizes] = _cut_into(asked.search, problem, may_recompute=is_again)
+                known[sizes] = _cut_into(asked, problem, may_recompute=is_again)
         except (StageError, InfeasiblePlanError):
             if is_asked:
                 raise
@@ -130,12 +147,40 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
                     apart_too = _priced(asked, sides_of(loops), shapes)
             work = estimated(problem, chosen, *apart_too, group_of)
             own = group_of if chunks > shapes.groups else ()
-            back = bool(sides.backward)
-            works = [work]
+            whole = CutStep(apart, shapes, bool(sides.backward), chosen, own, work)
+            if schedule == TOKEN_SLICES:
+                found += _in_slices(asked, whole, sides, problem)
+                continue
+            found.append(whole)
             if sides.is_coupled:
-                works.append(twice(work, sides, shapes, chosen))
-            found += [CutStep(apart, shapes, back, chosen, own, w) for w in works]
+                again = twice(work, sides, shapes, chosen)
+                found.append(replace(whole, work=again))
     return found
+
+
+def _in_slices(
+    asked: Asked, whole: CutStep, sides: Sides, problem: Problem
+) -> Iterator[CutStep]:
+    """A step that is cut, in slices of its sequences.
+
+    Args:
+      asked: what is planned.
+      whole: cut as is best for many slices.
+      sides: of a micro-batch.
+      problem: by which it is cut.
+    """
+    stages, target = whole.chosen.stages, asked.search.target
+    slicing = Slicing(
+        whole.apart,
+        sides,
+        whole.shapes,
+        stages,
+        whole.work,
+        when.DISPATCH_S,
+        sums_s(problem, stages, target.hbm_bytes_per_s),
+    )
+    for lengths, in_slices in slicing.ways(asked.slices):
+        yield replace(whole, work=in_slices, slices=lengths)
 
 
 def _priced(asked: Asked, sides: Sides, shapes: Shapes) -> tuple[Sides, Shapes]:
@@ -145,10 +190,20 @@ def _priced(asked: Asked, sides: Sides, shapes: Shapes) -> tuple[Sides, Shapes]:
 
 
 def _cut_into(
-    search: Search, problem: Problem, *, may_recompute: bool
+    asked: Asked, problem: Problem, *, may_recompute: bool
 ) -> list[tuple[Problem, Cut]]:
     """Where a step is best cut; and besides, where that does not fit and stages may be
     recomputed, where it is best cut if all of them are."""
+    if asked.schedule != TOKEN_SLICES:
+        return _cut_where_best(asked.search, problem, may_recompute=may_recompute)
+    many = paced(problem, asked.most_slices)
+    found = _cut_where_best(asked.search, many, may_recompute=may_recompute)
+    return [(problem, chosen) for _, chosen in found]
+
+
+def _cut_where_best(
+    search: Search, problem: Problem, *, may_recompute: bool
+) -> list[tuple[Problem, Cut]]:
     request = search.request
     level = request.level if len(problem.ops.ops) <= MOST_OPS_OF_BEST else "fast"
     groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)

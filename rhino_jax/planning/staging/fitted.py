@@ -15,6 +15,7 @@ from rhino_jax.planning.staging.costs import with_costs
 from rhino_jax.planning.staging.cuts import Asked, CutStep
 from rhino_jax.planning.staging.groups import plan_groups
 from rhino_jax.planning.staging.planned import PlannedGroup, Room
+from rhino_jax.transform.staged.in_slices import staged_in_slices
 from rhino_jax.transform.staged.remade import Remade
 from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.staging import staged
@@ -35,6 +36,12 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
     search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
 
     def step_of(remade: Remade) -> Step:
+        if cut_step.slices:
+            groups = range(shapes.groups)
+            stages, lengths = cut_step.chosen.stages, cut_step.slices
+            return staged_in_slices(
+                cut_step.apart, stages, groups, lengths, remade=remade
+            )
         return staged(
             cut_step.apart,
             cut_step.chosen.stages,
@@ -56,7 +63,14 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
     room = Room(way.in_flight, (0,) * shapes.groups, is_free, would_recompute)
     run = run_that_fits(
         lambda room: plan_groups(
-            search, step_of, of_step, shapes, room, asked.finds, sides=sides
+            search,
+            step_of,
+            of_step,
+            shapes,
+            room,
+            asked.finds,
+            # Of values in slices none are chosen one by one.
+            sides=None if cut_step.slices else sides,
         ),
         lambda *planned: _pipeline(asked, cut_step, way, *planned),
         room,
@@ -84,11 +98,12 @@ def _pipeline(
         costs=(),
         hops=(),
         per_microbatch=asked.places,
-        group_of=cut_step.group_of,
+        group_of=step.chunks if cut_step.slices else cut_step.group_of,
         is_split=way.is_split,
         recomputed=tuple(sorted(remade.chunks)),
         made_again=made_again if any(x.choice for x in made_again) else (),
         is_twice=cut_step.work.is_twice,
+        slices=cut_step.slices,
     )
     pipeline = with_costs(pipeline, step, groups, cut_step.shapes)
     if not cut_step.has_backward:

@@ -6,7 +6,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rhino_jax.errors import InfeasiblePlanError, PinError, ScheduleError, StageError
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    MicrobatchError,
+    PinError,
+    ScheduleError,
+    StageError,
+)
 from rhino_jax.ir.program import Program
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY
 from rhino_jax.plan.plan import Plan
@@ -24,11 +30,16 @@ from rhino_jax.planning.staging.fitted import fitted
 from rhino_jax.planning.staging.loops.forms import all_layers, forms_of
 from rhino_jax.planning.staging.room.least import check_least
 from rhino_jax.planning.variants import LEAST_GAIN
+from rhino_jax.planning.staging.slices.asked import TOKEN_SLICES, slices_in
 from rhino_jax.transform.staged.stacks import Stack, Unstacked
 
 
 MOST_FORMS = 2
 """Ways to have loops in parts that are compared for all numbers of micro-batches."""
+
+FEW = (1, 2, 4)
+"""Micro-batches that are compared where slices fill the pipeline, which all are in
+flight at once: more of them hold no less."""
 
 NO_PINS: Mapping[str, int] = {}
 
@@ -52,7 +63,7 @@ def plan_stages(
       search: of the step as its user wrote it.
       shares: of every group of devices, its places along the axis of the stages.
       microbatches: how many; "auto": the best of a few counts.
-      schedule: name of a family, or "auto".
+      schedule: name of a family, or "auto"; `token-slices` with what is said of slices.
       places: where sums over the batch are those of a micro-batch.
       stage_pins: key → stage.
       may_recompute: whether stages that do not fit may run their forward passes again.
@@ -60,6 +71,7 @@ def plan_stages(
       StageError, MicrobatchError, InfeasiblePlanError, ScheduleError, PinError.
     """
     started = time.monotonic()
+    schedule, slices = slices_in(schedule)
     when.check_runs(schedule)
     traced = search.running
     whole = Asked(
@@ -71,6 +83,7 @@ def plan_stages(
         stage_pins,
         started,
         may_recompute,
+        slices,
     )
     if min(shares) > 1:
         _check_group_of_one(whole)
@@ -141,10 +154,15 @@ def _fastest(
 
 def _counts(asked: Asked, microbatches: int | str) -> list[list[int]]:
     """See `counts_of`."""
+    is_sliced = asked.schedule == TOKEN_SLICES
     if isinstance(microbatches, int):
+        if microbatches == 1 and not is_sliced:
+            raise _one_micro_batch(asked)
         return [[microbatches]]
     of_step = asked.of_step
     rows = rows_of(of_step.closed, of_step.program, asked.places)
+    if is_sliced:
+        return [[n for n in FEW if rows % n == 0]]
     return [*counts_of(rows, len(asked.shares))]
 
 
@@ -268,6 +286,17 @@ def _is_recomputed(plan: Plan) -> bool:
 
 def _seconds(plan: Plan) -> float:
     return plan.predicted.step_time_s
+
+
+def _one_micro_batch(asked: Asked) -> MicrobatchError:
+    name = asked.of_step.program.name
+    return MicrobatchError(
+        f"`{name}` cannot run in 1 micro-batch: all stages but one would be idle.",
+        where="`microbatches=`",
+        numbers=f"{len(asked.shares)} stages",
+        fix=f'take two or more; or schedule="{TOKEN_SLICES}", where sequences are long'
+        " and causal.",
+    )
 
 
 def _stacks_are_whole(

@@ -18,6 +18,7 @@ from rhino_jax.pipeline.work import Cost, Work
 from rhino_jax.pipeline.written import written_orders
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planning.meshes import AUTO
+from rhino_jax.planning.staging.slices.asked import TOKEN_SLICES
 from rhino_jax.units import format_seconds
 
 
@@ -37,8 +38,10 @@ with that. All others but GPipe run either way."""
 
 SEARCHED = "searched"
 
-RUN = (*WHOLE, "zero-bubble", *SEVERAL, SEARCHED)
-"""Schedules that are run."""
+RUN = (*WHOLE, "zero-bubble", *SEVERAL, SEARCHED, TOKEN_SLICES)
+"""Schedules that are run. "auto" looks at all but the last, which is to be asked for:
+it is for causal sequences alone, and a group's program is as many times longer as there
+are slices, and with it planning."""
 
 CHUNKS = 2
 """In every group, where there are several: as many as ZB-V has, and the least that
@@ -97,29 +100,17 @@ def check_runs(schedule: str) -> None:
     """
     if schedule in (AUTO, *RUN):
         return
-    why, fix = "", 'take one of these, or "auto".'
-    if schedule == "token-slices":
-        why = (
-            " A slice of a sequence attends to keys and values of those before it,"
-            " whose gradients wait for those after it: a step that is written for whole"
-            " sequences has neither apart, so slices of it are simulated, not run."
-        )
-        fix = (
-            'take "auto" with more micro-batches, down to one sequence in each:'
-            " these fill a pipeline too. For what slices would gain beyond, see"
-            " `rhino_jax.pipeline.tera.slice_batch`."
-        )
     raise ScheduleError(
-        f"stages do not run by the schedule {schedule!r}.{why}",
+        f"stages do not run by the schedule {schedule!r}.",
         where="`schedule=`",
         numbers=f"run: {', '.join(RUN)}",
-        fix=fix,
+        fix='take one of these, or "auto".',
     )
 
 
 def may_split(schedule: str) -> bool:
     """Whether backward passes may be split by it."""
-    return schedule not in (*WHOLE, "interleaved")
+    return schedule not in (*WHOLE, "interleaved", TOKEN_SLICES)
 
 
 def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
@@ -191,6 +182,9 @@ def _usual(work: Work) -> str:
 
 
 def _names(work: Work) -> Iterator[str]:
+    if work.slices > 1:
+        yield TOKEN_SLICES
+        return
     if work.is_one_chunk_each:
         if not work.between:
             yield from WHOLE
@@ -220,7 +214,7 @@ def _way(at: int, name: str, work: Work) -> Way:
         fits = True
     except ScheduleError:
         fits = False
-    flights = flights_of(schedule, len(work.chunks) // work.groups)
+    flights = flights_of(schedule, len(work.chunks) * work.slices)
     again_s = math.inf
     if not fits and name in TABLE and not schedule.is_split:
         again_s = simulate(TABLE[name].build(_recomputed(free))).step_time_s
@@ -230,9 +224,14 @@ def _way(at: int, name: str, work: Work) -> Way:
 
 
 def flights_of(schedule: Schedule, chunks: int) -> tuple[int, ...]:
-    """Of every group, which runs so many chunks, micro-batches of which it holds
-    something."""
-    return tuple(-(-count // chunks) for count in in_flight(schedule))
+    """Of every group, micro-batches of which it holds something.
+
+    Args:
+      schedule: of the groups.
+      chunks: of all of them together, a part of the model for one slice each.
+    """
+    found = in_flight(schedule)
+    return tuple(-(-count // (chunks // len(found))) for count in found)
 
 
 def _recomputed(work: Work) -> Work:

@@ -1,0 +1,44 @@
+"""The tasks of a plan: the step cut as it was when it was planned."""
+
+from __future__ import annotations
+
+from rhino_jax.plan.stages import Pipeline
+from rhino_jax.transform.staged.apart import take_apart
+from rhino_jax.transform.staged.in_slices import staged_in_slices
+from rhino_jax.transform.staged.remade import Remade
+from rhino_jax.transform.staged.stacks import Unstacked
+from rhino_jax.transform.staged.staging import staged
+from rhino_jax.transform.staged.step import Step
+
+
+def step_of(of_step: Unstacked, pipeline: Pipeline) -> Step:
+    """The tasks.
+
+    Args:
+      of_step: the function, with stacks of layers in as many parts as planned.
+      pipeline: of its plan.
+    """
+    apart = take_apart(
+        of_step.closed,
+        of_step.program,
+        pipeline.micro_batches,
+        pipeline.per_microbatch,
+    )
+    remade = Remade.of(pipeline.recomputed, (x.choice for x in pipeline.made_again))
+    if pipeline.slices:
+        groups = pipeline.groups
+        return staged_in_slices(
+            apart,
+            pipeline.stage_of,
+            groups[: len(groups) // len(pipeline.slices)],
+            pipeline.slices,
+            remade=remade,
+        )
+    return staged(
+        apart,
+        pipeline.stage_of,
+        pipeline.group_of,
+        is_split=pipeline.is_split,
+        remade=remade,
+        is_twice=pipeline.is_twice,
+    )

@@ -1,0 +1,224 @@
+"""Which slices sequences run in, by what stages are estimated to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.cut.ops import Problem
+from rhino_jax.pipeline.tera import slice_sequence
+from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work
+from rhino_jax.planning.staging.shapes import Shapes
+from rhino_jax.planning.staging.slices.asked import TOKEN_SLICES
+from rhino_jax.planning.staging.slices.growth import Growth, growths
+from rhino_jax.transform.staged.apart import Apart
+from rhino_jax.transform.staged.sides import Sides
+from rhino_jax.transform.token_slices.sliced import sequence_length
+
+
+COUNTS = (2, 3, 4, 6, 8)
+"""Slices that are compared. More make groups' programs, and with them planning, longer,
+and gain little: with m sequences in T slices the bubble is (S - 1) / (m·T + S - 1)."""
+
+MOST_UNITS = 32
+"""Lengths are multiples of the sequence's length over at most this many: a slice is
+some whole tiles of a matrix product."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slicing:
+    """A step that is cut into stages, to run in slices.
+
+    Attributes:
+      apart: the step; `sides`: of a micro-batch.
+      shapes: of the groups.
+      stages: of every forward op its stage.
+      work: what stages take for whole sequences.
+      dispatch_s: what any task takes beyond its work.
+      sums_s: of every stage, to add a slice's gradients of weights to those so far.
+    """
+
+    apart: Apart
+    sides: Sides
+    shapes: Shapes
+    stages: Sequence[int]
+    work: Work
+    dispatch_s: float
+    sums_s: Sequence[float]
+
+    @cached_property
+    def length(self) -> int:
+        """Of sequences."""
+        return sequence_length(self.apart)
+
+    @cached_property
+    def growth(self) -> list[Growth]:
+        group_of = [chunk.group for chunk in self.work.chunks]
+        if self.length < 2:
+            raise too_many(2, self.length)
+        return growths(
+            self.apart, self.length, self.sides, self.stages, self.shapes, group_of
+        )
+
+    def ways(self, asked: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Work]]:
+        """Lengths of slices, and what stages take so.
+
+        Args:
+          asked: how many slices; or their lengths; or nothing.
+        Raises:
+          ScheduleError: the step has no backward pass, sequences are shorter than that
+            or cannot run in slices.
+        """
+        if not self.sides.backward:
+            raise _no_backward()
+        if len(asked) > 1:
+            if sum(asked) != self.length:
+                raise _wrong_sum(asked, self.length)
+            yield tuple(asked), self.in_slices(asked)
+            return
+        counts = asked or [n for n in COUNTS if n <= self.length] or (2,)
+        if max(counts) > self.length:
+            raise too_many(max(counts), self.length)
+        for count in counts:
+            lengths = self.lengths(count)
+            yield lengths, self.in_slices(lengths)
+
+    def lengths(self, count: int) -> tuple[int, ...]:
+        """The best of so many slices, by the stage that is busy longest."""
+        units = _units(self.length, count)
+        shares = np.arange(units + 1) / units
+        before, inside = shares[:, None], shares[None, :]
+        busiest = np.zeros((units + 1, units + 1))
+        for growth, sums_s in zip(self.growth, self.sums_s, strict=True):
+            seconds = sums_s + 2 * self.dispatch_s
+            for both_s in (growth.forward_s, growth.backward_s):
+                seconds = seconds + Growth.of(both_s, before, inside)
+            busiest = np.maximum(busiest, seconds)
+        work = self.work
+        found = slice_sequence(busiest, work.groups, work.micro_batches, count)
+        (lengths,) = {part.lengths for part in found.parts}
+        return tuple(n * self.length // units for n in lengths)
+
+    def in_slices(self, lengths: Sequence[int]) -> Work:
+        """What stages take for every slice."""
+        ends = np.cumsum([0, *lengths]) / self.length
+        shares = [n / self.length for n in lengths]
+
+        def cost(part: int, k: int) -> Cost:
+            whole = self.work.chunks[part].costs[0]
+            growth, at = self.growth[part], (ends[k], shares[k])
+            return Cost(
+                forward_s=float(Growth.of(growth.forward_s, *at)),
+                backward_s=float(Growth.of(growth.backward_s, *at)) + self.sums_s[part],
+                activation_bytes=math.ceil(whole.activation_bytes * shares[k]),
+                working_bytes=whole.working_bytes,
+            )
+
+        def size(of: Sequence[int]) -> tuple[int, ...]:
+            return tuple(math.ceil(of[0] * share) for share in shares)
+
+        count = range(len(lengths))
+        return replace(
+            self.work,
+            chunks=tuple(
+                Chunk(chunk.group, tuple(cost(part, k) for k in count))
+                for part, chunk in enumerate(self.work.chunks)
+            ),
+            edges=tuple(
+                Edge(e.source, e.target, size(e.forward_bytes), size(e.backward_bytes))
+                for e in self.work.edges
+            ),
+        )
+
+
+def paced(problem: Problem, count: int) -> Problem:
+    """Where to cut what runs in so many slices: as where there were as many more
+    micro-batches, each as much smaller."""
+    ops = problem.ops
+    return replace(
+        problem,
+        ops=replace(
+            ops,
+            ops=tuple(
+                replace(
+                    op,
+                    forward_s=op.forward_s / count,
+                    backward_s=op.backward_s / count,
+                    activation_bytes=op.activation_bytes // count,
+                )
+                for op in ops.ops
+            ),
+            values=tuple(
+                replace(
+                    v,
+                    forward_bytes=v.forward_bytes // count,
+                    backward_bytes=v.backward_bytes // count,
+                )
+                for v in ops.values
+            ),
+        ),
+        micro_batches=problem.micro_batches * count,
+        in_flight=(problem.micro_batches * count,) * problem.stages,
+    )
+
+
+def sums_s(problem: Problem, stages: Sequence[int], bytes_per_s: float) -> list[float]:
+    """Of every stage, what it takes to add a slice's gradients of weights to those of
+    the slices after it: two are read, and one is written.
+
+    Args:
+      problem: as it is cut.
+      stages: of every op.
+      bytes_per_s: of a device's memory.
+    """
+    found = [0.0] * problem.stages
+    for parameter in problem.ops.parameters:
+        for stage in {stages[r] for r in parameter.readers}:
+            found[stage] += 3 * parameter.gradient_bytes / bytes_per_s
+    return found
+
+
+def _units(length: int, count: int) -> int:
+    """Of a sequence, that are in some slice as a whole; enough for so many slices."""
+    divisors = [n for n in range(1, length + 1) if length % n == 0]
+    fits = [n for n in divisors if count <= n <= max(MOST_UNITS, count)]
+    return max(fits, default=length)
+
+
+def too_many(count: int, length: int) -> ScheduleError:
+    """A sequence has fewer tokens than slices."""
+    return ScheduleError(
+        f"sequences are too short for {count} slices.",
+        where="`schedule=`",
+        numbers=f"sequences of {length} tokens",
+        fix=f"take up to {length} slices."
+        if length > 1
+        else 'take another schedule, as schedule="1f1b".',
+    )
+
+
+def _wrong_sum(lengths: Sequence[int], length: int) -> ScheduleError:
+    rest = length - sum(lengths[:-1])
+    said = ",".join(map(str, [*lengths[:-1], rest]))
+    example = f'as "{TOKEN_SLICES}:{said}"' if rest > 0 else f'or "{TOKEN_SLICES}:4"'
+    return ScheduleError(
+        "lengths of slices do not sum up to that of a sequence.",
+        where="`schedule=`",
+        numbers=f"{' + '.join(map(str, lengths))} = {sum(lengths)}, sequences of"
+        f" {length} tokens",
+        fix=f"let them sum up to {length}, {example}.",
+    )
+
+
+def _no_backward() -> ScheduleError:
+    return ScheduleError(
+        f"{TOKEN_SLICES!r} is of training steps, and this one has no backward pass.",
+        where="`schedule=`",
+        numbers="forward passes alone",
+        fix='take schedule="auto": micro-batches pass through the stages one by one.',
+    )

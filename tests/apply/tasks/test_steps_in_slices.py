@@ -1,0 +1,114 @@
+"""Steps in stages whose sequences run in slices, as users run them."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.errors import ScheduleError
+from rhino_jax.models import registry
+
+
+MODEL = "gpt-tiny-unrolled"
+
+
+def workload_of(**overrides):
+    return registry.get(MODEL, **{"optimizer": "sgd", **overrides})
+
+
+def two_steps(step, workload):
+    params, state, batch = workload.make_args(jax.random.key(0))
+    losses = []
+    for _ in range(2):
+        params, state, *rest = step(params, state, batch)
+        losses.append(float(rest[0]))
+    return params, losses
+
+
+def assert_steps_equal(workload, **options):
+    step = rhino.auto_shard(
+        workload.step, donate_argnums=workload.donate_argnums, **options
+    )
+    got = two_steps(step, workload)
+    want = two_steps(jax.jit(workload.step), workload)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    return step.last_plan
+
+
+def test_two_steps_are_those_of_one_device():
+    plan = assert_steps_equal(
+        workload_of(), stages=2, microbatches=1, schedule="token-slices:2"
+    )
+    assert plan.schedule == "token-slices" and plan.pipeline.slices == (16, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "options"),
+    [
+        ({}, {"stages": 2, "microbatches": 2, "schedule": "token-slices:13,10,9"}),
+        ({}, {"stages": 4, "microbatches": 1, "schedule": "token-slices:4"}),
+        ({}, {"mesh": {"stage": 2, "data": 2}, "schedule": "token-slices"}),
+        (
+            {"optimizer": "adamw", "clip_norm": 0.5},
+            {"stages": 2, "microbatches": 2, "schedule": "token-slices:17,15"},
+        ),
+        (
+            {"optimizer": "adamw", "clip_norm": 0.5},
+            {"stages": 4, "microbatches": 2, "schedule": "token-slices:12,11,9"},
+        ),
+    ],
+    ids=str,
+)
+def test_two_steps_of_many_kinds_are_those_of_one_device(overrides, options):
+    plan = assert_steps_equal(workload_of(**overrides), **options)
+    assert sum(plan.pipeline.slices) == 32 and len(plan.pipeline.slices) > 1
+
+
+def planned(schedule="token-slices:17,15", **options):
+    workload = workload_of()
+    return rhino.plan(
+        workload.step,
+        *workload.abstract_args(),
+        donate_argnums=workload.donate_argnums,
+        schedule=schedule,
+        **{"stages": 2, "microbatches": 2, **options},
+    )
+
+
+def test_plans_in_slices_are_shown_simulated_and_saved(tmp_path):
+    plan = planned()
+    assert "of 17 + 15 tokens" in plan.table() and "token-slices, 2" in plan.table()
+    simulation = plan.simulate()
+    assert simulation.step_time_s == plan.predicted.step_time_s
+    graph = simulation.schedule.graph
+    per_micro_batch = [t for t in graph.tasks if t.kind.is_per_micro_batch]
+    assert len(per_micro_batch) == 2 * 2 * 2 * 2  # passes, stages, slices, batches
+    assert "B1.1" in simulation.table(400)
+    plan.save(tmp_path / "plan.json")
+    loaded = rhino.load_plan(tmp_path / "plan.json")
+    assert loaded.pipeline == plan.pipeline
+    workload = workload_of()
+    step = loaded.jit(workload.step, donate_argnums=workload.donate_argnums)
+    got, want = (two_steps(f, workload) for f in (step, jax.jit(workload.step)))
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "what", "numbers", "fix"),
+    [
+        ("token-slices:33", "too short for 33 slices", "32 tokens", "up to 32"),
+        ("token-slices:9,8", "do not sum up", "9 + 8 = 17", "token-slices:9,23"),
+        ("token-slices:1", "neither how many", "'1'", "token-slices:512,384,128"),
+        ("token-slices:8,0", "neither how many", "'8,0'", "token-slices:4"),
+        ("token-slices:a", "neither how many", "'a'", "token-slices:4"),
+    ],
+)
+def test_slices_that_cannot_be_are_refused(schedule, what, numbers, fix):
+    with pytest.raises(ScheduleError, match=what) as caught:
+        planned(schedule)
+    assert caught.value.where == "`schedule=`"
+    assert numbers in caught.value.numbers and fix in caught.value.fix

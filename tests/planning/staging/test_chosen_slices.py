@@ -1,0 +1,103 @@
+"""Which slices sequences run in, and what they are estimated to take."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.errors import MicrobatchError, RhinoError, ScheduleError
+from rhino_jax.models import registry
+from rhino_jax.planning.staging.slices.asked import read_schedule, slices_in
+from rhino_jax.planning.staging.slices.growth import Growth
+
+
+def planned(schedule, batch=1, **options):
+    """A GPT of long sequences, of which there are few."""
+    workload = registry.get(
+        "gpt-tiny-unrolled",
+        optimizer="sgd",
+        seq_len=4096,
+        batch=batch,
+        d_model=1024,
+        num_heads=8,
+        d_ff=4096,
+        num_layers=4,
+        vocab=1024,
+        tied_embedding=False,
+    )
+    return rhino.plan(
+        workload.step,
+        *workload.abstract_args(),
+        donate_argnums=workload.donate_argnums,
+        schedule=schedule,
+        hardware="h100",
+        progress=False,
+        **{"mesh": {"stage": 4}, "microbatches": batch, **options},
+    )
+
+
+def test_what_is_said_of_slices_is_read():
+    known = ("auto", "token-slices")
+    assert read_schedule("", "token-slices: 9, 7", known) == "token-slices:9,7"
+    assert slices_in("token-slices:9,7") == ("token-slices", (9, 7))
+    assert slices_in("token-slices:4") == ("token-slices", (4,))
+    assert slices_in("token-slices") == ("token-slices", ())
+    with pytest.raises(RhinoError, match="token-slices"):
+        read_schedule("", "token-slice", known)
+
+
+def test_pairs_of_tokens_grow_with_what_is_before():
+    halves = [Growth.of((2.0, 4.0), at, 0.5) for at in (0.0, 0.5)]
+    assert halves == [1.0 + 1.0, 1.0 + 2.0]
+
+
+@pytest.mark.slow
+def test_few_long_sequences_are_faster_in_slices():
+    sliced = planned("token-slices", batch=2)
+    usual = planned("1f1b", batch=2)
+    lengths = sliced.pipeline.slices
+    assert len(lengths) >= 4 and lengths[0] >= lengths[-1]
+    assert sliced.predicted.step_time_s < 0.8 * usual.predicted.step_time_s
+
+
+def test_one_micro_batch_is_for_slices_alone():
+    with pytest.raises(MicrobatchError, match="would be idle") as caught:
+        planned("1f1b", batch=2, microbatches=1)
+    assert "token-slices" in caught.value.fix
+
+
+def test_programs_that_cannot_run_in_slices_are_refused():
+    def loss(params, x):
+        for w in params:
+            scores = jax.nn.softmax(jnp.einsum("bsd,btd->bst", x @ w, x), axis=-1)
+            x = x + jnp.einsum("bst,btd->bsd", scores, x)  # sees what comes later
+        return jnp.mean(x**2)
+
+    def train_step(params, x):
+        grads = jax.grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    def f32(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    with pytest.raises(ScheduleError) as caught:
+        rhino.plan(
+            train_step,
+            [f32(8, 8)] * 4,
+            f32(4, 16, 8),
+            mesh={"stage": 2},
+            schedule="token-slices",
+            donate_argnums=0,
+        )
+    error = caught.value
+    assert "test_chosen_slices.py" in error.where and error.numbers and error.fix
+    with pytest.raises(ScheduleError, match="no backward pass"):
+        rhino.plan(
+            loss,
+            [f32(8, 8)] * 4,
+            f32(4, 16, 8),
+            mesh={"stage": 2},
+            schedule="token-slices",
+        )
