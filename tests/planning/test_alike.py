@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import rhino_jax as rhino
 from rhino_jax import models
-from rhino_jax.planning.staging import alike
+from rhino_jax.planning.staging.group import alike
 
 
 def test_stages_of_a_loop_over_layers_are_searched_once(monkeypatch):

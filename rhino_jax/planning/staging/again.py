@@ -19,9 +19,9 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
-from rhino_jax.planning.staging.alike import Finds
 from rhino_jax.planning.staging.assembled import assembled
-from rhino_jax.planning.staging.costs import with_costs
+from rhino_jax.planning.staging.group.alike import Finds
+from rhino_jax.planning.staging.group.costs import with_costs
 from rhino_jax.planning.staging.groups import plan_groups
 from rhino_jax.planning.staging.planned import FIX, PlannedGroup, Room
 from rhino_jax.planning.staging.shapes import Shapes

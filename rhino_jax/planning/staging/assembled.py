@@ -21,7 +21,7 @@ from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Predicted
 from rhino_jax.plan.stages import Pipeline, Send, StagePlan
 from rhino_jax.planning.search import Search
-from rhino_jax.planning.staging.costs import bytes_between
+from rhino_jax.planning.staging.group.costs import bytes_between
 from rhino_jax.planning.staging.planned import PlannedGroup
 from rhino_jax.planning.staging.shapes import Shapes
 from rhino_jax.search.read_back.assemble import pins_text

@@ -12,8 +12,8 @@ from rhino_jax.pipeline.work import Work
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
-from rhino_jax.planning.staging.alike import Finds
 from rhino_jax.planning.staging.estimated import estimated, twice
+from rhino_jax.planning.staging.group.alike import Finds
 from rhino_jax.planning.staging.pins import pinned_ops
 from rhino_jax.planning.staging.problem import problem_of
 from rhino_jax.planning.staging.shapes import Shapes, shapes_of

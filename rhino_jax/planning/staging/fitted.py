@@ -11,8 +11,8 @@ from rhino_jax.plan.stages import Pipeline, runs_of
 from rhino_jax.planning.search import tell_nobody
 from rhino_jax.planning.staging import when
 from rhino_jax.planning.staging.again import SolvedStages, run_that_fits
-from rhino_jax.planning.staging.costs import with_costs
 from rhino_jax.planning.staging.cuts import Asked, CutStep
+from rhino_jax.planning.staging.group.costs import with_costs
 from rhino_jax.planning.staging.groups import plan_groups
 from rhino_jax.planning.staging.planned import PlannedGroup, Room
 from rhino_jax.transform.staged.in_slices import staged_in_slices

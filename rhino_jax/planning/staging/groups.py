@@ -10,7 +10,7 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.explore.laid import Held
 from rhino_jax.ir.spec import Spec, without
 from rhino_jax.planning.search import Search
-from rhino_jax.planning.staging.alike import Finds
+from rhino_jax.planning.staging.group.alike import Finds
 from rhino_jax.planning.staging.planned import (
     MOST_TRIES,
     PlannedGroup,
@@ -70,14 +70,11 @@ def plan_groups(
         output_pins={**search.request.output_pins, **held.outputs},
     )
     request, at = search.request, shapes.stage_axis
-    remade = room.remade
-    if room.may_recompute:
-        remade = replace(remade, values={})  # chosen anew
+    # Values are chosen anew.
+    remade = replace(room.remade, values={}) if room.may_recompute else room.remade
     step = step_of(remade)
     meeting = _meeting(step)
-
-    for key, spec in held.handed.items():
-        known[key] = _on_all(spec, meeting[key], shapes)
+    known |= {k: _on_all(s, meeting[k], shapes) for k, s in held.handed.items()}
 
     def planned(step: Step, group: int, tries: int) -> PlannedGroup:
         old = before[group] if before else None

@@ -27,10 +27,10 @@ from rhino_jax.planning.staging.cuts import (
     worth_comparing,
 )
 from rhino_jax.planning.staging.fitted import fitted
+from rhino_jax.planning.staging.least import check_least
 from rhino_jax.planning.staging.loops.forms import all_layers, forms_of
-from rhino_jax.planning.staging.room.least import check_least
-from rhino_jax.planning.variants import LEAST_GAIN
 from rhino_jax.planning.staging.slices.asked import TOKEN_SLICES, slices_in
+from rhino_jax.planning.variants import LEAST_GAIN
 from rhino_jax.transform.staged.stacks import Stack, Unstacked
 
 

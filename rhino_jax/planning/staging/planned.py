@@ -14,9 +14,9 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import KEPT, MadeAgain
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.search import Search
-from rhino_jax.planning.staging.alike import Finds
+from rhino_jax.planning.staging.group.alike import Finds
+from rhino_jax.planning.staging.group.working import working_bytes
 from rhino_jax.planning.staging.priced import seconds_by_op
-from rhino_jax.planning.staging.working import working_bytes
 from rhino_jax.search.driver import search_again
 from rhino_jax.search.found import Found
 from rhino_jax.search.held import search_held

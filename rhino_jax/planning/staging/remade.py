@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.plan.stages import MadeAgain
-from rhino_jax.planning.staging.alike import Finds
+from rhino_jax.planning.staging.group.alike import Finds
 from rhino_jax.planning.staging.planned import (
     MOST_TRIES,
     PlannedGroup,

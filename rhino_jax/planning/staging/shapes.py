@@ -12,7 +12,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planning.meshes import MeshAxes, own_mesh
 from rhino_jax.planning.search import Search
-from rhino_jax.planning.staging.alike import Finds
+from rhino_jax.planning.staging.group.alike import Finds
 from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.transform.staged.sides import Sides
 

@@ -11,8 +11,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax import models
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.planning.staging import plan as planning
-from rhino_jax.planning.staging.room import least
+from rhino_jax.planning.staging import least, plan as planning
 from rhino_jax.planning.variants import Explorer
 
 
