@@ -72,6 +72,32 @@ def stacked_arrays(count: int = 4) -> Any:
     return {**params, "layers": layers}, batch
 
 
+def causal_step(params: Any, batch: Any) -> Any:
+    """Layers of causal attention with one head, and SGD."""
+
+    def loss(params: Any) -> Any:
+        x, at = batch["x"], jnp.arange(batch["x"].shape[1])
+        for p in params:
+            scores = jnp.einsum("bqd,bkd->bqk", x @ p["q"], x @ p["k"])
+            scores = jnp.where(at[:, None] >= at, scores, -1e9)
+            weights = jax.nn.softmax(scores, axis=-1)
+            x = x + jnp.einsum("bqk,bkd->bqd", weights, x @ p["v"])
+        return jnp.mean((x - batch["y"]) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def causal_arrays() -> Any:
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> Any:
+        return rng.normal(size=shape).astype(np.float32)
+
+    layers = [{name: draw(D, D) / 8 for name in "qkv"} for _ in range(4)]
+    return layers, {"x": draw(4, 12, D), "y": draw(4, 12, D)}
+
+
 def sums(tree: Any) -> list[float | None]:
     """Of every leaf, its sum of squares; None of those that are elsewhere."""
     found: list[float | None] = []
@@ -125,6 +151,27 @@ def in_unequal_stages(i: int) -> Any:
     losses, state, plan = trained(ADAMW, stages=[4, 2, 2], microbatches=4)
     assert [len(stage.devices) for stage in plan.stages] == [4, 2, 2]
     return [[losses, state]]
+
+
+def in_slices(i: int) -> Any:
+    """Two groups; sequences pass through these in three slices."""
+    import rhino_jax as rhino
+
+    params, batch = causal_arrays()
+    step = rhino.auto_shard(
+        causal_step,
+        mesh=mesh(2),
+        microbatches=2,
+        schedule="token-slices:5,4,3",
+        donate_argnums=0,
+    )
+    plan = step.plan(params, batch)
+    assert plan.pipeline.slices == (5, 4, 3)
+    placed, losses = plan.put(params), []
+    for _ in range(2):
+        placed, loss = step(placed, batch)
+        losses.append(float(loss))
+    return losses, sums(placed)
 
 
 def in_four_stages(i: int) -> Any:

@@ -67,6 +67,21 @@ def test_a_stack_lies_on_some_of_the_stages(count: int) -> None:
     np.testing.assert_allclose(heads, [staged.sums(params)[0]], rtol=1e-4)
 
 
+def test_sequences_pass_through_two_processes_in_slices() -> None:
+    params, batch = staged.causal_arrays()
+    step, wanted = jax.jit(staged.causal_step), []
+    for _ in range(2):
+        params, loss = step(params, batch)
+        wanted.append(float(loss))
+    found = results(together("in_slices", worker="staged"))
+    for losses, _ in found:
+        np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    parts = zip(staged.sums(params), *(sums for _, sums in found), strict=True)
+    for want, *of in parts:
+        (have,) = [x for x in of if x is not None]  # where its stage is
+        np.testing.assert_allclose(have, want, rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_one_program_over_two_processes() -> None:
     params, batch = staged.stacked_arrays()
