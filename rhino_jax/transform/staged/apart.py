@@ -22,6 +22,7 @@ from rhino_jax._compat import (
     consts_as_inputs,
     hide_frames,
     is_literal,
+    jaxpr_consts,
     open_jaxpr,
     retrace,
     without_dead_code,
@@ -65,6 +66,7 @@ class Apart:
       early: how many of what leaves, the first of them, is wanted between; 0 where
         micro-batches are not coupled.
       coupled: what a piece reads, after all of `entering`, that is made of these.
+      captured: the step's last inputs, as it captured them.
     """
 
     cut: Cut
@@ -78,6 +80,7 @@ class Apart:
     between: Any
     early: int
     coupled: tuple[Crossing, ...]
+    captured: tuple[Any, ...] = ()
 
     def sum_type(self, position: int) -> Any:
         """Of what all pieces leave together; sums of narrow floats are float32."""
@@ -166,6 +169,7 @@ def take_apart(
         between=without_dead_code(middle),
         early=early,
         coupled=parts.coupled,
+        captured=jaxpr_consts(closed),
     )
 
 

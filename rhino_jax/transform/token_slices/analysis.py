@@ -25,7 +25,7 @@ from rhino_jax.transform.token_slices.flow import (
     on_rows,
     on_window,
 )
-from rhino_jax.transform.token_slices.inputs import first_states, pieces_dim
+from rhino_jax.transform.token_slices.inputs import first_states, pieces_dim, shapes_of
 from rhino_jax.transform.token_slices.pairs import UNMASKED, OnPairs
 from rhino_jax.transform.token_slices.states import (
     Cause,
@@ -189,24 +189,32 @@ def _whole(
     bounds = None
     if when is When.FORWARD:
         bounds = bounds_of(eqn, [None if s is None else s.bounds for s in known])
-    place = _place(op, states, result) if is_free else None
+    is_data = is_free and not (bounds is not None and bounds.is_exact)
+    place = _place(found, op, states, result) if is_data else None
     return Whole(when, is_free, place, bounds, cause)
 
 
-def _place(op: Op, states: Sequence[State], result: int) -> Place | None:
-    """Where a result that is made of data seems to have the sequence."""
-    if op.rule is None:
-        return None
-    found = set[Place | None]()
+def _place(found: Found, op: Op, states: Sequence[State], result: int) -> Place | None:
+    """Where a result that is made of data seems to have the sequence. (Wherever that
+    is, what is free is known in full: to cut it there is right.)"""
+    shape = found.program.values[op.results[result]].shape
+    dims = [d for d, size in enumerate(shape) if size == found.length]
+    if op.rule is None or op.name in _RESIZING:
+        return Place(dims[0], 1, 1, 0, found.length) if len(dims) == 1 else None
+    places = set[Place | None]()
     for layout, state in zip(op.rule.operands, states, strict=True):
         if isinstance(state, Whole) and state.place is not None:
             at = state.place
             spot = locate(op.rule, layout, at.rows, at.count)
-            if spot is None:
-                continue
-            where = At(spot, at.first, at.count)
-            found.add(where.place(op.rule, op.rule.results[result]))
-    return found.pop() if len(found) == 1 else None
+            if spot is not None:
+                where = At(spot, at.first, at.count)
+                places.add(where.place(op.rule, op.rule.results[result]))
+    return places.pop() if len(places) == 1 else None
+
+
+_RESIZING = frozenset({"slice", "dynamic_slice", "concatenate", "pad", "gather"})
+"""Ops that may leave a dim as long as the sequence that was longer or shorter, as text
+of which all but the last token is read, and all but the first predicted."""
 
 
 def _of_piece(state: State, made: State, pieces: int) -> State:
@@ -236,4 +244,4 @@ def fitting(apart: Apart, sides: Sides, lengths: Sequence[int]) -> Found:
             return found
     if errors:
         raise errors[0]
-    raise refused.no_sequence(apart, ())
+    raise refused.no_sequence(apart, shapes_of(apart))

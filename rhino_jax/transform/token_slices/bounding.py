@@ -34,7 +34,7 @@ def bounds_of(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
     if len(eqn.outvars) != 1:
         return None
     aval = eqn.outvars[0].aval
-    if not hasattr(aval, "dtype") or _is_odd(aval.dtype):
+    if not is_number(getattr(aval, "dtype", None)):
         return None
     found = None
     rule = _RULES.get(eqn.primitive.name)
@@ -50,12 +50,11 @@ def bounds_of(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
     return found
 
 
-def _is_odd(dtype: Any) -> bool:
-    return not (
-        np.issubdtype(dtype, np.bool_)
-        or np.issubdtype(dtype, np.integer)
-        or _is_float(dtype)
-    )
+def is_number(dtype: Any) -> bool:
+    """Whether elements are booleans, whole numbers or floats."""
+    if not isinstance(dtype, np.dtype):
+        return False
+    return dtype.kind in "bui" or _is_float(dtype)
 
 
 def _is_float(dtype: Any) -> bool:

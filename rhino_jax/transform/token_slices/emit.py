@@ -254,6 +254,8 @@ class Emitter:
             start, stop = self.slices.rows(made.place, t)
             moved = made.place.first - read.place.first
             before, after = start + moved - low, high - stop - moved
+            if low == high or start == stop:  # all of it is padding, or nothing is left
+                before, after = 0, (high - low) - (stop - start)
             params = dict(eqn.params)
             with self._tag(t, i):
                 args = [

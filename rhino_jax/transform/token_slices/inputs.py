@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,11 @@ import numpy as np
 from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
 from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.staged.sides import Sides
-from rhino_jax.transform.token_slices.bounding import bounds_of
+from rhino_jax.transform.token_slices.bounding import (
+    MOST_ELEMENTS,
+    bounds_of,
+    is_number,
+)
 from rhino_jax.transform.token_slices.bounds import Bounds, exactly, unknown
 from rhino_jax.transform.token_slices.states import Place, Whole
 
@@ -25,7 +29,7 @@ def first_states(apart: Apart, sides: Sides, length: int) -> dict[int, Whole]:
     """
     ids = sides.program.body.inputs
     states = {ids[0]: Whole(is_free=True)}
-    known = _bounds(apart.before)
+    known = _bounds(apart.before, apart.captured)
     for i, crossing in enumerate(apart.entering):
         value, line = ids[1 + i], sides.lines.inputs[1 + i]
         shape = sides.program.values[value].shape
@@ -33,12 +37,12 @@ def first_states(apart: Apart, sides: Sides, length: int) -> dict[int, Whole]:
         if crossing.how == "sliced":
             dims = [d for d in _dims(apart, i, len(shape)) if shape[d] == length]
             place = Place(dims[0], 1, 1, 0, length) if len(dims) == 1 else None
-        states[value] = Whole(
-            is_free=line not in sides.parameters, place=place, bounds=known[i]
-        )
+        bounds = known[i]
+        is_free = line not in sides.parameters or bool(bounds and bounds.is_exact)
+        states[value] = Whole(is_free=is_free, place=place, bounds=bounds)
     consts = jaxpr_consts(apart.piece)
     for value, const in zip(ids[len(ids) - len(consts) :], consts, strict=True):
-        states[value] = Whole(is_free=True, bounds=exactly(const))
+        states[value] = Whole(is_free=True, bounds=_captured(const))
     return states
 
 
@@ -82,14 +86,17 @@ def _dims(apart: Apart, position: int, rank: int) -> Iterator[int]:
     return (d for d in range(rank) if d not in (first + 1, first + 2))
 
 
-def _bounds(closed: Any) -> list[Bounds | None]:
-    """Of what a program makes of constants, whatever its inputs."""
+def _bounds(closed: Any, captured: Sequence[Any]) -> list[Bounds | None]:
+    """Of what a program makes of constants, its last inputs, whatever the others."""
     jaxpr = open_jaxpr(closed)
     of: dict[Any, Bounds | None] = {}
     for v in jaxpr.invars:
-        of[v] = unknown(v.aval.dtype, len(v.aval.shape)) if _is_array(v) else None
-    for v, const in zip(jaxpr.constvars, jaxpr_consts(closed), strict=True):
-        of[v] = exactly(const) if _is_array(v) else None
+        of[v] = unknown(v.aval.dtype, len(v.aval.shape))
+    for v, const in (
+        *zip(reversed(jaxpr.invars), reversed(captured), strict=False),
+        *zip(jaxpr.constvars, jaxpr_consts(closed), strict=True),
+    ):
+        of[v] = _captured(const)
 
     def read(v: Any) -> Bounds | None:
         return exactly(v.val) if is_literal(v) else of[v]
@@ -100,6 +107,9 @@ def _bounds(closed: Any) -> list[Bounds | None]:
     return [read(v) for v in jaxpr.outvars]
 
 
-def _is_array(v: Any) -> bool:
-    dtype = getattr(v.aval, "dtype", None)
-    return dtype is not None and not str(dtype).startswith("key<")
+def _captured(const: Any) -> Bounds | None:
+    """Of a constant; of one that is not all on this machine, nothing."""
+    dtype = getattr(const, "dtype", np.dtype(object))
+    if not is_number(dtype) or not getattr(const, "is_fully_addressable", True):
+        return None
+    return None if np.size(const) > MOST_ELEMENTS else exactly(const)

@@ -95,7 +95,7 @@ def _chosen(parts: Sequence[Part]) -> Later:
         return _chosen_by_pairs(which, cases)
     no, yes = cases
     mask = which.corner
-    found = Later(leak=mask.leak)
+    found = Later()
     if mask.is_never:
         found = no.later
     elif mask.is_always:
@@ -103,7 +103,8 @@ def _chosen(parts: Sequence[Part]) -> Later:
     elif _is_low(no) and _is_low(yes):
         found = low(max(no.later.most, yes.later.most), Seen.NONE)
     may_be = ~mask.low.astype(bool), mask.high.astype(bool)
-    return replace(found, seen=_seen(mask, cases, may_be))
+    leak = found.leak or (mask.leak if found.fill is Fill.ANY else "")
+    return replace(found, seen=_seen(mask, cases, may_be), leak=leak)
 
 
 def _seen(mask: Corner, cases: Sequence[Part], may_be: Sequence[Any]) -> Seen:

@@ -52,10 +52,9 @@ def not_causal(
         f"`{program.name}` cannot run slice by slice: `{op.name}` {why}{reader}.",
         where=_where(program, op),
         numbers=f"sequence of {length} tokens; shapes {shapes}",
-        fix="let no token see a later one: mask the scores of attention before their"
-        " softmax, with no row that is masked in full, as"
-        " `jnp.where(jnp.tril(jnp.ones((S, S), bool)), scores, -1e9)`; or"
-        f" {INSTEAD}.",
+        fix="let every token see itself and none that is later: mask scores before"
+        " their softmax by `causal = jnp.tril(jnp.ones((S, S), bool))`, of padded text"
+        f" by `causal & (is_token | jnp.eye(S, dtype=bool))`; or {INSTEAD}.",
     )
 
 

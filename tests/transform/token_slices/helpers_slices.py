@@ -78,6 +78,42 @@ def attention_step(attend: Callable[..., Any]) -> tuple[Apart, list[Any]]:
     return apart_of(training(attending(attend)), (attention_weights(), batch))
 
 
+TRIL, EYE = jnp.tril(jnp.ones((S, S), bool)), jnp.eye(S, dtype=bool)
+
+
+def is_token(batch: Any) -> Any:
+    """Where a key is no padding: [B, 1, 1, S]."""
+    return (batch["tokens"] != 0)[:, None, None, :]
+
+
+def scores_of(q: Any, k: Any) -> Any:
+    return jnp.einsum("bqhk,bshk->bhqs", q, k) / 2
+
+
+def mixed(probabilities: Any, v: Any) -> Any:
+    return jnp.einsum("bhqs,bshk->bqhk", probabilities, v)
+
+
+def masked(mask: Any, low: float = -1e9, axis: int = -1) -> Callable[..., Any]:
+    """Attention under a mask, or one that a function makes of the batch."""
+
+    def attend(q: Any, k: Any, v: Any, batch: Any) -> Any:
+        seen = mask(batch) if callable(mask) else mask
+        scores = jnp.where(seen, scores_of(q, k), low)
+        return mixed(jax.nn.softmax(scores, axis=axis), v)
+
+    return attend
+
+
+def biased(bias: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention with what a function of the batch adds to its scores."""
+
+    def attend(q: Any, k: Any, v: Any, batch: Any) -> Any:
+        return mixed(jax.nn.softmax(scores_of(q, k) + bias(batch)), v)
+
+    return attend
+
+
 def run(closed: Any, arrays: Sequence[Any]) -> list[Any]:
     opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
     return jax.jit(lambda xs: jax.core.eval_jaxpr(opened, consts, *xs))(arrays)
