@@ -133,9 +133,12 @@ PASSES = ("ahead", "forward", "whole batch", "backward", "update")
 
 
 def compiled_stages_section(found: Verification) -> Section:
-    """Every chunk of the stages, as planned and as compiled."""
-    if found.compiled is None or not found.stages:
+    """Every chunk of the stages, as planned and as compiled; of stages of one program,
+    which all of its devices run, what they hold."""
+    if found.compiled is None:
         return Section("")
+    if not found.stages:
+        return _peaks(found)
     of_chunk = found.between or ((0.0, 0.0),) * len(found.stages)
     every = [
         [_passes(cost, s) for cost, s in zip(pair, seconds, strict=True)]
@@ -175,6 +178,16 @@ def compiled_stages_section(found: Verification) -> Section:
         ),
         drawing=bars(drawn, ("predicted", "compiled"), parts=names) if is_same else "",
     )
+
+
+def _peaks(found: Verification) -> Section:
+    planned = format_bytes(found.predicted.peak_bytes)
+    rows = tuple(
+        (str(i), f"{planned} → {format_bytes(peak)}")
+        for i, peak in enumerate(found.stage_peak_bytes)
+    )
+    table = Table(("stage", "peak"), rows, ">>")
+    return Section("stages: what a device holds, planned → compiled", table=table)
 
 
 def _passes(cost: StageCost, between_s: float) -> tuple[float, ...]:

@@ -105,8 +105,9 @@ class Verification:
           more than 5 % of the compiled step.
 
         Harmless are the same bytes in fewer or more runs or in another order, fewer
-        runs (hoisted out of a loop), what `shard_map` holds, and on CPU an all-reduce
-        for a reduce-scatter, which XLA:CPU does not have.
+        runs (hoisted out of a loop), more pieces of what is passed round beside the
+        product that it is of, what `shard_map` holds, and on CPU an all-reduce for a
+        reduce-scatter, which XLA:CPU does not have.
         """
         return not self.problems
 
@@ -201,7 +202,10 @@ def verification_of(
         else (),
         out_of_memory=compilation.out_of_memory,
         rematerialised=reading.rematerialised,
-        evidence=evidence_of(reading.rematerialised, program, plan.mesh_axes),
+        evidence=replace(
+            evidence_of(reading.rematerialised, program, plan.mesh_axes),
+            in_stages=plan.is_one_program,
+        ),
         notes=reading.notes,
         seconds=compilation.seconds,
     )

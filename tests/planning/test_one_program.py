@@ -79,6 +79,9 @@ def test_what_is_compiled_moves_what_the_plan_says() -> None:
     plan = planned(step, args)
     found = plan.verify(step, *args)
     assert found.ok
+    assert found.compiled is not None
+    assert found.stage_peak_bytes == (found.compiled.peak_bytes,) * 2
+    assert "what a device holds, planned → compiled" in found.table()
     text = plan.jit(step).lower(*args).compile().as_text()
     planned_to = sum(c.kind == "collective-permute" for c in plan.collectives)
     assert text.count(" collective-permute(") == planned_to

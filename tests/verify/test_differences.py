@@ -250,6 +250,29 @@ def test_what_shard_map_holds_is_the_users() -> None:
     assert d.label == "written by hand" and d.is_harmless
 
 
+def test_of_stages_in_one_program_shard_map_is_the_plans() -> None:
+    own = Evidence(in_stages=True)
+    b = made("all-reduce", "y", 300, op="jit(f)/shard_map/psum")
+    d = only(compare([], [b], evidence=own))
+    assert d.label == "not in the plan" and not d.is_harmless
+    inner = replace(b, op="jit(f)/shard_map/while/shard_map/psum")
+    assert only(compare([], [inner], evidence=own)).label == "written by hand"
+
+
+def test_pieces_beside_their_product_are_harmless() -> None:
+    """As XLA:TPU has a reduce-scatter over four: five pieces both ways round, for the
+    three of one way."""
+    reason = "decomposed into a windowed loop of 5 permutes"
+    a = [planned("reduce-scatter", "y", 300, 18)]
+    b = made("reduce-scatter", "y", 500, 18, reason=reason)
+    d = only(compare(a, [replace(b, is_async=True)]))
+    assert d.label == "windowed" and d.is_harmless and d.bytes == 18 * 200
+    assert "5 pieces" in d.cause and "takes 3" in d.cause
+    assert not only(compare(a, [b])).is_harmless  # nothing runs beside it
+    for other in (replace(b, bytes=450 * 18), replace(b, reason="")):
+        assert "windowed" not in {d.label for d in compare(a, [other])}
+
+
 def test_part_of_an_axis_is_named() -> None:
     b = made("all-reduce", "y", 300, reason="over groups of 2")
     d = only(compare([], [b]))

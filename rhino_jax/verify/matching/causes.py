@@ -34,6 +34,7 @@ class Evidence:
       unknown: primitives that the planner has no rule for.
       uneven: user's line → what on it is not divided by which axes, as
         {"gpt.py:12 (f)": (("add %7 of f32[17]", frozenset({"x"})),)}.
+      in_stages: whether all of the program is in a `shard_map` of the plan's own.
     """
 
     rematerialised: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class Evidence:
     uneven: dict[str, tuple[tuple[str, frozenset[str]], ...]] = field(
         default_factory=dict
     )
+    in_stages: bool = False
 
 
 def evidence_of(
@@ -93,7 +95,7 @@ def cause_of_extra(
             f"XLA uses a part of axis {axes} ({entry.reason}), which the plan never"
             " does: it cuts by whole axes"
         )
-    if "shard_map" in entry.op.split("/"):
+    if entry.op.split("/").count("shard_map") > evidence.in_stages:
         return BY_HAND, "inside shard_map, beyond what its shapes say of it"
     size = entry.per_run_bytes
     if any(s == entry.source and _near(b, size) for s, b in planned_runs):

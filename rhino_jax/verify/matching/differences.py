@@ -46,6 +46,7 @@ def differences_of(
         matcher = Matcher(planned, made, platform, evidence or Evidence())
         return _merged([
             *matcher.same_runs(),
+            *matcher.windowed(),
             *(matcher.retyped() if may_retype else ()),
             *matcher.same_key(),
             *matcher.by_identity(tuple(order)),

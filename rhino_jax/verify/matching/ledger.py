@@ -29,6 +29,7 @@ class Entry:
       trips: runs of one of them per step (of the loop that it is in).
       traffic: what is left.
       op, reason: of the first of them.
+      is_hidden: whether the compiler lets compute run beside them.
     """
 
     key: Key
@@ -38,6 +39,7 @@ class Entry:
     traffic: Traffic
     op: str
     reason: str
+    is_hidden: bool = False
 
     def cut(self, wanted_bytes: int) -> Entry:
         """Take this many bytes out, with their share of the runs and the seconds."""
@@ -63,16 +65,18 @@ class Ledger:
     @classmethod
     def of(cls, collectives: Iterable[Collective]) -> Ledger:
         """The ledger of a plan's or a compiled program's collectives."""
-        found: dict[tuple[Key, str, int, int, str], Entry] = {}
+        found: dict[tuple[Key, str, int, int, str, bool], Entry] = {}
         for c in collectives:
             if not c.bytes:
                 continue
             runs = max(1, c.count)
-            key = (c.kind, c.axes), c.source, round(c.bytes / runs), runs, c.reason
+            size, is_hidden = c.bytes / runs, getattr(c, "is_async", False)
+            of = c.kind, c.axes
+            key = of, c.source, round(size), runs, c.reason, is_hidden
             entry = found.get(key)
             if entry is None:
                 entry = found[key] = Entry(
-                    key[0], c.source, c.bytes / runs, runs, Traffic(), c.op, c.reason
+                    of, c.source, size, runs, Traffic(), c.op, c.reason, is_hidden
                 )
             entry.traffic = total([entry.traffic, Traffic(runs, c.bytes, c.seconds)])
         return cls(sorted(found.values(), key=lambda e: -e.traffic.bytes))

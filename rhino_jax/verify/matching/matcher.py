@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ SPLIT = "split"
 OTHER_RUNS = "in other runs"
 ELIMINATED = "eliminated"
 RETYPED = "another type"
+WINDOWED = "windowed"
+
+_WINDOWED = re.compile(r"windowed loop of (\d+) permutes")
+"""As `verify.hlo.collectives.windowed` says it."""
 
 _TYPE_RATIOS = (0.25, 0.5, 2.0, 4.0)
 """Sizes of element types, as float32 to bfloat16, stand in such ratios."""
@@ -39,7 +44,8 @@ class Difference:
         a loop".
       cause: the same as a sentence.
       is_harmless: whether the compiled program moves no more than the plan for it,
-        or, on CPU, only for want of a reduce-scatter; or the user wrote it by hand.
+        or, on CPU, only for want of a reduce-scatter; or moves more of it beside the
+        product that it belongs to; or the user wrote it by hand.
     """
 
     kind: str
@@ -98,6 +104,37 @@ class Matcher:
                 if not plan_entry.traffic.bytes:
                     break
         return hoisted
+
+    def windowed(self) -> list[Difference]:
+        """The same runs, their pieces passed round beside the product that makes or
+        reads them: both ways round, that takes more of them than one way."""
+        found = []
+        for plan_entry in self.planned.left():
+            for entry in self.made.left(plan_entry.key):
+                said = _WINDOWED.search(entry.reason)
+                if (
+                    said is None
+                    or entry.source != plan_entry.source
+                    or entry.traffic.count != plan_entry.traffic.count
+                ):
+                    continue
+                number = int(said[1])
+                pieces = plan_entry.per_run_bytes / (entry.per_run_bytes / number)
+                if abs(pieces - round(pieces)) > 1e-3 or not pieces < number:
+                    continue
+                cause = (
+                    f"XLA passes {number} pieces round, both ways, beside the product"
+                    f" they are of; one way takes {round(pieces)}"
+                )
+                before = plan_entry.cut(plan_entry.traffic.bytes)
+                after = entry.cut(entry.traffic.bytes)
+                found.append(
+                    self.difference(
+                        [before], [after], WINDOWED, cause, is_harmless=entry.is_hidden
+                    )
+                )
+                break
+        return found
 
     def retyped(self) -> list[Difference]:
         """The same runs of half, or twice, the bytes: another type."""
