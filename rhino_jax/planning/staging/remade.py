@@ -192,9 +192,10 @@ class Remaking:
         of, program = group.of, group.of.program
         pairs = [*zip(of.tasks, program.body.ops, strict=True)]
         ends = zip(of.arguments, program.inputs, strict=True)
+        forward = [i for i, t in enumerate(of.tasks) if t.kind is TaskKind.FORWARD]
         return Tasks(
-            frozenset(op for t, op in pairs if t.kind is TaskKind.START),
-            frozenset(op for t, op in pairs if t.kind is TaskKind.FORWARD and t.places),
+            frozenset(op for _, op in pairs[: min(forward, default=0)]),
+            frozenset(pairs[i][1] for i in forward),
             frozenset(end.value for key, end in ends if key.kind is Kind.INSIDE),
             self.room.in_flight[at],
         )

@@ -42,13 +42,13 @@ class Tasks:
     """Tasks of a program, each a call of its own.
 
     Attributes:
-      once: op ids of the calls that run before all micro-batches.
+      before: op ids of the calls that run before all forward passes.
       forward: of those whose values may be made again.
       received: inputs of the program that are of a micro-batch as well.
       in_flight: micro-batches of which these are held.
     """
 
-    once: frozenset[int]
+    before: frozenset[int]
     forward: frozenset[int]
     received: frozenset[int]
     in_flight: int
@@ -161,7 +161,7 @@ class _Asking(Asking):
         return times * super()._pass_s(stack)
 
     def _halves(self) -> Halves:
-        early = self.tasks.once | self.tasks.forward
+        early = self.tasks.before | self.tasks.forward
         lines = self.blocks.top.lines
         is_late = [not line.within or line.within[0].id not in early for line in lines]
         return with_late(self.blocks.top, is_late)

@@ -197,8 +197,11 @@ class _Staging:
                 ),
             ]
 
-        place = {i: k for k, i in enumerate(labels.sides.forward)}
-        is_forward = labels.turn(label) == 0 and not labels.is_twice
+        # Copies that run ahead come first, and are of no place among what is chosen.
+        copies = len(labels.sides.ahead) if labels.is_twice else 0
+        forward = (i for i in labels.sides.forward if i >= copies)
+        place = {i: k for k, i in enumerate(forward)}
+        is_forward = labels.turn(label) == 0
         return Task(
             self._kind(label),
             labels.group(label),
