@@ -121,7 +121,9 @@ def auto_shard(
       like: a function that `auto_shard` made (its last plan counts), or a plan, that
         shares state with this one. The mesh and hardware are the same, and arguments
         of equal tree path and shape, or of equal structure, keep their sharding where
-        `pins` say nothing else.
+        `pins` say nothing else; and their stage, so that a model that is edited here
+        and there is cut where it was. `stages=` with a number has it cut anew; so does
+        rhino where it cannot be cut so any more, and a note says why.
       donate_argnums, donate_argnames, static_argnums, static_argnames: as in
         `jax.jit`.
       progress: show a line while planning takes long; or a function that is called

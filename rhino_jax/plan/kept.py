@@ -26,6 +26,10 @@ _DEPTH = 2
 """How deep in an argument a part of another's may begin."""
 
 
+Part = tuple[int, int]
+"""Of a leaf, the first stage that has some of it, and how many have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     """A leaf as others see it: its path in keys, and what else must be equal."""
@@ -70,6 +74,15 @@ def kept_blocks(like: Plan, program: Program) -> Stored:
         for i, k in _kept(like, program).items()
         for dim, blocks in stored.get(k, ())
     }
+
+
+def kept_stages(like: Plan, program: Program) -> dict[int, Part]:
+    """Positions of a program's inputs → where the same leaf is in `like`; of a plan in
+    one stage, and of one with several chunks of the model in every stage, nothing."""
+    if like.pipeline is None or like.pipeline.group_of:
+        return {}
+    leaves = {i: like.inputs[k] for i, k in _kept(like, program).items()}
+    return {i: (leaf.stage, leaf.num_stages) for i, leaf in leaves.items()}
 
 
 def _kept(like: Plan, program: Program) -> dict[int, int]:

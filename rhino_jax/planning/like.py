@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.blocks import Stored
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
-from rhino_jax.plan.kept import kept_blocks, kept_specs
+from rhino_jax.plan.kept import Part, kept_blocks, kept_specs, kept_stages
 from rhino_jax.plan.pins.resolve import ResolvedPins
 from rhino_jax.plan.plan import AnyPlan, Plan
 from rhino_jax.plan.trees import axes_text
@@ -37,6 +38,7 @@ class Kept:
       is_asked: the user said `like=`; else it is the function's own last plan.
       places: of every stage of the plan, along the axis of the stages.
       stored: which of them are stored in blocks, and how.
+      stages: position of an argument array → the stages that have it there.
     """
 
     source: str
@@ -45,6 +47,7 @@ class Kept:
     is_asked: bool
     places: tuple[int, ...] = ()
     stored: Stored = field(default_factory=dict)
+    stages: Mapping[int, Part] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -69,7 +72,8 @@ class Kept:
         source = f"like=`{plan.program_name}`" if is_asked else "as before"
         program = traced.program
         specs, stored = kept_specs(plan, program), kept_blocks(plan, program)
-        return cls(source, mesh, specs, is_asked, plan.places, stored)
+        stages = kept_stages(plan, program)
+        return cls(source, mesh, specs, is_asked, plan.places, stored, stages)
 
     def and_of(self, other: Plan | None, program: Program) -> Kept:
         """The same, and what else another plan on this mesh has."""
@@ -100,6 +104,11 @@ class Kept:
             f"{self.source}: the mesh, and the sharding of {len(kept)} of {count}"
             " argument arrays, are kept."
         )
+        if self.stages and plan.pipeline is not None:
+            mine = (plan.inputs[i] for i in self.stages)
+            now = [(leaf.stage, leaf.num_stages) for leaf in mine]
+            same = sum(map(eq, now, self.stages.values()))
+            note += f" {same} of {len(now)} are in the stages where they were."
         pins = {path: spec for path, spec in plan.pins.items() if path not in kept}
         return replace(plan, pins=pins, notes=(*plan.notes, note))
 

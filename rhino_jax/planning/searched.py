@@ -10,6 +10,7 @@ from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.blocks import Stored
+from rhino_jax.plan.kept import Part
 from rhino_jax.plan.pins.resolve import ResolvedPins
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
@@ -19,7 +20,7 @@ from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.auto import with_stages
 from rhino_jax.planning.staging.one_program.compared import or_in_one_program
 from rhino_jax.planning.staging.one_program.planned import plan_in_one_program
-from rhino_jax.planning.staging.plan import plan_stages
+from rhino_jax.planning.staging.plan import NOWHERE, plan_stages
 from rhino_jax.report.progress import shown
 from rhino_jax.search.dump import Dump
 from rhino_jax.search.records import Request
@@ -68,6 +69,7 @@ class Asked:
       pinned: the user's pins.
       storage: how fused weights are stored.
       stage_pins: key → stage.
+      kept: input → stages that have it in another plan, whose cut is kept.
     """
 
     traced: Traced
@@ -76,6 +78,7 @@ class Asked:
     pinned: Mapping[str, Any]
     storage: str | Stored
     stage_pins: Mapping[str, int]
+    kept: Mapping[int, Part]
 
 
 def search_for(
@@ -116,7 +119,7 @@ def search_for(
         )
         if len(places) > 1:
             check_in_stages(asked.storage, len(places))
-            return _in_stages(wishes, search, places, asked.stage_pins)
+            return _as_kept(wishes, search, places, asked)
         if wishes.schedule == IN_ONE_PROGRAM:
             raise _no_stages(wishes.what)
         if not _may_have_stages(wishes, asked):
@@ -161,11 +164,28 @@ def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> Plan:
     )
 
 
+def _as_kept(
+    wishes: Wished, search: Search, places: tuple[int, ...], asked: Asked
+) -> Plan:
+    """In stages, cut as another plan is where the program may still be cut so."""
+    pins = asked.stage_pins
+    if asked.kept:
+        try:
+            return _in_stages(wishes, search, places, pins, asked.kept)
+        except (StageError, PinError, InfeasiblePlanError) as error:
+            plan = _in_stages(wishes, search, places, pins)
+            why = error.what.rstrip(".")
+            said = f"cut anew, since it cannot be cut as before: {why}."
+            return replace(plan, notes=(*plan.notes, said))
+    return _in_stages(wishes, search, places, pins)
+
+
 def _in_stages(
     wishes: Wished,
     search: Search,
     places: tuple[int, ...],
     stage_pins: Mapping[str, int],
+    kept: Mapping[int, Part] = NOWHERE,
 ) -> Plan:
     asked = as_asked(search, wishes.recompute)
     may_recompute = wishes.recompute == AUTO
@@ -194,6 +214,7 @@ def _in_stages(
             wishes.per_microbatch,
             stage_pins,
             may_recompute=may_recompute,
+            kept=kept,
         )
     except InfeasiblePlanError as error:
         if not may_be_one:

@@ -217,14 +217,15 @@ class Wishes:
         storage = self.storage if basis is None else basis.stored
         program = traced.program
         wished = self._asked(mesh, meshes, target, pins)
-        asked = (*wished, repr(storage), stage_pins, places)
+        stages = {} if basis is None or self.stages != AUTO else basis.stages
+        asked = (*wished, repr(storage), stage_pins, places, stages)
 
         def make() -> data.Plan:
             def searched() -> data.Plan:
                 # The solver takes a second to import; who loads plans need not wait.
                 from rhino_jax.planning.searched import Asked, search_for
 
-                asked = Asked(traced, mesh, target, pinned, storage, stage_pins)
+                asked = Asked(traced, mesh, target, pinned, storage, stage_pins, stages)
                 return search_for(self, asked, meshes, pins, places)
 
             if self.dump is not None:

@@ -9,6 +9,7 @@ from rhino_jax.errors import InfeasiblePlanError, StageError
 from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import Cut, Problem
 from rhino_jax.pipeline.work import Work
+from rhino_jax.plan.kept import Part
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
@@ -48,6 +49,7 @@ class Asked:
       started: `time.monotonic()` when planning began.
       may_recompute: whether stages that do not fit may run their forward passes again.
       slices: of sequences, by `token-slices`: how many, or their lengths, or nothing.
+      kept: input of the step → where it is in another plan, whose cut is kept.
       finds: what was found for it, and for its groups.
     """
 
@@ -60,6 +62,7 @@ class Asked:
     started: float
     may_recompute: bool = False
     slices: tuple[int, ...] = ()
+    kept: Mapping[int, Part] = field(default_factory=dict)
     finds: Finds = field(default_factory=Finds)
 
     @property
@@ -118,7 +121,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
     apart = take_apart(of_step.closed, of_step.program, count, asked.places)
     sides = sides_of(apart)
     shapes = shapes_of(asked.search, sides, shares, meshes, asked.finds)
-    pins = pinned_ops(asked.stage_pins, of_step, apart, sides)
+    pins = pinned_ops(asked.stage_pins, of_step, apart, sides, asked.kept)
     found: list[CutStep] = []
     known: dict[tuple[int, ...], list[tuple[Problem, Cut]]] = {}
     limit = asked.search.request.memory_budget_bytes
@@ -126,7 +129,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
         chunks = len(group_of)
         is_asked = not found
         # A pinned op is in the only chunk of its stage.
-        is_one = of_step.stacks or asked.stage_pins
+        is_one = of_step.stacks or asked.stage_pins or asked.kept
         if not is_asked and (is_one or not sides.backward):
             continue
         sizes = tuple(shares[group] for group in group_of)

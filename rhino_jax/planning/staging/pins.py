@@ -11,6 +11,7 @@ from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.op import Op, Source
 from rhino_jax.ir.places import in_scope, known_places, on_line
 from rhino_jax.ir.program import Program
+from rhino_jax.plan.kept import Part
 from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.staged.sides import Sides
 from rhino_jax.transform.staged.stacks import Unstacked
@@ -42,7 +43,7 @@ def without_stages(
     return {k: v for k, v in pinned.items() if k not in found}, found
 
 
-Part = tuple[int, int]
+PartOf = tuple[int, int]
 """A stack, by its position, and the number of a part of it."""
 
 Chain = tuple[tuple[int, ...], ...]
@@ -50,7 +51,11 @@ Chain = tuple[tuple[int, ...], ...]
 
 
 def pinned_ops(
-    pins: Mapping[str, int], of_step: Unstacked, apart: Apart, sides: Sides
+    pins: Mapping[str, int],
+    of_step: Unstacked,
+    apart: Apart,
+    sides: Sides,
+    kept: Mapping[int, Part],
 ) -> tuple[dict[int, int], list[Chain]]:
     """Forward ops that have to be in one stage: what the user pins, and what reads a
     part of a stack whose stages are known; and what has to be in stages in a row: what
@@ -60,6 +65,8 @@ def pinned_ops(
       pins: key → stage. A path or glob means the ops that read the argument.
       of_step: the step, with stacks in parts.
       apart, sides: of a micro-batch of it.
+      kept: input of the step → where it is in a plan whose cut is kept, but for pins.
+        The first op that reads it is there: more stages may have copies.
     Returns:
       Position of an op in the body → stage; chains.
     Raises:
@@ -87,11 +94,15 @@ def pinned_ops(
         for chain in chains.values():
             if sum(1 for link in chain if ops.intersection(link)) > 1:
                 raise _pinned_twice(key, stage, "a stack", stage + 1)
+    for at, end, mine in reads:
+        stage, count = kept.get(of_step.inputs[at].whole, (0, 0))
+        if count == 1 and end is None:
+            found.setdefault(min(mine), stage)
     return found, list(chains.values())
 
 
 def _chains(
-    of_step: Unstacked, reads: list[tuple[Part | None, list[int]]]
+    of_step: Unstacked, reads: list[tuple[PartOf | None, list[int]]]
 ) -> dict[int, Chain]:
     """Position of a stack → its chain, where every part is read."""
     found = {}
@@ -107,7 +118,7 @@ def _chains(
 
 def _reads(
     of_step: Unstacked, apart: Apart, sides: Sides
-) -> Iterator[tuple[int, Part | None, list[int]]]:
+) -> Iterator[tuple[int, PartOf | None, list[int]]]:
     """(input, the stack and the part that it is of, the forward ops that read it alone
     of all state)."""
     stack_of = {i: k for k, s in enumerate(of_step.stacks) for i in s.slots}

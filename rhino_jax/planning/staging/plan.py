@@ -15,6 +15,7 @@ from rhino_jax.errors import (
 )
 from rhino_jax.ir.program import Program
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY
+from rhino_jax.plan.kept import Part
 from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.meshes import AUTO, MeshAxes
 from rhino_jax.planning.search import Search
@@ -28,8 +29,8 @@ from rhino_jax.planning.staging.cuts import (
 )
 from rhino_jax.planning.staging.fitted import fitted
 from rhino_jax.planning.staging.least import check_least
-from rhino_jax.planning.staging.loops.forms import all_layers, forms_of
-from rhino_jax.planning.staging.slices.asked import TOKEN_SLICES, slices_in
+from rhino_jax.planning.staging.loops.forms import all_layers, as_kept, forms_of
+from rhino_jax.planning.staging.slices.asked import FEW, TOKEN_SLICES, slices_in
 from rhino_jax.planning.variants import LEAST_GAIN
 from rhino_jax.transform.staged.stacks import Stack, Unstacked
 
@@ -37,11 +38,9 @@ from rhino_jax.transform.staged.stacks import Stack, Unstacked
 MOST_FORMS = 2
 """Ways to have loops in parts that are compared for all numbers of micro-batches."""
 
-FEW = (1, 2, 4)
-"""Micro-batches that are compared where slices fill the pipeline, which all are in
-flight at once: more of them hold no less."""
-
 NO_PINS: Mapping[str, int] = {}
+
+NOWHERE: Mapping[int, Part] = {}
 
 IDLE = 0.1
 """Of the busiest stage's time: stages with less are called idle, in a note."""
@@ -56,6 +55,7 @@ def plan_stages(
     stage_pins: Mapping[str, int] = NO_PINS,
     *,
     may_recompute: bool = False,
+    kept: Mapping[int, Part] = NOWHERE,
 ) -> Plan:
     """The plan of a step in so many stages.
 
@@ -67,6 +67,7 @@ def plan_stages(
       places: where sums over the batch are those of a micro-batch.
       stage_pins: key → stage.
       may_recompute: whether stages that do not fit may run their forward passes again.
+      kept: input of the step → where it is in another plan, whose cut is kept.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, ScheduleError, PinError.
     """
@@ -84,12 +85,14 @@ def plan_stages(
         started,
         may_recompute,
         slices,
+        {} if schedule in when.SEVERAL else kept,
     )
     if min(shares) > 1:
         _check_group_of_one(whole)
     rounds = _counts(whole, microbatches)
     check_least(whole, rounds[0][0])
-    forms, meshes = forms_of(whole, rounds[0])
+    all_forms, meshes = forms_of(whole, rounds[0])
+    forms = as_kept(all_forms, whole.kept)
     if any(forms) and schedule in when.SEVERAL:
         raise _stacks_are_whole(traced.program, forms, schedule)
     asked = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from rhino_jax.plan.kept import Part
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.staging.counts import data_of
 from rhino_jax.planning.staging.cuts import Asked, worth_comparing
@@ -49,6 +51,25 @@ def forms_of(
     return parts_of(layers, took, rest, whole.shares), worth_comparing(
         shapes, apart, max(counts)
     )
+
+
+def as_kept(
+    forms: Sequence[tuple[Stack, ...]], kept: Mapping[int, Part]
+) -> Sequence[tuple[Stack, ...]]:
+    """Those whose parts are where they are in another plan; all, where none is so.
+
+    Args:
+      kept: input of the step → where it is.
+    """
+    found = []
+    for form in forms:
+        parts = {i: len(stack.sizes) for stack in form for i in stack.slots}
+        if any(parts.get(i, 1) != count for i, (_, count) in kept.items()):
+            continue
+        firsts = [{kept[i][0] for i in s.slots & kept.keys()} for s in form]
+        pairs = zip(form, firsts, strict=True)
+        found.append(tuple(replace(s, first=min(at)) if at else s for s, at in pairs))
+    return found or forms
 
 
 def _seconds(

@@ -9,6 +9,10 @@ from rhino_jax.errors import ScheduleError
 from rhino_jax.keywords import brief, read_choice
 
 
+FEW = (1, 2, 4)
+"""Micro-batches that are compared where slices fill the pipeline, which all are in
+flight at once: more of them hold no less."""
+
 TOKEN_SLICES = "token-slices"
 
 FORMS = (
