@@ -299,13 +299,18 @@ def _rows(crossing: Crossing) -> Rows:
 
 
 def _check_even(program: Program, cut: Cut) -> None:
-    if cut.rows % cut.count == 0:
+    rows, count = cut.rows, cut.count
+    if rows % count == 0:
         return
-    counts = [n for n in range(2, cut.rows + 1) if cut.rows % n == 0]
-    near = min(counts, key=lambda n: abs(n - cut.count))
+    counts = [n for n in range(2, rows + 1) if rows % n == 0]
+    fewer = [n for n in counts if n < count][-1:]
+    more = [n for n in counts if n > count][:1]
+    these = " or ".join(map(str, fewer + more))
+    padded = rows + -rows % count
     raise MicrobatchError(
         f"`{program.name}` has no {cut.count} equal micro-batches: stages need those.",
         where="`microbatches=`",
-        numbers=f"batch of {cut.rows}",
-        fix=f"take a divisor of {cut.rows}, as {near}.",
+        numbers=f"batch of {rows}",
+        fix=f"take {these} micro-batches, or pad the batch to {padded} rows, whose loss"
+        " counts none of those added.",
     )

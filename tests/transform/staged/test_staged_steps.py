@@ -173,8 +173,26 @@ def test_what_is_free_runs_wherever_it_is_read():
     )
 
 
-def test_uneven_micro_batches_are_refused():
+def test_uneven_micro_batches_are_refused_with_what_works():
     traced, _ = of_zoo("mlp-tiny")
     with pytest.raises(MicrobatchError, match="equal micro-batches") as caught:
         take_apart(traced.closed_jaxpr, traced.program, 5)
-    assert "divisor" in caught.value.fix
+    rows = int(caught.value.numbers.removeprefix("batch of "))
+    fewer, more = 4, 8
+    assert rows % fewer == rows % more == 0
+    padded = rows + -rows % 5
+    assert f"take {fewer} or {more} micro-batches" in caught.value.fix
+    assert f"pad the batch to {padded} rows" in caught.value.fix
+    for count in (fewer, more):
+        assert take_apart(traced.closed_jaxpr, traced.program, count).cut.count == count
+
+
+def test_a_batch_without_divisors_is_padded():
+    def step(w, x):
+        return w - 0.1 * jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+
+    args = jnp.ones((4, 4)), jnp.ones((5, 4))
+    traced = trace(step, args, {}, donate_argnums=(0,))
+    with pytest.raises(MicrobatchError, match="no 2 equal") as caught:
+        take_apart(traced.closed_jaxpr, traced.program, 2)
+    assert "take 5 micro-batches, or pad the batch to 6 rows" in caught.value.fix
