@@ -246,8 +246,7 @@ class Wishes:
             self.what,
         )
         warn_of_left_out(program, found)
-        found = replace(found, notes=(*found.notes, *notes_of_rules(program)))
-        return found, basis
+        return replace(found, notes=(*found.notes, *notes_of_rules(program))), basis
 
     def places_on(
         self, target: Target, axes: MeshAxes | None, before: tuple[int, ...]
