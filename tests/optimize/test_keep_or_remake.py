@@ -111,6 +111,33 @@ def test_values_that_others_in_flight_hold_too() -> None:
     check(hosted, (KEEP, REMAKE, OFFLOAD))
 
 
+def on_links(rng: random.Random, question: Question) -> Question:
+    """What waits elsewhere goes there beside other work, and is held on its way."""
+    candidates = tuple(
+        replace(
+            c,
+            sent_bytes=rng.randint(0, 1) * c.bytes,
+            link_s=rng.randint(0, 9) * 1e-3,
+        )
+        for c in question.candidates
+    )
+    beside_s = rng.randint(0, 12) * 1e-3
+    return replace(question, candidates=candidates, beside_s=beside_s)
+
+
+def test_ways_elsewhere_that_other_work_hides() -> None:
+    rng = random.Random(3)
+    questions = [in_flight(rng, chain(rng, n, hosts=True)) for n in (3, 5, 6, 6)]
+    words = KEEP, REMAKE, OFFLOAD
+    assert sum(check(on_links(rng, q), words) for q in questions) > 10
+    # Nothing that is hidden costs anything; what is not, all of it.
+    free = replace(questions[1].candidates[0], offload_s=0.0, link_s=1.0)
+    one = Question((replace(free, uses=(9,)),), ((0, 0),), 9)
+    for beside_s, expected in ((0.0, 1.0), (0.4, 0.6), (2.0, 0.0)):
+        answer = evaluate(replace(one, beside_s=beside_s), (OFFLOAD,))
+        assert answer is not None and answer.added_s == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_choices_that_fit_at_few_times_fit_at_all(most: int) -> None:
     rng = random.Random(most)

@@ -29,4 +29,4 @@ def coarse(question: Question, most: int) -> Question:
         replace(c, uses=tuple(sorted({first[t] for t in c.uses})))
         for c in question.candidates
     )
-    return Question(candidates, tuple(base), question.late)
+    return replace(question, candidates=candidates, base=tuple(base))

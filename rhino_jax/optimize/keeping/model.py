@@ -124,6 +124,8 @@ class Model:
         held: list[cp_model.LinearExprT] = [
             c.always_bytes * kept for c, kept in pairs if c.always_bytes
         ]
+        pairs = zip(self.question.candidates, self.sent, strict=True)
+        held += [c.sent_bytes * sent for c, sent in pairs if c.sent_bytes]
         after = self.place.get(time)
         if after is None and time >= self.points[0]:
             after = max(n for n, p in enumerate(self.points) if p < time)
@@ -183,7 +185,18 @@ class Model:
             terms.append(remake * makings + (offload - remake) * self.sent[i])
             if c.keep_s:
                 terms.append(round(c.keep_s * PER_S) * self.kept[i])
-        return sum(terms)
+        return sum([*terms, *self._waited()])
+
+    def _waited(self) -> list[cp_model.LinearExprT]:
+        """Nanoseconds of ways elsewhere that nothing hides."""
+        ways = [round(c.link_s * PER_S) for c in self.question.candidates]
+        if not any(ways):
+            return []
+        waited = self.model.new_int_var(0, sum(ways), "")
+        pairs = zip(ways, self.sent, strict=True)
+        taken = sum(way * sent for way, sent in pairs)
+        self.model.add(waited >= taken - round(self.question.beside_s * PER_S))
+        return [waited]
 
     def choices(self, solver: cp_model.CpSolver) -> tuple[str, ...]:
         """What the solver found."""

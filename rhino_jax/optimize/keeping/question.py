@@ -30,6 +30,8 @@ class Candidate:
         go through memory.
       always_bytes: where it is kept, at all times, beside `bytes`: as of all
         micro-batches in flight.
+      sent_bytes: where it waits elsewhere, at all times: as of those on their way.
+      link_s: where it waits elsewhere, seconds of its way, beside which others work.
     """
 
     bytes: int
@@ -44,6 +46,8 @@ class Candidate:
     layer: int = 0
     keep_s: float = 0.0
     always_bytes: int = 0
+    sent_bytes: int = 0
+    link_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,14 @@ class Question:
     base: (time, bytes) of all else from that time on, by time; of candidates, too,
         while early lines need them.
     late: the first late time.
+    beside_s: seconds of the ways elsewhere that other work hides: what all of them take
+        beyond is waited for.
     """
 
     candidates: tuple[Candidate, ...]
     base: tuple[tuple[int, int], ...]
     late: int
+    beside_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ def evaluate(question: Question, choices: Sequence[str]) -> Answer | None:
             for j in c.needs:
                 needed[j].append(min(needed[i]))
     changes: dict[int, int] = defaultdict(int)
-    added, before, always = 0.0, 0, 0
+    added, link, before, always = 0.0, 0.0, 0, 0
     for time, amount in question.base:
         changes[time] += amount - before
         before = amount
@@ -111,6 +118,8 @@ def evaluate(question: Question, choices: Sequence[str]) -> Answer | None:
             changes[first + 1] -= c.extra_bytes
         elif choices[i] == OFFLOAD:
             added += c.offload_s or 0.0
+            link += c.link_s
+            always += c.sent_bytes
         else:
             added += c.keep_s
             always += c.always_bytes
@@ -118,6 +127,7 @@ def evaluate(question: Question, choices: Sequence[str]) -> Answer | None:
     for time in sorted(changes):
         held += changes[time]
         peak = max(peak, held)
+    added += max(0.0, link - question.beside_s)
     said = tuple(choice if needed[i] else GONE for i, choice in enumerate(choices))
     return Answer(said, added, peak + always, added)
 

@@ -57,4 +57,4 @@ def _with_first(
             held = question.base[at][1]
             at += 1
         base.append((time, held + sum(n for t, n in changes if t <= time)))
-    return Question(tuple(candidates), tuple(base), question.late)
+    return replace(question, candidates=tuple(candidates), base=tuple(base))
