@@ -45,7 +45,7 @@ def memory_of(
       graph: tasks, with what they take and give back.
       starts, ends: of every task.
       sent: when each transfer starts: its bytes are the receiver's from then on, until
-        its last reader starts, which holds it on.
+        its last reader starts, which holds it on; see `Transfer` of those to hosts.
       step_time_s: when all that nothing frees is freed.
     """
     changes: list[list[tuple[float, int]]] = [[] for _ in range(graph.groups)]
@@ -60,8 +60,12 @@ def memory_of(
             end = max((ends[u] for u in h.until), default=step_time_s)
             hold(task.group, starts[i], end, h.bytes)
     for i, transfer in enumerate(graph.transfers):
-        group = graph.tasks[transfer.targets[0]].group
-        hold(group, sent[i], max(starts[t] for t in transfer.targets), transfer.bytes)
+        since = sent[i]
+        if transfer.is_to_host:
+            since, until = starts[transfer.source], since + transfer.seconds
+        else:
+            until = max(starts[t] for t in transfer.targets)
+        hold(graph.receiver(transfer), since, until, transfer.bytes)
     return tuple(
         _profile(c, base) for c, base in zip(changes, graph.base_bytes, strict=True)
     )

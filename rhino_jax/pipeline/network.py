@@ -64,7 +64,7 @@ def network_of(simulation: Simulation) -> Network:
         [*task.after, *(count + i for i in graph.incoming[t])]
         for t, task in enumerate(graph.tasks)
     ]
-    ends += [[transfer.source] for transfer in graph.transfers]
+    ends += [[t.source, *(count + i for i in t.after)] for t in graph.transfers]
     starts: list[list[int]] = [[] for _ in ends]
     for order in simulation.schedule.orders:
         for before, task in pairwise(order):

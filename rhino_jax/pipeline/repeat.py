@@ -32,7 +32,7 @@ def repeated(schedule: Schedule, steps: int) -> Schedule:
                 for task in graph.tasks
             ),
             transfers=tuple(
-                _sent_later(graph.transfers[i], step * tasks)
+                _sent_later(graph.transfers[i], step * tasks, step * transfers)
                 for step in range(steps)
                 for i in range(transfers)
             ),
@@ -59,6 +59,10 @@ def _later(task: Task, shift: int, step: int, batches: int) -> Task:
     )
 
 
-def _sent_later(transfer: Transfer, shift: int) -> Transfer:
-    targets = tuple(i + shift for i in transfer.targets)
-    return replace(transfer, source=transfer.source + shift, targets=targets)
+def _sent_later(transfer: Transfer, shift: int, of_transfers: int) -> Transfer:
+    return replace(
+        transfer,
+        source=transfer.source + shift,
+        targets=tuple(i + shift for i in transfer.targets),
+        after=tuple(i + of_transfers for i in transfer.after),
+    )

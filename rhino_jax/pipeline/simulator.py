@@ -76,6 +76,8 @@ class _Run:
             for a, b in pairwise(order):
                 self.next[a] = b
                 self.missing[b] += 1
+        # Its source, and the transfers before it.
+        self.not_there = [1 + len(t.after) for t in graph.transfers]
         self.events: list[tuple[float, int]] = []
         self.queues: list[deque[int]] = [deque() for _ in graph.links]
         self.free_at = [0.0] * len(graph.links)
@@ -95,6 +97,8 @@ class _Run:
             else:
                 for target in self.graph.transfers[node - self.count].targets:
                     self._arrive(target, now)
+                for transfer in self.graph.followers[node - self.count]:
+                    self._is_ready(transfer, now)
 
     def _arrive(self, task: int, now: float) -> None:
         self.missing[task] -= 1
@@ -116,13 +120,19 @@ class _Run:
         self.ended[task] = True
         self.done += 1
         for transfer in self.graph.outgoing[task]:
-            link = self.graph.transfers[transfer].link
-            self.queues[link].append(transfer)
-            self._carry(link, now)
+            self._is_ready(transfer, now)
         for reader in self.graph.readers[task]:
             self._arrive(reader, now)
         if self.next[task] >= 0:
             self._arrive(self.next[task], now)
+
+    def _is_ready(self, transfer: int, now: float) -> None:
+        """One of what a transfer waits for is there."""
+        self.not_there[transfer] -= 1
+        if not self.not_there[transfer]:
+            link = self.graph.transfers[transfer].link
+            self.queues[link].append(transfer)
+            self._carry(link, now)
 
     def _carry(self, link: int, now: float) -> None:
         """Let a link's queue go on as far as its receiver has buffers."""

@@ -122,7 +122,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A result of one task that tasks of another group read.
+    """A result of one task that tasks of another group read; or what leaves a device
+    for its host's memory, or comes back (`pipeline.offload`).
 
     Attributes:
       source: the task that makes it; it is ready when that ends.
@@ -132,6 +133,9 @@ class Transfer:
       link: position among the graph's links.
       bytes: of one device.
       seconds: on the link, by itself.
+      after: transfers that are there before it sets out.
+      is_to_host: whether it leaves the device: its bytes are held by its source's
+        group from when that starts until they are there.
     """
 
     source: int
@@ -139,6 +143,8 @@ class Transfer:
     link: int
     bytes: int
     seconds: float
+    after: tuple[int, ...] = ()
+    is_to_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,6 +191,19 @@ class TaskGraph:
         for i, transfer in enumerate(self.transfers):
             found[transfer.source].append(i)
         return tuple(map(tuple, found))
+
+    @cached_property
+    def followers(self) -> tuple[tuple[int, ...], ...]:
+        """Of every transfer those that wait for it."""
+        found: list[list[int]] = [[] for _ in self.transfers]
+        for i, transfer in enumerate(self.transfers):
+            for earlier in transfer.after:
+                found[earlier].append(i)
+        return tuple(map(tuple, found))
+
+    def receiver(self, transfer: Transfer) -> int:
+        """The group whose device, or host, gets it."""
+        return self.tasks[(*transfer.targets, transfer.source)[0]].group
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:

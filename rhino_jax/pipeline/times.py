@@ -93,9 +93,7 @@ class Times:
         graph, total = self.schedule.graph, 0.0
         for group, order in enumerate(self.schedule.orders):
             mine = [
-                i
-                for i, t in enumerate(graph.transfers)
-                if graph.tasks[t.targets[0]].group == group
+                i for i, t in enumerate(graph.transfers) if graph.receiver(t) == group
             ]
             if not mine or not order:
                 continue

@@ -86,6 +86,13 @@ def _tasks(times: Times) -> Iterator[Event]:
         }
 
 
+def _named_after(times: Times, transfer: int) -> int:
+    """The task whose name a transfer has: of what comes from the host, its reader."""
+    graph, found = times.schedule.graph, times.schedule.graph.transfers[transfer]
+    is_own = graph.receiver(found) == graph.tasks[found.source].group
+    return found.targets[0] if is_own and not found.is_to_host else found.source
+
+
 def _transfers(times: Times, pid: int) -> Iterator[Event]:
     graph = times.schedule.graph
     for i, transfer in enumerate(graph.transfers):
@@ -94,7 +101,7 @@ def _transfers(times: Times, pid: int) -> Iterator[Event]:
         place = {"pid": pid, "tid": transfer.link}
         yield {
             "ph": "X",
-            "name": label(source),
+            "name": label(graph.tasks[_named_after(times, i)]),
             "cat": "transfer",
             **place,
             "ts": start,
@@ -105,6 +112,8 @@ def _transfers(times: Times, pid: int) -> Iterator[Event]:
         made = times.task_end_s[transfer.source] * _US
         yield {"ph": "s", **flow, "pid": source.group, "tid": 0, "ts": made}
         yield {"ph": "t", **flow, **place, "ts": start}
+        if not transfer.targets:
+            continue
         reader = graph.tasks[transfer.targets[0]]
         read = max(times.task_start_s[transfer.targets[0]] * _US, end)
         yield {
