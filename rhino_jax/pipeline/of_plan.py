@@ -10,6 +10,7 @@ from rhino_jax.keywords import brief, real
 from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.jitter import Jittered, Noise, jittered
+from rhino_jax.pipeline.offload import with_offload
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
@@ -133,7 +134,11 @@ def schedule_of(pipeline: Pipeline, work: Work | None = None) -> Schedule:
         return checked(in_ticks(pipeline))
     work = work or work_of(pipeline)
     if not pipeline.orders:
-        return make(pipeline.schedule, work)
+        found = make(pipeline.schedule, work)
+        if not pipeline.is_offloaded:
+            return found
+        sizes = [cost.offloaded_bytes for cost in pipeline.costs]
+        return with_offload(found, sizes, pipeline.host_bytes_per_s)
     graph = graph_of(work, is_split=pipeline.is_split)
     orders = tuple(read_order(graph, text) for text in pipeline.orders)
     return checked(Schedule(pipeline.schedule, graph, orders))

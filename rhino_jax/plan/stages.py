@@ -55,6 +55,7 @@ class StageCost:
       update_bytes: of the stage, the most that what runs once a step takes beyond
         `fixed_bytes`.
       ahead_s: seconds of what runs ahead of a forward pass (`Pipeline.is_twice`).
+      offloaded_bytes: of `activation_bytes`, what waits in the host's memory.
     """
 
     forward_s: float
@@ -68,6 +69,7 @@ class StageCost:
     handed_bytes: int = 0
     update_bytes: int = 0
     ahead_s: float = 0.0
+    offloaded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +109,23 @@ class Between:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeAgain:
-    """What a stage's backward passes make again of its forward passes, where values are
-    chosen for that.
+    """What a stage's backward passes make again of its forward passes, and what waits
+    for them in the host's memory, where values are chosen for that.
 
     Attributes:
       choice: as `transform.staged.remade.Remade` has it.
-      count: values.
+      count: values that are made again.
       saved_bytes: of one device, that micro-batches in flight hold less.
       added_s: to a micro-batch's forward and backward pass, compared with the plan that
         keeps all. Negative where what is not written any more saves more.
+      offloaded: values that wait in the host's memory.
     """
 
     choice: str = ""
     count: int = 0
     saved_bytes: int = 0
     added_s: float = 0.0
+    offloaded: int = 0
 
 
 KEPT = MadeAgain()
@@ -175,6 +179,8 @@ class Pipeline:
       slices: lengths of the slices of sequences that run one after the other; empty
         where sequences are whole. Then chunks are of a slice: of all parts of the model
         those of the first slice, then those of the next. `runs` are by parts.
+      host_bytes_per_s: of a device's link to the host's memory, one way; 0 where
+        nothing waits there.
     """
 
     micro_batches: int
@@ -192,6 +198,7 @@ class Pipeline:
     is_twice: bool = False
     passes: tuple[Pass, ...] = ()
     slices: tuple[int, ...] = ()
+    host_bytes_per_s: float = 0.0
 
     @property
     def ticks(self) -> int:
@@ -200,8 +207,13 @@ class Pipeline:
 
     @property
     def is_remade(self) -> bool:
-        """Whether any backward pass makes anything again."""
+        """Whether any backward pass makes anything again, or has it from the host."""
         return bool(self.recomputed or self.made_again)
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether anything waits in the host's memory."""
+        return any(cost.offloaded_bytes for cost in self.costs)
 
     @property
     def groups(self) -> tuple[int, ...]:

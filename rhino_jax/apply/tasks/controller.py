@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from rhino_jax.apply.tasks.moves import Move, Relaid, in_mesh, leaving
+from rhino_jax.apply.tasks.offload import (
+    STAYS,
+    Trips,
+    moved_to,
+    on_host,
+    trips_of,
+)
 from rhino_jax.apply.tasks.programs import Programs
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Kind as Work, Schedule
@@ -27,12 +34,32 @@ _KINDS = {
 }
 
 
-def order_of(schedule: Schedule) -> list[tuple[TaskKind, int, int]]:
-    """(kind, chunk, micro-batch) of all tasks of micro-batches, and of those between
-    forward and backward passes (of a group's first chunk), in an order in which every
-    group meets its own, and all that a task reads comes before it. Of sequences in
-    slices, chunks are those of a `Pipeline`: of the first slice, then of the next."""
-    graph = schedule.graph
+class Turn(NamedTuple):
+    """A task of the order.
+
+    Attributes:
+      kind, chunk, micro_batch: which.
+      trips: what goes to the host, or comes back, around it.
+    """
+
+    kind: TaskKind
+    chunk: int
+    micro_batch: int
+    trips: Trips = STAYS
+
+
+def order_of(schedule: Schedule, offloaded: Sequence[int] = ()) -> list[Turn]:
+    """All tasks of micro-batches, and those between forward and backward passes (of a
+    group's first chunk), in an order in which every group meets its own, and all that a
+    task reads comes before it. Of sequences in slices, chunks are those of a
+    `Pipeline`: of the first slice, then of the next.
+
+    Args:
+      schedule: of the step.
+      offloaded: chunks of which values wait in the host's memory; none of sequences in
+        slices.
+    """
+    graph, trips = schedule.graph, trips_of(schedule, offloaded)
     parts = 1 + max(task.chunk for task in graph.tasks)
     found = []
     for at in simulate(schedule).sequence:
@@ -41,7 +68,7 @@ def order_of(schedule: Schedule) -> list[tuple[TaskKind, int, int]]:
             kind = _KINDS.get(task.kind)
             if kind is not None:
                 chunk = task.slice * parts + task.chunk
-                found.append((kind, chunk, task.micro_batch))
+                found.append(Turn(kind, chunk, task.micro_batch, trips.get(at, STAYS)))
     return found
 
 
@@ -59,7 +86,7 @@ class Controller:
 
     step: Step
     programs: Sequence[Programs]
-    order: Sequence[tuple[TaskKind, int, int]]
+    order: Sequence[Turn]
     is_emulated: bool
     _numbers: dict[tuple[int, int], Any] = field(default_factory=dict)
     _moves: dict[Any, Move] = field(default_factory=dict)
@@ -76,13 +103,23 @@ class Controller:
             key = send.kind, send.source, send.place
             self._sends.setdefault(key, []).append(send)
         self._unread = self._unread_after()
+        self._waiting = {
+            (task.group, task.place): [
+                k
+                for k in (*task.reads, *task.makes)
+                if k in self.step.waits_on_host(task.group)
+            ]
+            for p in self.programs
+            for task in p.of.tasks
+            if task.kind is TaskKind.FORWARD
+        }
 
     def _unread_after(self) -> list[list[Key]]:
         """Of every task in the order, what no later one of its group reads of its
         micro-batch."""
         found: list[list[Key]] = []
         seen: dict[tuple[int, int], set[Key]] = {}
-        for kind, chunk, m in reversed(self.order):
+        for kind, chunk, m, *_ in reversed(self.order):
             group = self.step.chunks[chunk]
             at = self._at.get((kind, group, chunk))  # Of BETWEEN, nothing matters.
             task = None if at is None else at[0].of.tasks[at[1]]
@@ -111,17 +148,24 @@ class Controller:
         for group in range(step.groups):
             self._dispatch((TaskKind.START, group, 0), once, once)
         met = list(step.met)
-        for (kind, chunk, m), unread in zip(self.order, self._unread, strict=True):
+        for turn, unread in zip(self.order, self._unread, strict=True):
+            kind, chunk, m, trips = turn
             group, now = step.chunks[chunk], [of[m] for of in pieces]
+            self._until_gone(pieces[group], group, trips.gone)
             if kind is TaskKind.BETWEEN:
                 # What comes before any of these comes before all.
                 self._send(met, once, once)
                 met.clear()
                 self._dispatch((kind, group, 0), once, once)
-                continue
-            self._dispatch((kind, group, chunk), now, once)
-            for key in unread:
-                now[group].pop(key, None)
+            else:
+                self._dispatch((kind, group, chunk), now, once)
+                for key in unread:
+                    now[group].pop(key, None)
+            if trips.goes_out:
+                self._move(now[group], group, chunk, is_out=True)
+            for (other, behind), before in trips.back:
+                self._until_gone(pieces[group], group, before)
+                self._move(pieces[group][behind], group, other, is_out=False)
         rounds = sorted(
             (task.place, task.group)
             for of in step.tasks
@@ -191,6 +235,42 @@ class Controller:
             now,
             once,
         )
+
+    def _until_gone(
+        self,
+        pieces: Sequence[dict[Key, Any]],
+        group: int,
+        at: tuple[int, int] | None,
+    ) -> None:
+        """Wait until values are on the host.
+
+        Args:
+          pieces: of the group, of every micro-batch.
+          group: which.
+          at: whose values: chunk and micro-batch.
+        """
+        if at is not None:
+            chunk, m = at
+            here = pieces[m]
+            jax.block_until_ready(
+                [here[k] for k in self._waiting[group, chunk] if k in here]
+            )
+
+    def _move(
+        self, here: dict[Key, Any], group: int, chunk: int, *, is_out: bool
+    ) -> None:
+        """Values of a micro-batch to the host's memory, or back.
+
+        Args:
+          here: of the group.
+          group: which, and of which chunk of it.
+          is_out: to the host.
+        """
+        keys = [key for key in self._waiting[group, chunk] if key in here]
+        if keys:
+            found = self.programs[group].shardings
+            want = [on_host(found[k]) if is_out else found[k] for k in keys]
+            here.update(zip(keys, moved_to([here[k] for k in keys], want), strict=True))
 
     def _send_sums(self, once: Sequence[dict[Key, Any]]) -> None:
         """What all micro-batches left, where an update of another group reads it."""

@@ -90,7 +90,7 @@ class TaskExecutable:
         assert self.plan.pipeline is not None
         platform = self.mesh.devices.flat[0].platform
         sizes = [len(stage.devices) for stage in self.plan.stages]
-        order = order_of(schedule_of(self.plan.pipeline))
+        order = order_of(schedule_of(self.plan.pipeline), self.step.offloading)
         is_emulated = platform == "cpu" and max(sizes) > 1
         if not self._processes:
             return Controller(self.step, self.programs, order, is_emulated)

@@ -91,7 +91,7 @@ def join(
 
 def _lines(of: Controller) -> list[Line]:
     """All that the processes do together, in order."""
-    lines = [Line("order", " ".join(f"{k}{s}.{m}" for k, s, m in of.order))]
+    lines = [Line("order", " ".join(f"{k}{s}.{m}" for k, s, m, *_ in of.order))]
     for programs in of.programs:
         ids = " ".join(str(d.id) for d in programs.mesh.devices.flat)
         lines.append(Line(f"group {programs.group}", ids))

@@ -80,6 +80,7 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
         "recomputed": list(pipeline.recomputed),
         "made_again": [record_to_json(x) for x in pipeline.made_again],
         "passes": [record_to_json(x) for x in pipeline.passes],
+        "host_bytes_per_s": pipeline.host_bytes_per_s,
     }
 
 
@@ -116,6 +117,7 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
             Pass(**floats(x, "tick_s", "handed_s", "before_s"))
             for x in data.get("passes", ())
         ),
+        host_bytes_per_s=float(data.get("host_bytes_per_s", 0.0)),
     )
 
 

@@ -9,5 +9,6 @@ and after the loop over micro-batches), `lines` (equations to be run in parts), 
 `loops` (in two) and `shared_sums`, `between` (what couples micro-batches), `after` and
 `updates` (what follows them), `names`, `staging` (all of these as a `step` of tasks),
 `in_slices` (the same, slice by slice of its sequences), `remade` (what is made again),
-`holding` (what a group holds between them), `group`.
+`offloaded` (what waits in the host's memory), `holding` (what a group holds between
+them), `group`.
 """

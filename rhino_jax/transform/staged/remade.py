@@ -19,7 +19,7 @@ from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.staged.group import GroupProgram
 from rhino_jax.transform.staged.lines import Lines
 from rhino_jax.transform.staged.sides import Sides
-from rhino_jax.transform.staged.step import TaskKind
+from rhino_jax.transform.staged.step import Kind, TaskKind
 
 
 Place = tuple[int, int]
@@ -34,7 +34,7 @@ class Remade:
       chunks: those whose forward passes run again as a whole.
       values: group → a `Choice` of values of the forward passes of its other chunks, as
         text. Ids are of `Sides.program`. What these values need is made again, too,
-        down to what the backward pass reads anyway.
+        down to what the backward pass reads anyway; others wait in the host's memory.
     """
 
     chunks: frozenset[int] = frozenset()
@@ -64,6 +64,7 @@ class Remade:
         return Choice(
             tuple(v for c in each for v in c.recompute),
             tuple(v for c in each for v in c.keep),
+            tuple(v for c in each for v in c.offload),
         )
 
 
@@ -101,6 +102,29 @@ def applied(
     return replace(sides, lines=lines), places
 
 
+def offloaded(sides: Sides, remade: Remade, asked: Sides) -> dict[int, frozenset[int]]:
+    """Numbers of what waits in the host's memory, of every group that has any.
+
+    Args:
+      sides, asked: as of `applied`.
+      remade: what every group does.
+    """
+    number = dict(_numbered(sides))
+    found = {}
+    for group, text in remade.values.items():
+        choice = Choice((), (), Choice.parse(text).offload)
+        if sides is not asked and choice.offload:
+            choice = _in_ids_of(sides, choice, asked)
+        found[group] = frozenset(number[v] for v in choice.offload if v in number)
+    return {group: values for group, values in found.items() if values}
+
+
+def _numbered(sides: Sides) -> Iterator[tuple[int, int]]:
+    """Ids of what forward ops make, and their numbers."""
+    for i, results in zip(sides.forward, _results(sides), strict=True):
+        yield from zip(results, sides.lines.makes[i], strict=True)
+
+
 def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
     """Of the results of every equation, once loops stack other values. A number of a
     value that was not stacked before depends on that value alone: groups that are
@@ -124,7 +148,8 @@ def _in_ids_of(sides: Sides, choice: Choice, asked: Sides) -> Choice:
         one = asked.program.ops[asked.program.body.ops[other]]
         _pair(asked.program, one, sides.program, _op(sides, mine), ids)
     recompute = tuple(ids[v] for v in choice.recompute)
-    return Choice(recompute, tuple(ids[v] for v in choice.keep))
+    keep, offload = (tuple(ids[v] for v in of) for of in (choice.keep, choice.offload))
+    return Choice(recompute, keep, offload)
 
 
 def _op(sides: Sides, equation: int) -> Op:
@@ -141,11 +166,16 @@ def in_ids_of_piece(choice: Choice, of: GroupProgram, sides: Sides) -> str:
     """A choice of values of a group's program, as one of a piece's; as text.
 
     Args:
-      choice: values that its forward tasks make.
+      choice: values that its forward tasks make, or receive.
       of: the group's program.
       sides: of a piece.
     """
-    ids: dict[int, int] = {}
+    made = {number: v for v, number in _numbered(sides)}
+    ids = {
+        end.value: made[key.number]
+        for key, end in zip(of.arguments, of.program.inputs, strict=True)
+        if key.kind is Kind.INSIDE and key.number in made
+    }
     for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):
         call = of.program.ops[op_id].call
         if task.kind is not TaskKind.FORWARD or call is None:
@@ -159,7 +189,14 @@ def in_ids_of_piece(choice: Choice, of: GroupProgram, sides: Sides) -> str:
     outside = {alias.get(v, v): v for results in _results(sides) for v in results}
     recompute = [ids[v] for v in choice.recompute if v in ids]
     keep = tuple(ids[v] for v in choice.keep if v in ids)
-    return str(Choice(tuple(outside.get(v, v) for v in recompute), keep))
+    sent = [ids[v] for v in choice.offload if v in ids]
+    return str(
+        Choice(
+            tuple(outside.get(v, v) for v in recompute),
+            keep,
+            tuple(outside.get(v, v) for v in sent),
+        )
+    )
 
 
 def _pair(

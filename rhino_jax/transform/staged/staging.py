@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,10 +14,19 @@ from rhino_jax.transform.staged.between import between, sends_between
 from rhino_jax.transform.staged.labels import Labels
 from rhino_jax.transform.staged.loops import apart_loops
 from rhino_jax.transform.staged.names import Names
-from rhino_jax.transform.staged.remade import Remade, applied
+from rhino_jax.transform.staged.offloaded import is_plain, may_wait
+from rhino_jax.transform.staged.remade import Remade, applied, offloaded
 from rhino_jax.transform.staged.shared_sums import apart_sums
 from rhino_jax.transform.staged.sides import sides_of
-from rhino_jax.transform.staged.step import Key, Kind, Send, Step, Task, TaskKind
+from rhino_jax.transform.staged.step import (
+    Key,
+    Kind,
+    Send,
+    Step,
+    Task,
+    TaskKind,
+    received,
+)
 from rhino_jax.transform.staged.updates import updates
 
 
@@ -53,8 +62,8 @@ def staged(
         reads only what is made in its own chunk or an earlier one.
       group_of: of every chunk its group; its own unless said.
       is_split: whether what nothing waits for of backward passes is in tasks apart.
-      remade: what backward passes make again of forward passes; nothing where they are
-        split.
+      remade: what backward passes make again of forward passes, and what of them waits
+        in the host's memory; nothing where they are split.
       is_twice: whether what couples micro-batches is made ahead of all forward passes,
         and these run again: then backward passes wait for none but their own.
       slices: of sequences, each with as many chunks; see `in_slices`.
@@ -77,6 +86,7 @@ def staged(
             break
         apart = parted
         sides = sides_of(apart)
+    sent = offloaded(sides, remade, asked)
     if remade.values:
         sides, again = applied(sides, apart, remade.choice, asked)
         labels = Labels.at(
@@ -84,7 +94,7 @@ def staged(
         )
     if is_twice:
         labels = labels.twice(apart.early)
-    return _Staging(apart, labels, Names(apart, labels.lines)).step()
+    return _Staging(apart, labels, Names(apart, labels.lines), sent).step()
 
 
 def with_split_loops(
@@ -101,6 +111,7 @@ class _Staging:
     apart: Apart
     labels: Labels
     names: Names
+    sent: Mapping[int, frozenset[int]]
 
     def step(self) -> Step:
         names, groups = self.names, self.labels.groups
@@ -139,6 +150,26 @@ class _Staging:
                 )
             ),
             types=names.types,
+            offloaded=self._offloaded(tasks, tuple(sent.values())),
+        )
+
+    def _offloaded(
+        self, tasks: Iterable[Sequence[Task]], sends: Sequence[Send]
+    ) -> tuple[frozenset[Key], ...]:
+        if not self.sent:
+            return ()
+        names = self.names
+        asked = [
+            {
+                key
+                for key in map(names.inside, self.sent.get(group, ()))
+                if is_plain(names.types[key])
+            }
+            for group in range(self.labels.groups)
+        ]
+        return tuple(
+            may_wait(of, received(sends, group)) & asked[group]
+            for group, of in enumerate(tasks)
         )
 
     def _start(self, group: int) -> Task:

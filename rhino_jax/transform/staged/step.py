@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -105,6 +105,17 @@ class Send:
     place: int
 
 
+def received(sends: Iterable[Send], group: int) -> frozenset[Key]:
+    """See `Step.received`."""
+    return frozenset(
+        s.key
+        for s in sends
+        if s.target == group
+        and s.kind is TaskKind.FORWARD
+        and s.key.kind is Kind.INSIDE
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """All that runs in a step.
@@ -120,6 +131,8 @@ class Step:
       outputs: of every result of the step: its group and its key; None where it is a
         literal.
       types: of every value, its shape and dtype (an abstract value of JAX).
+      offloaded: of every group, what its forward tasks leave for its backward tasks
+        that waits in the host's memory; empty where nothing does.
     """
 
     groups: int
@@ -131,6 +144,22 @@ class Step:
     copies: frozenset[tuple[int, int]]
     outputs: tuple[tuple[int, Key] | Any, ...]
     types: dict[Key, Any]
+    offloaded: tuple[frozenset[Key], ...] = ()
+
+    def waits_on_host(self, group: int) -> frozenset[Key]:
+        """What of a micro-batch a group has in the host's memory in between."""
+        return self.offloaded[group] if self.offloaded else frozenset()
+
+    @property
+    def offloading(self) -> tuple[int, ...]:
+        """Chunks whose forward tasks leave something there."""
+        return tuple(
+            task.place
+            for group, of in enumerate(self.tasks)
+            for task in of
+            if task.kind is TaskKind.FORWARD
+            and not self.waits_on_host(group).isdisjoint((*task.reads, *task.makes))
+        )
 
     @property
     def met(self) -> tuple[Send, ...]:
@@ -146,13 +175,7 @@ class Step:
 
     def received(self, group: int) -> frozenset[Key]:
         """Of a micro-batch, what forward passes of other groups make and it reads."""
-        return frozenset(
-            s.key
-            for s in self.sends
-            if s.target == group
-            and s.kind is TaskKind.FORWARD
-            and s.key.kind is Kind.INSIDE
-        )
+        return received(self.sends, group)
 
     def inputs(self, group: int) -> tuple[Key, ...]:
         """Inputs of the step that tasks of a group read."""
