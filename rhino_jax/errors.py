@@ -89,6 +89,13 @@ class TraceError(RhinoError, RuntimeError):
     """A function that cannot be traced into a program."""
 
 
+class WriteError(RhinoError, OSError):
+    """A file that cannot be written, as on a full disk."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # an `OSError` says its number alone
+
+
 class RhinoWarning(UserWarning):
     """Something the user should know; emitted once per site."""
 

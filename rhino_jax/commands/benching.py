@@ -11,7 +11,8 @@ import jax
 
 from rhino_jax.bench.rates.measure import measure
 from rhino_jax.bench.rates.measured_file import hardware_file
-from rhino_jax.commands.words import positive, positive_int, writing
+from rhino_jax.commands.words import positive, positive_int
+from rhino_jax.writing import check_folder, write_file
 
 
 def add_bench(commands: Any) -> None:
@@ -116,12 +117,12 @@ def _run_measure(args: argparse.Namespace) -> None:
     path = None if args.write is None else Path(args.write)
     if path is not None:
         # Before a minute's work.
-        writing(args.write, lambda: path.parent.resolve(strict=True))
+        check_folder("`--write`", path)
     devices = jax.devices()
     name = "measured" if path is None else path.stem
     text = hardware_file(measure(devices), devices, name)
     if path is None:
         print(text)
         return
-    writing(args.write, lambda: path.write_text(text + "\n", encoding="utf-8"))
+    write_file("`--write`", path, text + "\n")
     print(f"written to {path}; plan with --hardware {path}", file=sys.stderr)

@@ -15,8 +15,9 @@ from rhino_jax.commands.planning import (
     add_target,
     plan_call,
 )
-from rhino_jax.commands.words import EXIT_CODES, writing
+from rhino_jax.commands.words import EXIT_CODES
 from rhino_jax.report.views.page import plan_page
+from rhino_jax.writing import write_file
 
 
 def add_explore(commands: Any) -> None:
@@ -43,8 +44,7 @@ def _run_explore(args: argparse.Namespace) -> None:
 
     plan = plan_call(args, load_call(args.target, args.shapes, "explore"), "explore")
     file = args.html or f"{tempfile.mkdtemp(prefix='rhino_')}/{plan.program_name}.html"
-    text = plan_page(plan)
-    writing(file, lambda: Path(file).write_text(text, encoding="utf-8"))
+    write_file("`explore`", file, plan_page(plan))
     print(plan)
     print(f"page written to {file}")
     if not args.no_open:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +26,8 @@ from rhino_jax.commands.words import (
     positive_int,
     read_pins,
     size_bytes,
-    writing,
 )
+from rhino_jax.writing import write_file
 
 
 def add_exploring(commands: Any) -> None:
@@ -125,13 +126,14 @@ def _run_sweep(args: argparse.Namespace) -> None:
         **call.kwargs,
     )
     if args.csv:
-        writing(args.csv, lambda: _write(args.csv, found.to_dicts()))
+        write_file("`--csv`", args.csv, _csv(found.to_dicts()))
         print(f"written to {args.csv}", file=sys.stderr)
     print(found.table(full=args.full))
 
 
-def _write(path: str, rows: list[dict[str, Any]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+def _csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rhino_jax as rhino
@@ -18,11 +17,11 @@ from rhino_jax.commands.words import (
     positive_int,
     read_pins,
     size_bytes,
-    writing,
 )
 from rhino_jax.errors import MeshError, RhinoError
 from rhino_jax.report.html import page
 from rhino_jax.report.views.page import plan_page
+from rhino_jax.writing import write_file
 
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ def _run_plan(args: argparse.Namespace) -> None:
 
     plan = plan_call(args, load_call(args.target, args.shapes), "plan")
     if args.save:
-        writing(args.save, lambda: plan.save(args.save))
+        plan.save(args.save)
         print(f"saved to {args.save}", file=sys.stderr)
     tell_plan(plan, args)
 
@@ -223,15 +222,13 @@ def _run_plan(args: argparse.Namespace) -> None:
 def tell_plan(plan: rhino.Plan, args: argparse.Namespace) -> None:
     """Write the page, if one is asked for, and print the table."""
     if args.html:
-        text = plan_page(plan)
-        writing(args.html, lambda: Path(args.html).write_text(text, encoding="utf-8"))
+        write_file("`--html`", args.html, plan_page(plan))
         print(f"page written to {args.html}", file=sys.stderr)
     print(plan.table(full=args.full))
 
 
 def write_page(path: str, body: str, title: str) -> None:
-    text = page(body, title=title)
-    writing(path, lambda: Path(path).write_text(text, encoding="utf-8"))
+    write_file("`--html`", path, page(body, title=title))
     print(f"page written to {path}", file=sys.stderr)
 
 

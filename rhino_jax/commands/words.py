@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from rhino_jax.errors import PinError, RhinoError, nearest
+from rhino_jax.errors import PinError, nearest
 from rhino_jax.units import parse_bytes
 
 
@@ -159,19 +159,3 @@ def _pins_file(path: Path) -> dict[str, Any]:
             fix='write {"params[\'w1\']": [null, "model"]}.',
         )
     return entries
-
-
-def writing(path: str, write: Callable[[], object]) -> None:
-    """Write a file that the user named.
-
-    Raises:
-      RhinoError: it cannot be written.
-    """
-    try:
-        write()
-    except OSError as error:
-        raise RhinoError(
-            f"cannot write {path!r}: {error.strerror or error}.",
-            where=str(Path(path).resolve().parent),
-            fix="give a path in a folder that exists and can be written.",
-        ) from None

@@ -300,6 +300,8 @@ class Plan(Explored):
 
         Args:
           path: ends in `.json`, or in `.json.gz` for a compressed file.
+        Raises:
+          WriteError: the file cannot be written.
         """
         save_trace(self, path)
 

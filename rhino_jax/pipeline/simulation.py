@@ -33,5 +33,7 @@ class Simulation(Times):
 
         Args:
           path: ends in `.json`, or in `.json.gz` for a compressed file.
+        Raises:
+          WriteError: the file cannot be written.
         """
         trace.save(self, path)

@@ -15,6 +15,7 @@ from typing import Any
 
 from rhino_jax.pipeline.tasks import label
 from rhino_jax.pipeline.times import Times
+from rhino_jax.writing import write_file
 
 
 Event = dict[str, Any]
@@ -23,18 +24,24 @@ _US = 1e6
 
 
 def save(times: Times, path: str | PathLike[str]) -> None:
-    """Write all events; compressed where the path ends in `.gz`."""
+    """Write all events; compressed where the path ends in `.gz`.
+
+    Raises:
+      WriteError: the file cannot be written.
+    """
     write(events(times), path)
 
 
 def write(found: Iterable[Event], path: str | PathLike[str]) -> None:
-    """Write events as a file; compressed where the path ends in `.gz`."""
+    """Write events as a file; compressed where the path ends in `.gz`.
+
+    Raises:
+      WriteError: the file cannot be written.
+    """
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": [*found]})
-    path = Path(path)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode(), mtime=0))
-    else:
-        path.write_text(text)
+    is_packed = Path(path).suffix == ".gz"
+    content = gzip.compress(text.encode(), mtime=0) if is_packed else text
+    write_file("`save_trace`", path, content)
 
 
 def events(times: Times) -> Iterator[Event]:

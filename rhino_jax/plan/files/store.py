@@ -25,6 +25,7 @@ from rhino_jax.plan.files.schema import (
 )
 from rhino_jax.plan.fits import check_fits as check_fits
 from rhino_jax.plan.plan import Plan
+from rhino_jax.writing import write_file
 
 
 _KEYS = (
@@ -62,24 +63,14 @@ _KEYS = (
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan as JSON.
 
-    The file appears whole or not at all: a crash leaves no half-written plan. What is
-    there already and is no file, as `/dev/stdout`, is written to and not replaced.
+    The file appears whole or not at all: see `rhino_jax.writing`.
 
     Raises:
-      OSError: the file cannot be written.
+      WriteError: the file cannot be written.
       PlanFileError: `path` is no path.
     """
     check_path("`plan.save`", path)
-    target = Path(path)
-    if target.exists() and not target.is_file():
-        target.write_text(plan_to_json(plan), encoding="utf-8")
-        return
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(plan_to_json(plan), encoding="utf-8")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_file("`plan.save`", path, plan_to_json(plan))
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

@@ -1,0 +1,82 @@
+"""Files that users name, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from rhino_jax.errors import WriteError
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""A full disk, and a full share of it."""
+
+
+def write_file(what: str, path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file: it appears whole, or what was there before stays as it was.
+
+    It is written beside its place and then moved there. What is there already and is no
+    file, as `/dev/stdout` or a pipe, is written to and not replaced; of a link, what it
+    leads to is.
+
+    Args:
+      what: the call, for messages.
+      path: of the file; its folder exists.
+      content: text is written as UTF-8.
+    Raises:
+      WriteError: it cannot be written.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    target = Path(path)
+    try:
+        if _is_in_place(target):
+            target.write_bytes(data)
+        else:
+            _replace(target.resolve() if target.is_symlink() else target, data)
+    except OSError as error:
+        raise _refused(what, target, f"{len(data):,} bytes", error) from None
+
+
+def check_folder(what: str, path: str | os.PathLike[str]) -> None:
+    """Refuse a path whose folder is not there, before work that takes long.
+
+    Raises:
+      WriteError: it is not.
+    """
+    try:
+        Path(path).parent.resolve(strict=True)
+    except OSError as error:
+        raise _refused(what, Path(path), "", error) from None
+
+
+def _is_in_place(target: Path) -> bool:
+    """Whether what is there is to stay, as a pipe, or a name of what is open."""
+    is_kept = any(target.absolute().is_relative_to(p) for p in ("/dev", "/proc"))
+    return is_kept or (target.exists() and not target.is_file())
+
+
+def _replace(target: Path, data: bytes) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        if target.exists():
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _refused(what: str, target: Path, numbers: str, error: OSError) -> WriteError:
+    fix = "give a path in a folder that exists and can be written."
+    if error.errno in NO_ROOM:
+        fix = "make room there, or give a path on another disk."
+    found = WriteError(
+        f"{what} cannot write {target.name!r}: {error.strerror or error}.",
+        where=str(target.resolve().parent),
+        numbers=numbers if error.errno in NO_ROOM else "",
+        fix=fix,
+    )
+    found.errno, found.strerror = error.errno, error.strerror
+    return found
