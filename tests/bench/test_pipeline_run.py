@@ -14,6 +14,7 @@ from rhino_jax.bench.rows.pipeline_run import (
     Pipelines,
     PlannedPipeline,
     pipeline_report,
+    pipeline_summary,
     pipeline_task,
     plan_pipeline,
 )
@@ -102,6 +103,30 @@ def test_a_line_for_every_method() -> None:
     assert rows[1][8] == "1.500" and rows[1][11] == "1.200"
     assert rows[2][2] == "killed"
     assert "2 plans" in text and "1.25 to 1.50" in text
+
+
+def test_steps_are_compared_with_those_of_alpas_stages() -> None:
+    def planned(method: str, step_s: float, error: str = "") -> PlannedPipeline:
+        took = {"plan_s": 9.0, "cpu_s": 8.0, "yardstick_s": 0.25}
+        return PlannedPipeline(
+            method=method, error=error, mesh={}, step_s=step_s, ideal_s=1.0, **took
+        )
+
+    def said(*plans: PlannedPipeline) -> RowResult[Pipelines]:
+        return RowResult(row=SUITE.rows[0], found=Pipelines(plans=plans))
+
+    rows = [
+        said(planned("alpa", 4.0), planned("auto", 2.0)),
+        said(planned("auto", 4.0), planned("alpa", 2.0)),
+        said(planned("alpa", 0.0, "does not fit"), planned("auto", 2.0)),
+        said(planned("alpa", 2.0), planned("auto", 0.0, "does not fit")),
+    ]
+    _, over = pipeline_summary("mine", rows)
+    assert over == (
+        "`auto`, 2 steps over those of Alpa's stages: 0.50 to 2.00 (geometric mean"
+        " 1.00)."
+    )
+    assert len(pipeline_summary("mine", [said(planned("auto", 2.0))])) == 1
 
 
 def test_what_ships_names_schedules_or_leaves_them() -> None:

@@ -74,7 +74,7 @@ def test_what_ships_is_on_the_cluster_of_the_paper() -> None:
     for row in rows:
         assert row.target.startswith("v100-16gb:") and row.alpa is not None
         assert [m.name for m in row.methods] == ["alpa", "auto"]
-        assert bool(row.per_microbatch) == row.model.startswith("wide")
+        assert bool(row.per_microbatch) != row.model.startswith("gpt")
         assert max(row.alpa.stages) <= 8
 
 

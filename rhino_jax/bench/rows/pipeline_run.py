@@ -9,7 +9,7 @@ draining, no transfer between stages.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from rhino_jax.bench.planning import workload_of
 from rhino_jax.bench.rows.row_run import RowResult, Task, table_of_rows
 from rhino_jax.bench.rows.yardstick import ADDITIONS, yardstick_s
 from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.bench.tables.figures import geometric_mean
 from rhino_jax.errors import InfeasiblePlanError, StageError
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
@@ -217,7 +218,24 @@ def pipeline_summary(
     return (
         f"`{suite}`, {len(found)} plans: {format_seconds(min(took))} to"
         f" {format_seconds(max(took))} of one core{said}.",
+        *_over_alpa(results),
     )
+
+
+def _over_alpa(results: Sequence[RowResult[Pipelines]]) -> Iterator[str]:
+    """Predicted steps over those of what Alpa found."""
+    ratios: dict[str, list[float]] = {}
+    for plans in (r.found.plans for r in results if r.found is not None):
+        alpa = next((p.step_s for p in plans if p.method == ALPA), 0.0)
+        for plan in plans:
+            if alpa and plan.step_s and plan.method != ALPA:
+                ratios.setdefault(plan.method, []).append(plan.step_s / alpa)
+    for method, over in ratios.items():
+        yield (
+            f"`{method}`, {len(over)} steps over those of Alpa's stages:"
+            f" {min(over):.2f} to {max(over):.2f} (geometric mean"
+            f" {geometric_mean(over):.2f})."
+        )
 
 
 def _stages(places: Sequence[int]) -> str:

@@ -32,9 +32,8 @@ def by_hand(config, params, opt_state, state, batch):
     return optax.apply_updates(params, updates), opt_state, state, value
 
 
-@pytest.mark.parametrize(
-    "widens", ["inside", pytest.param("spatial", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("widens", ["inside", "spatial"])
 def test_two_steps_are_those_of_a_loop_written_by_hand(widens):
     workload = registry.get("wide-resnet-tiny", widens=widens, batch=8)
     args = expected = workload.make_args(jax.random.key(0))
