@@ -49,6 +49,10 @@ class MicrobatchError(RhinoError, ValueError):
     """A batch that cannot be cut in time: something needs all of it at once."""
 
 
+class CoupledBatchError(MicrobatchError):
+    """A batch whose rows meet too often, or in too much, to be cut in time."""
+
+
 class PlanFileError(RhinoError, ValueError):
     """A plan file that is damaged, or belongs to another program or mesh."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rhino_jax.ir.program import Program
 from rhino_jax.transform.microbatch.choice import Choice
-from rhino_jax.transform.microbatch.cutting import find_cut
+from rhino_jax.transform.staged.apart import MOST_LOOPS, cut_for_stages
 
 
 PER_STAGE = ((4, 2, 8), (16,), (32,), (64,))
@@ -17,21 +17,29 @@ are tried after them where nothing fits: their activations are smaller. Meshes a
 compared for the first of them."""
 
 
-def rows_of(closed: Any, program: Program, places: tuple[str, ...]) -> int:
+def rows_of(
+    closed: Any,
+    program: Program,
+    places: tuple[str, ...],
+    most_loops: int = MOST_LOOPS,
+) -> int:
     """Of a step's batch.
 
     Args:
       closed: closed jaxpr of the step; `program`: imported from it.
       places: where sums over the batch are those of a micro-batch.
+      most_loops: see `Choice`.
     Raises:
       MicrobatchError: there is no batch to cut.
     """
-    return find_cut(closed, program, Choice(2, per_microbatch=places))[0].rows
+    choice = Choice(2, most_loops=most_loops, per_microbatch=places)
+    return cut_for_stages(closed, program, choice)[0].rows
 
 
 def data_of(closed: Any, program: Program, places: tuple[str, ...]) -> tuple[int, ...]:
     """Values of the inputs that hold a step's batch; see `rows_of`."""
-    return find_cut(closed, program, Choice(2, per_microbatch=places))[0].inputs
+    choice = Choice(2, most_loops=MOST_LOOPS, per_microbatch=places)
+    return cut_for_stages(closed, program, choice)[0].inputs
 
 
 def counts_of(rows: int, stages: int, multiple_of: int = 1) -> Iterator[list[int]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rhino_jax.errors import MicrobatchError
+from rhino_jax.errors import CoupledBatchError, MicrobatchError
 from rhino_jax.ir.places import at_place
 from rhino_jax.ir.program import Op, Program, Source
 from rhino_jax.transform.microbatch.choice import Choice
@@ -39,15 +39,23 @@ MOST_CHANGES = 30
 """How many regions and loops may be taken apart."""
 
 
-def find_cut(closed: Any, program: Program, choice: Choice) -> tuple[Cut, Found]:
+def find_cut(
+    closed: Any, program: Program, choice: Choice, *, is_even: bool = False
+) -> tuple[Cut, Found]:
     """Cut a program; the cut, and the analysis that it rests on.
 
+    Args:
+      closed: closed jaxpr; `program`: imported from it.
+      choice: how.
+      is_even: whether all pieces have as many rows.
     Raises:
       MicrobatchError: it cannot be cut into so many pieces; says what op needs what.
     """
     first: MicrobatchError | None = None
     for rows, inputs in candidates(flatten(closed, program)):
         try:
+            if is_even:
+                _check_even(program, choice.count, rows)
             return _cut(closed, program, choice, rows, inputs)
         except MicrobatchError as error:
             first = first or error
@@ -171,6 +179,23 @@ def _check_count(program: Program, choice: Choice, rows: int) -> None:
     )
 
 
+def _check_even(program: Program, count: int, rows: int) -> None:
+    if rows % count == 0:
+        return
+    counts = [n for n in range(2, rows + 1) if rows % n == 0]
+    fewer = [n for n in counts if n < count][-1:]
+    more = [n for n in counts if n > count][:1]
+    these = " or ".join(map(str, fewer + more))
+    padded = rows + -rows % count
+    raise MicrobatchError(
+        f"`{program.name}` has no {count} equal micro-batches: stages need those.",
+        where="`microbatches=`",
+        numbers=f"batch of {rows}",
+        fix=f"take {these} micro-batches, or pad the batch to {padded} rows, whose loss"
+        " counts none of those added.",
+    )
+
+
 def _check_batch(program: Program, found: Found) -> None:
     """Refuse a dim that is contracted with a parameter: it is no batch."""
     rows = found.flow.sizes.rows
@@ -217,12 +242,12 @@ def _check(
     if not in_loops:
         raise MicrobatchError(
             f"nothing of `{program.name}` can be cut along a batch of {cut.rows}.",
-            where=_where(found.meetings),
+            where=_where(found.meetings) or f"`{program.name}`",
             numbers=_couplings(found.meetings),
             fix="plan with `microbatches=1`.",
         )
     if loops > choice.most_loops:
-        raise MicrobatchError(
+        raise CoupledBatchError(
             f"`{program.name}` would need {loops} loops over micro-batches: its rows"
             " meet again and again.",
             where="; ".join(dict.fromkeys(str(m.item.op.source) for m in waits)),
@@ -233,7 +258,7 @@ def _check(
         )
     if cut.meeting_flops > choice.most_meeting * cut.flops:
         costly = [m for m in found.meetings if m.is_costly]
-        raise MicrobatchError(
+        raise CoupledBatchError(
             f"`{program.name}` does too much on its whole batch at once to be cut.",
             where=_where(costly),
             numbers=f"{cut.meeting_flops / cut.flops:.0%} of the FLOPs, at most"
@@ -268,7 +293,7 @@ def _name(meetings: list[Meeting]) -> str:
 
 
 def _couplings(meetings: list[Meeting]) -> str:
-    return "; ".join(map(_said, meetings[:3]))
+    return "; ".join([*dict.fromkeys(map(_said, meetings))][:3])
 
 
 def _flops(program: Program) -> Mapping[int, float]:

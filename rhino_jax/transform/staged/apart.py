@@ -27,7 +27,7 @@ from rhino_jax._compat import (
     retrace,
     without_dead_code,
 )
-from rhino_jax.errors import MicrobatchError
+from rhino_jax.errors import CoupledBatchError, MicrobatchError
 from rhino_jax.frontend.check.indexed import identity
 from rhino_jax.ir.program import Program
 from rhino_jax.transform.microbatch.choice import Choice
@@ -116,6 +116,27 @@ class Apart:
         return lax.convert_element_type(x, dtype)
 
 
+def cut_for_stages(
+    closed: Any, program: Program, choice: Choice, *, is_even: bool = False
+) -> tuple[Cut, Found]:
+    """See `find_cut`; what it refuses, with the way out of it that stages leave."""
+    try:
+        return find_cut(closed, program, choice, is_even=is_even)
+    except MicrobatchError as error:
+        what = error.what
+        fix = error.fix.replace("`microbatches=1`", "`stages=1, microbatches=1`")
+        if isinstance(error, CoupledBatchError):
+            most = choice.most_loops
+            what += f" Stages pass on micro-batches in {most} loops at most."
+            fix = (
+                "plan with stages=1; or let the rows meet once, and again only in what"
+                f" is no larger than the data, as their losses are; or {fix}"
+            )
+        raise type(error)(
+            what, where=error.where, numbers=error.numbers, fix=fix
+        ) from None
+
+
 def take_apart(
     closed: Any, program: Program, count: int, places: tuple[str, ...] = ()
 ) -> Apart:
@@ -130,18 +151,7 @@ def take_apart(
       MicrobatchError: it cannot be cut so, or not into two loops.
     """
     choice = Choice(count, most_loops=MOST_LOOPS, per_microbatch=places, least=1)
-    try:
-        cut, found = find_cut(closed, program, choice)
-    except MicrobatchError as error:
-        fix = error.fix.replace("`microbatches=1`", "`stages=1, microbatches=1`")
-        raise MicrobatchError(
-            f"{error.what} Stages pass on micro-batches in {MOST_LOOPS} loops at most.",
-            where=error.where,
-            numbers=error.numbers,
-            fix="plan with stages=1; or let the rows meet once, and again only in what"
-            f" is no larger than the data, as their losses are; or {fix}",
-        ) from None
-    _check_even(program, cut)
+    cut, found = cut_for_stages(closed, program, choice, is_even=True)
     opened = consts_as_inputs(open_jaxpr(closed))
     parts = _Parts(found, cut)
     first = _closed(retrace(parts.before, opened))
@@ -296,21 +306,3 @@ def _closed(traced: tuple[Any, list[Any]]) -> Any:
 
 def _rows(crossing: Crossing) -> Rows:
     return Rows(crossing.dim, crossing.outer, crossing.inner)
-
-
-def _check_even(program: Program, cut: Cut) -> None:
-    rows, count = cut.rows, cut.count
-    if rows % count == 0:
-        return
-    counts = [n for n in range(2, rows + 1) if rows % n == 0]
-    fewer = [n for n in counts if n < count][-1:]
-    more = [n for n in counts if n > count][:1]
-    these = " or ".join(map(str, fewer + more))
-    padded = rows + -rows % count
-    raise MicrobatchError(
-        f"`{program.name}` has no {cut.count} equal micro-batches: stages need those.",
-        where="`microbatches=`",
-        numbers=f"batch of {rows}",
-        fix=f"take {these} micro-batches, or pad the batch to {padded} rows, whose loss"
-        " counts none of those added.",
-    )

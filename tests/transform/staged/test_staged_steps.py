@@ -196,3 +196,29 @@ def test_a_batch_without_divisors_is_padded():
     with pytest.raises(MicrobatchError, match="no 2 equal") as caught:
         take_apart(traced.closed_jaxpr, traced.program, 2)
     assert "take 5 micro-batches, or pad the batch to 6 rows" in caught.value.fix
+
+
+def test_where_time_does_not_divide_the_batch_behind_it_is_cut():
+    """Of data [time, batch, features] either may be, where no op goes along time."""
+
+    def loss(w, x, y):
+        return jnp.mean((jnp.tanh(x @ w) - y) ** 2)
+
+    def train_step(w, x, y):
+        return w - 0.1 * jax.grad(loss)(w, x, y)
+
+    args = jnp.eye(8), jnp.ones((6, 16, 8)), jnp.ones((6, 16, 8))
+    traced = trace(train_step, args, {}, donate_argnums=(0,))
+    rows = {
+        count: take_apart(traced.closed_jaxpr, traced.program, count).cut.rows
+        for count in (3, 4)
+    }
+    assert rows == {3: 6, 4: 16}
+
+
+def test_what_cannot_be_cut_is_refused_with_a_way_out_that_stages_leave():
+    traced = trace(lambda x: x + 1, (jnp.ones(16),), {})
+    with pytest.raises(MicrobatchError, match="nothing of") as caught:
+        take_apart(traced.closed_jaxpr, traced.program, 4)
+    assert "`stages=1, microbatches=1`" in caught.value.fix
+    assert "loops" not in str(caught.value)

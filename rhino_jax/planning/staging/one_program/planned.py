@@ -19,6 +19,7 @@ from rhino_jax.planning.staging.one_program.recomputed import (
     Tried,
 )
 from rhino_jax.planning.staging.one_program.stage import StageSearch
+from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.units import format_bytes
 
 
@@ -92,7 +93,9 @@ def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
     if isinstance(microbatches, int):
         return [[microbatches]]
     traced, stages = stage.search.running, stage.stages
-    rows = rows_of(traced.closed_jaxpr, traced.program, stage.per_microbatch)
+    program, places = traced.program, stage.per_microbatch
+    most_loops = Choice(2).most_loops  # as micro-batches on one mesh
+    rows = rows_of(traced.closed_jaxpr, program, places, most_loops)
     counts = [*counts_of(rows, stages, stages)]
     if not counts:
         raise StageError(
