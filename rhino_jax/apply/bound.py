@@ -167,6 +167,9 @@ class Bound(Generic[AnyPlan]):
         if not self.executable.is_runnable:
             raise not_runnable(self.plan, self.mesh)
         self.storage.check(arguments.arrays)
+        # One program looks for itself, before it takes any array's memory.
+        if arguments.to_move or self.plan.pipeline is not None:
+            self._donations.check_alive(arguments.arrays)
         if arguments.lifted is None:
             self._donations.check(arguments.arrays, arguments.to_move)
         else:

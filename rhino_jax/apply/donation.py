@@ -1,4 +1,4 @@
-"""Arrays that are donated twice, found before anything runs.
+"""Arrays that are donated twice, or were before, found before anything runs.
 
 XLA refuses such a call without naming the arguments, and on several devices of the CPU
 backend it ends the process (jaxlib 0.10.2).
@@ -45,6 +45,30 @@ class Donations:
             copied = set(to_move)
             places = [None if i in copied else _memory(x) for i, x in enumerate(arrays)]
             self._refuse_twice(arrays, places)
+
+    def check_alive(self, arrays: Sequence[Any]) -> None:
+        """Refuse arrays that have no memory any more.
+
+        Raises:
+          TraceError: names the first of them.
+        """
+        gone = [
+            path
+            for path, x in zip(self._paths, arrays, strict=False)
+            if isinstance(x, jax.Array)
+            and not isinstance(x, jax.core.Tracer)
+            and x.is_deleted()
+        ]
+        if gone:
+            more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+            raise TraceError(
+                f"`{self._name}` is given deleted arrays: `{gone[0]}`{more}.",
+                where=gone[0],
+                numbers=f"{len(gone)} of {len(arrays)} arrays; nothing was run and"
+                " nothing is lost",
+                fix="go on with what the last call returned: what it was given was"
+                " donated to it; or give copies, jax.tree.map(jnp.copy, …).",
+            )
 
     def made(self, outs: Sequence[Any]) -> None:
         """What a call returned."""

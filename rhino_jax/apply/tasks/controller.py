@@ -91,6 +91,8 @@ class Controller:
     _numbers: dict[tuple[int, int], Any] = field(default_factory=dict)
     _moves: dict[Any, Move] = field(default_factory=dict)
     _relaid: Relaid = field(default_factory=Relaid)
+    _task: str = "the start"
+    _piece: int | None = None
 
     def __post_init__(self) -> None:
         self._at = {
@@ -113,6 +115,7 @@ class Controller:
             for task in p.of.tasks
             if task.kind is TaskKind.FORWARD
         }
+        self._names = {k: p.of.tasks[i].name for k, (p, i) in self._at.items()}
 
     def _unread_after(self) -> list[list[Key]]:
         """Of every task in the order, what no later one of its group reads of its
@@ -136,8 +139,31 @@ class Controller:
           arrays: its inputs, each where its home is.
         Returns:
           Its results.
+        Raises:
+          Whatever a task raises, with a note of which it was, and of what became of
+          the state.
         """
-        step = self.step
+        try:
+            return self._run(arrays)
+        except BaseException as error:  # also where the user interrupts
+            error.add_note(self._what_became(arrays))
+            raise
+
+    def _what_became(self, arrays: Sequence[Any]) -> str:
+        """Where a step ended early, and what it left of its arguments."""
+        m, count = self._piece, self.step.micro_batches
+        piece = "" if m is None else f", micro-batch {m} of {count} (from 0)"
+        gone = sum(x.is_deleted() for x in arrays)
+        state = (
+            f"State was being replaced; arguments gone: {gone} of {len(arrays)}."
+            " Restart from the last checkpoint."
+            if gone
+            else "All arguments are as they were before it."
+        )
+        return f"the step in stages ended in `{self._task}`{piece}. {state}"
+
+    def _run(self, arrays: Sequence[Any]) -> list[Any]:
+        step, self._task, self._piece = self.step, "the start", None
         once: list[dict[Key, Any]] = [
             self._inputs(g, arrays) for g in range(step.groups)
         ]
@@ -152,6 +178,7 @@ class Controller:
             kind, chunk, m, trips = turn
             group, now = step.chunks[chunk], [of[m] for of in pieces]
             self._until_gone(pieces[group], group, trips.gone)
+            self._piece = None if kind is TaskKind.BETWEEN else m
             if kind is TaskKind.BETWEEN:
                 # What comes before any of these comes before all.
                 self._send(met, once, once)
@@ -172,6 +199,7 @@ class Controller:
             for task in of
             if task.kind is TaskKind.UPDATE
         )
+        self._piece = None
         self._send_sums(once)
         for place, group in rounds:
             self._dispatch((TaskKind.UPDATE, group, place), once, once)
@@ -224,6 +252,7 @@ class Controller:
         task, group = programs.of.tasks[position], programs.group
         mine, here = once[group], now[group]
         arrays = [here[k] if k in here else mine[k] for k in task.reads]
+        self._task = self._names[place]
         with in_mesh(programs.mesh):
             results = programs.all[position](*arrays)
         for key, x in zip(task.makes, results, strict=True):

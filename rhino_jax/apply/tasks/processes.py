@@ -52,7 +52,6 @@ class ProcessController(Controller):
         self._replaced: dict[Place, Sequence[Key]] = {
             place: p.replaced(i) for place, (p, i) in self._at.items()
         }
-        self._names = {k: p.of.tasks[i].name for k, (p, i) in self._at.items()}
         self._per_task = {
             place: [s for s in sends if s.key.kind is not Kind.SUM]
             for place, sends in self._sends.items()
@@ -60,7 +59,6 @@ class ProcessController(Controller):
         self._gone: list[Key] = []
         self._before: deque[tuple[str, Sequence[int], Any]] = deque()
         self._is_committed = False
-        self._task = ""
 
     # The step.
 
@@ -73,10 +71,10 @@ class ProcessController(Controller):
           ProcessError: a task failed, or a process is lost; in every process.
         """
         self.exchange.begin()
-        self._is_committed, self._task = False, "the start"
+        self._is_committed = False
         self._gone.clear()
         try:
-            found = self._whole(super().run(arrays))
+            found = self._whole(self._run(arrays))
             if not self._is_committed:
                 self._commit()
             self._wait_for_all()

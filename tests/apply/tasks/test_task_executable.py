@@ -11,7 +11,7 @@ from helpers_models import CASES
 
 import rhino_jax as rhino
 from rhino_jax.apply.tasks.controller import Controller
-from rhino_jax.errors import ScheduleError, StageError
+from rhino_jax.errors import ScheduleError, StageError, TraceError
 from rhino_jax.models import registry
 from rhino_jax.transform.staged.step import TaskKind
 
@@ -234,12 +234,49 @@ def test_a_task_that_fails_leaves_the_state(monkeypatch, expected):
         return dispatch(self, place, now, once)
 
     monkeypatch.setattr(Controller, "_dispatch", fails)
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(FloatingPointError) as caught:
         step(*args)
     assert any(place[0] is TaskKind.FORWARD for place in done)
     assert not any(x.is_deleted() for x in jax.tree.leaves(args))
+    (note,) = caught.value.__notes__
+    assert "micro-batch" in note and "arguments are as they were" in note
     monkeypatch.undo()
     assert_equal(three_steps(step, *args), expected)
+
+
+def test_what_an_interrupted_update_leaves_is_said(monkeypatch):
+    step = rhino.auto_shard(train_step, stages=2, donate_argnums=(0, 1))
+    args = step.plan(*arguments()).put(arguments())
+    dispatch = Controller._dispatch
+
+    def interrupted(self, place, now, once):
+        dispatch(self, place, now, once)
+        if any(x.is_deleted() for x in jax.tree.leaves(args)):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Controller, "_dispatch", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        step(*args)
+    (note,) = caught.value.__notes__
+    gone = sum(x.is_deleted() for x in jax.tree.leaves(args))
+    assert f"arguments gone: {gone} of {len(jax.tree.leaves(args))}" in note
+    assert "`update_" in note and "micro-batch" not in note
+    monkeypatch.undo()
+    # What is left of them must not be lost as well.
+    alive = [x for x in jax.tree.leaves(args) if not x.is_deleted()]
+    with pytest.raises(TraceError, match="is given deleted arrays") as refused:
+        step(*args)
+    assert f"{gone} of " in refused.value.numbers
+    assert alive and not any(x.is_deleted() for x in alive)
+
+
+def test_donated_arrays_that_are_given_again_are_named():
+    step = rhino.auto_shard(train_step, stages=2, donate_argnums=(0, 1))
+    params, state, batch = arguments()
+    step(params, state, batch)  # moved, and deleted then
+    with pytest.raises(TraceError, match="is given deleted arrays") as caught:
+        step(params, state, batch)
+    assert caught.value.where == "params['head']"
 
 
 def test_a_mesh_in_context_is_no_hindrance(expected):
