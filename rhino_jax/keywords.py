@@ -60,7 +60,26 @@ def read_count(
     if found is None or found < least or (most is not None and found > most):
         to = f" to {most}" if most is not None else " or more"
         wanted = f"a whole number, {least}{to}"
-        raise _refused(what, name, value, wanted, f"{name}={max(least, 3)}")
+        raise _refused(what, name, value, wanted, f"{name}={max(least, 2)}")
+    return found
+
+
+def read_count_or(
+    what: str, name: str, value: Any, word: str, *, also: str = ""
+) -> int | str:
+    """A whole number from 1 on, or a word.
+
+    Args:
+      also: what else may be given, as messages say it.
+    Raises:
+      RhinoError: it is neither.
+    """
+    if isinstance(value, str) and value == word:
+        return value
+    found = whole(value)
+    if found is None or found < 1:
+        wanted = f"{word!r} or a whole number, 1 or more{also}"
+        raise _refused(what, name, value, wanted, f"{name}=2")
     return found
 
 

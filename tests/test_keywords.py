@@ -50,6 +50,11 @@ FINE: dict[str, list[Any]] = {
     "time_limit_s": [1.5, "5", np.float32(2), None],
     "seed": [0],
     "refine": [0],
+    "microbatches": [None],
+    "stages": [None],
+    "schedule": [None],
+    "recompute": [None],
+    "storage": [None],
     "per_microbatch": [None],
     "donate_argnums": [0, -1, [1], {0}, None],
     "donate_argnames": [None],
@@ -150,6 +155,14 @@ def test_counts_have_a_range() -> None:
     assert read_count("f", "seed", np.int32(4), most=5) == 4
     with pytest.raises(rhino.RhinoError, match=r"0 to 5"):
         read_count("f", "seed", 6, most=5)
+
+
+@pytest.mark.parametrize("stages", [16, 10**12, 10**400, (8, 8), [0, 8], "two"])
+def test_stages_that_cannot_be(stages: Any) -> None:
+    with pytest.raises(rhino.RhinoError) as caught:
+        planned(mesh=None, stages=stages)
+    assert caught.value.where.strip("`") == "stages=" and caught.value.fix
+    assert len(caught.value.numbers) < 200
 
 
 def test_a_budget_in_words_binds() -> None:

@@ -18,7 +18,7 @@ from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.blocks import Stored
 from rhino_jax.ir.program import Program
-from rhino_jax.keywords import read_choice, read_count
+from rhino_jax.keywords import brief, read_count_or, whole
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import STAGE_AXIS
 
@@ -30,11 +30,12 @@ MeshAxes = tuple[tuple[str, int], ...]
 
 def read_stages(what: str, value: Any) -> int | str | tuple[int, ...]:
     """`stages=`, checked: how many, "auto", or the devices of every group."""
-    if isinstance(value, str):
-        return read_choice(what, "stages", value, (AUTO,))
     if isinstance(value, list | tuple) and value:
-        return tuple(read_count(what, "stages", n, least=1) for n in value)
-    return read_count(what, "stages", value, least=1)
+        sizes = tuple(n for x in value if (n := whole(x)) is not None and n > 0)
+        if len(sizes) == len(value):
+            return sizes
+    also = "; or the devices of every group, as [4, 2, 2]"
+    return read_count_or(what, "stages", value, AUTO, also=also)
 
 
 def places_of(
@@ -63,6 +64,8 @@ def places_of(
         return _unequal(asked, axes)
     if isinstance(asked, str):
         return (1,) * (of_mesh or 1)
+    if axes is None and asked > devices:
+        raise _not_equal(devices, asked)
     if asked == 1 or axes is None or of_mesh == asked:
         return (1,) * asked
     raise StageError(
@@ -178,16 +181,7 @@ def candidates(
 
 def _staged(target: Target, devices: int, places: int) -> list[MeshAxes]:
     if devices % places:
-        counts = _divisors(devices)[1:]
-        raise StageError(
-            f"{devices} devices do not make {places} equal groups.",
-            where="`stages=`",
-            numbers=f"{devices} devices, {places} stages",
-            fix=f"take one of {counts} stages, or the devices of every group, as"
-            f" stages={_nearly_equal(devices, places)}."
-            if devices >= places
-            else "take fewer stages, or more devices.",
-        )
+        raise _not_equal(devices, places)
     return [
         (
             (STAGE_AXIS, places),
@@ -195,6 +189,19 @@ def _staged(target: Target, devices: int, places: int) -> list[MeshAxes]:
         )
         for shape in mesh_shapes(target, devices // places)
     ]
+
+
+def _not_equal(devices: int, places: int) -> StageError:
+    counts = _divisors(devices)[1:]
+    return StageError(
+        f"{devices} devices do not make {brief(places)} equal groups.",
+        where="`stages=`",
+        numbers=f"{devices} devices, {brief(places)} stages",
+        fix=f"take one of {counts} stages, or the devices of every group, as"
+        f" stages={_nearly_equal(devices, places)}."
+        if devices >= places
+        else "take fewer stages, or more devices.",
+    )
 
 
 def _nearly_equal(devices: int, stages: int) -> list[int]:

@@ -9,7 +9,7 @@ from rhino_jax.errors import MicrobatchError, nearest
 from rhino_jax.ir.places import at_place, known_places
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import MICROBATCHES, Transform
-from rhino_jax.keywords import brief, read_choice, read_count
+from rhino_jax.keywords import brief, read_count_or
 
 
 AUTO = "auto"
@@ -18,9 +18,7 @@ KEYWORD = "per_microbatch"
 
 def read_microbatches(what: str, value: Any) -> int | str:
     """`microbatches=`, checked."""
-    if isinstance(value, str):
-        return read_choice(what, "microbatches", value, (AUTO,))
-    return read_count(what, "microbatches", value, least=1)
+    return read_count_or(what, "microbatches", value, AUTO)
 
 
 def read_places(what: str, value: Any) -> tuple[str, ...]:

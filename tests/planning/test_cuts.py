@@ -139,7 +139,7 @@ def test_where_nothing_fits_the_error_says_what_was_tried():
     ("value", "words"),
     [
         (0, "a whole number, 1 or more"),
-        ("four", "microbatches 'four' is not known"),
+        ("four", "microbatches must be 'auto' or a whole number"),
         (1.5, "a whole number"),
         (ROWS + 1, f"cannot run in {ROWS + 1} micro-batches"),
     ],
