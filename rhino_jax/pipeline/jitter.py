@@ -133,6 +133,9 @@ class Jittered:
             ]
         )
 
+    def __repr__(self) -> str:
+        return f"Jittered({self}, {len(self.step_times_s)} steps)"
+
     def __str__(self) -> str:
         times = (self.nominal_s, self.p50_s, self.p95_s)
         nominal, median, late = map(format_seconds, times)

@@ -123,7 +123,7 @@ def search_for(
         if wishes.schedule == IN_ONE_PROGRAM:
             raise _no_stages(wishes.what)
         if not _may_have_stages(wishes, asked):
-            return _on_one_mesh(wishes, search, asked.storage)
+            return _noted(wishes, _on_one_mesh(wishes, search, asked.storage))
         on_one: Plan | InfeasiblePlanError
         try:
             on_one = _on_one_mesh(wishes, search, asked.storage)
@@ -140,7 +140,16 @@ def search_for(
             return _in_stages(wishes, more, groups, {})
 
         count = wishes.count_of(target)
-        return with_stages(on_one, asked.traced.program, target, count, plan_in)
+        program = asked.traced.program
+        return _noted(wishes, with_stages(on_one, program, target, count, plan_in))
+
+
+def _noted(wishes: Wished, plan: Plan) -> Plan:
+    """With a note on a schedule that was asked for where nothing runs by one."""
+    if wishes.schedule == AUTO or plan.num_stages > 1:
+        return plan
+    said = f"schedule={wishes.schedule!r} has no say: the plan has one stage."
+    return replace(plan, notes=(*plan.notes, said))
 
 
 def _may_have_stages(wishes: Wished, asked: Asked) -> bool:

@@ -133,3 +133,8 @@ def test_a_delay_of_no_task_is_refused() -> None:
         wave(schedule(), Delay(4, 0, 1.0))
     with pytest.raises(ScheduleError, match="fix: "):
         jittered(schedule(), replace(QUIET, delays=(Delay(0, 16, 1.0),)))
+
+
+def test_many_steps_are_shown_on_one_line() -> None:
+    found = jittered(schedule(), QUIET)
+    assert repr(found) == f"Jittered({found}, {QUIET.samples} steps)"

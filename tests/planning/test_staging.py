@@ -144,3 +144,10 @@ def test_tasks_take_together_what_their_stage_is_predicted_to(model):
     for stage, cost in zip(plan.stages, plan.pipeline.costs, strict=True):
         took = 4 * (cost.forward_s + cost.backward_s) + cost.update_s
         assert took == pytest.approx(stage.predicted.step_time_s)
+
+
+@pytest.mark.parametrize("options", [{"mesh": {"data": 4}}, {"stages": 1}], ids=str)
+def test_a_schedule_that_has_no_say_is_told_of(options):
+    plan = rhino.plan(train_step, *arguments(), schedule="gpipe", **options)
+    assert sum("schedule='gpipe' has no say" in note for note in plan.notes) == 1
+    assert "has no say" in plan.table()
