@@ -9,6 +9,5 @@ and after the loop over micro-batches), `lines` (equations to be run in parts), 
 `loops` (in two) and `shared_sums`, `between` (what couples micro-batches), `after` and
 `updates` (what follows them), `names`, `staging` (all of these as a `step` of tasks),
 `in_slices` (the same, slice by slice of its sequences), `remade` (what is made again),
-`offloaded` (what waits in the host's memory), `holding` (what a group holds between
-them), `group`.
+`holding` (what a group holds between them, and what may wait on its host), `group`.
 """

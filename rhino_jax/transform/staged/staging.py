@@ -11,10 +11,10 @@ from rhino_jax._compat import hide_frames
 from rhino_jax.transform.staged.after import After
 from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.staged.between import between, sends_between
+from rhino_jax.transform.staged.holding import is_plain, may_wait
 from rhino_jax.transform.staged.labels import Labels
 from rhino_jax.transform.staged.loops import apart_loops
 from rhino_jax.transform.staged.names import Names
-from rhino_jax.transform.staged.offloaded import is_plain, may_wait
 from rhino_jax.transform.staged.remade import Remade, applied, offloaded
 from rhino_jax.transform.staged.shared_sums import apart_sums
 from rhino_jax.transform.staged.sides import sides_of
