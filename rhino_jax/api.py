@@ -96,7 +96,8 @@ def auto_shard(
         what pays, whatever `jax.checkpoint` says; "as written": what `jax.checkpoint`
         says; "none": nothing. In several stages "auto" is as written, and of a stage
         that does not fit so, or fits only by slower layouts, or is faster with less
-        that is written and read, the values that pay.
+        that is written and read, the values that pay. Only with "auto" do values wait
+        in the host's memory, where the hardware file has `host_bytes_per_s`.
       stages: into how many groups devices are divided, each of which runs a part of
         the model, on one micro-batch after another. "auto": as many as the mesh has by
         an axis named `stage`; without a mesh, those that are fastest, where slow links

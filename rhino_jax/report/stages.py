@@ -102,11 +102,16 @@ def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
     held = ("layers", "arguments") if in_ticks else ()
     header = ("stage", "mesh", *held, *passes, "peak", SENDS)
     aligned, wraps = f"><{'>' * len(header[2:-1])}<", (len(header) - 1, 1)
-    if not pipeline.is_remade:
-        return Table(header, rows, aligned, wraps)
-    again = (_again(pipeline, stage) for stage in range(len(plan.stages)))
-    wider = tuple((*row, cell) for row, cell in zip(rows, again, strict=True))
-    return Table((*header, "backward runs again"), wider, f"{aligned}<", wraps)
+    stages = range(len(plan.stages))
+    more = {
+        "backward runs again": [_again(pipeline, stage) for stage in stages],
+        "waits on the host": [_on_host(pipeline, stage) for stage in stages],
+    }
+    more = {name: cells for name, cells in more.items() if any(cells)}
+    wider = tuple(
+        (*row, *cells) for row, *cells in zip(rows, *more.values(), strict=True)
+    )
+    return Table((*header, *more), wider, aligned + "<" * len(more), wraps)
 
 
 def _layers(stage: StagePlan) -> str:
@@ -126,6 +131,16 @@ def _again(pipeline: Pipeline, stage: int) -> str:
     sign = "−" if made.added_s < 0 else "+"
     seconds = format_seconds(abs(made.added_s))
     return f"{values}: −{format_bytes(made.saved_bytes)}, {sign}{seconds}"
+
+
+def _on_host(pipeline: Pipeline, stage: int) -> str:
+    """What a stage's backward pass finds in the host's memory."""
+    own = [c for c, at in enumerate(pipeline.groups) if at == stage]
+    size = sum(pipeline.costs[c].offloaded_bytes for c in own)
+    if not size:
+        return ""
+    seconds = format_seconds(size / pipeline.host_bytes_per_s)
+    return f"{format_bytes(size)} a micro-batch, {seconds} each way"
 
 
 PASSES = ("ahead", "forward", "whole batch", "backward", "update")

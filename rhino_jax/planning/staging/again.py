@@ -217,8 +217,10 @@ class SolvedStages:
             step: Step, groups: Sequence[PlannedGroup], _: Remade
         ) -> Pipeline:
             pipeline = with_costs(known, step, groups, self.shapes)
-            # What was searched for holds whatever tasks take.
-            if pipeline.schedule in (when.SEARCHED, FORWARD_ONLY):
+            # What was searched for holds whatever tasks take; so does what values that
+            # wait on hosts go and come by.
+            is_known = pipeline.schedule in (when.SEARCHED, FORWARD_ONLY)
+            if is_known or pipeline.is_offloaded:
                 return pipeline
             return when.settled(pipeline, self.schedule, limit)
 

@@ -60,7 +60,15 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
         is_kept = not asked.may_recompute
         would_recompute = 'recompute="auto"' if is_kept else 'schedule="1f1b"'
     is_free = asked.may_recompute and cut_step.has_backward and not way.is_split
-    room = Room(way.in_flight, (0,) * shapes.groups, is_free, would_recompute)
+    # What is searched for is not simulated with links to hosts.
+    host_bytes_per_s = search.target.device.host_bytes_per_s
+    room = Room(
+        way.in_flight,
+        (0,) * shapes.groups,
+        is_free,
+        None if way.name == when.SEARCHED else host_bytes_per_s,
+        would_recompute,
+    )
     run = run_that_fits(
         lambda room: plan_groups(
             search,
@@ -106,6 +114,10 @@ def _pipeline(
         slices=cut_step.slices,
     )
     pipeline = with_costs(pipeline, step, groups, cut_step.shapes)
+    if pipeline.is_offloaded:
+        # Values go and come as this schedule has it.
+        rate = asked.search.target.device.host_bytes_per_s
+        return replace(pipeline, host_bytes_per_s=rate or 0.0)
     if not cut_step.has_backward:
         return pipeline
     limit = asked.search.request.memory_budget_bytes

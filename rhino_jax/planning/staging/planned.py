@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from rhino_jax.apply.tasks.held import held_bytes, held_specs
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.spec import Spec
+from rhino_jax.pipeline.offload import MOVING
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import KEPT, MadeAgain
@@ -73,6 +74,7 @@ class PlannedGroup:
       is_bound: whether it could be faster with more memory.
       wide: the group planned with room for one micro-batch, which holds too much.
       made_again: what its backward passes make again, if values are chosen for that.
+      waits_s: estimated, of a step, for what is in the host's memory.
     """
 
     of: GroupProgram
@@ -85,6 +87,7 @@ class PlannedGroup:
     is_bound: bool = False
     wide: PlannedGroup | None = None
     made_again: MadeAgain = KEPT
+    waits_s: float = 0.0
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -97,6 +100,25 @@ class PlannedGroup:
     def left_bytes(self, step: Step) -> int:
         """What the forward pass of a micro-batch leaves for its backward pass."""
         return sum(self.held(step, chunk)[0] for chunk in self.chunks)
+
+    def offloaded_bytes(self, step: Step, chunk: int | None = None) -> int:
+        """What of that waits in the host's memory; of a chunk, or of all."""
+        tasks = self.of.tasks
+        group = tasks[0].group
+        sent = step.waits_on_host(group)
+        left = Holding.of(tasks, step.received(group)).left if sent else {}
+        return sum(
+            self.bytes(step, key)
+            for key, at in left.items()
+            if key in sent and chunk in (None, at)
+        )
+
+    def flying_bytes(self, step: Step, in_flight: int) -> int:
+        """What it holds of so many micro-batches in flight; of what waits in the host's
+        memory, of those on their way."""
+        sent = self.offloaded_bytes(step)
+        kept = self.left_bytes(step) - sent
+        return in_flight * kept + min(in_flight, MOVING) * sent
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -139,7 +161,7 @@ class PlannedGroup:
           in_flight: micro-batches of which its forward passes have left something.
         """
         working = max(self.working_bytes(chunk) for chunk in self.chunks)
-        flying = in_flight * self.left_bytes(step) + working
+        flying = self.flying_bytes(step, in_flight) + working
         return self.fixed_bytes(step) + max(flying, self.update_bytes)
 
 
@@ -151,6 +173,8 @@ class Room:
       in_flight: of every group, the micro-batches of which it holds something.
       ahead_bytes: of every group, of one device, what arrives early.
       may_recompute: whether groups that do not fit may make values again.
+      host_bytes_per_s: of a device's link to its host's memory, if values may wait
+        there as well.
       would_recompute: the keyword with which they might, where they may not.
       remade: what they do, in any case.
     """
@@ -158,6 +182,7 @@ class Room:
     in_flight: tuple[int, ...]
     ahead_bytes: tuple[int, ...]
     may_recompute: bool = False
+    host_bytes_per_s: float | None = None
     would_recompute: str = ""
     remade: Remade = NOTHING
 
@@ -222,6 +247,7 @@ def plan_group(
         if more >= budget:
             break
     fixed, left = planned.fixed_bytes(step), planned.left_bytes(step)
+    left -= planned.offloaded_bytes(step)
     too_large = InfeasiblePlanError(
         f"stage {group} does not fit with what it holds between its tasks.",
         where=f"memory budget {format_bytes(int(budget))} per device",

@@ -1,8 +1,9 @@
-"""What a group's backward passes had better make again, that it fits or is faster."""
+"""What a group's backward passes had better make again, or find in the host's memory,
+that it fits or is faster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError
@@ -14,6 +15,7 @@ from rhino_jax.planning.staging.planned import (
     Refused,
     Room,
 )
+from rhino_jax.planning.staging.priced import with_regions
 from rhino_jax.planning.variants import LEAST_GAIN
 from rhino_jax.search.keeping.choice import Chosen
 from rhino_jax.search.keeping.in_flight import (
@@ -22,10 +24,13 @@ from rhino_jax.search.keeping.in_flight import (
     faster_in_flight,
 )
 from rhino_jax.transform.recompute.choice import Choice
+from rhino_jax.transform.staged.holding import may_wait
 from rhino_jax.transform.staged.remade import Remade, in_ids_of_piece
 from rhino_jax.transform.staged.sides import Sides
 from rhino_jax.transform.staged.step import Kind, Step, TaskKind
 
+
+FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
 
 SECONDS = 2.0
 """For one choice of what is made again."""
@@ -139,13 +144,15 @@ class Remaking:
           Refused: it does not fit.
         """
         one = self.planned(step, group, 1)
-        text = remade.values[group]
-        left = kept[1].left_bytes(kept[0]) - one.left_bytes(step)
+        one = replace(one, waits_s=self._waits_s(step, one))
+        text, flying = remade.values[group], self.room.in_flight[group]
+        before = flying * kept[1].left_bytes(kept[0])
         said = MadeAgain(
             choice=text,
             count=len(Choice.parse(text).recompute),
-            saved_bytes=self.room.in_flight[group] * left,
+            saved_bytes=before - one.flying_bytes(step, flying),
             added_s=(_seconds(one) - _seconds(kept[1])) / step.micro_batches,
+            offloaded=len(step.waits_on_host(group)),
         )
         return replace(one, made_again=said)
 
@@ -161,7 +168,7 @@ class Remaking:
         self, step: Step, group: int, remade: Remade, wide: PlannedGroup
     ) -> tuple[Step, PlannedGroup, Remade] | None:
         """With the cheapest choice of values that makes it fit."""
-        tasks = self._tasks(wide, group)
+        tasks = self._with_host(step, wide, self._tasks(wide, group))
         if self.sides is None or not tasks.forward:
             return None
         less = self._lacks(step, wide, group)
@@ -183,6 +190,18 @@ class Remaking:
             return other, one, again
         return None
 
+    def _waits_s(self, step: Step, group: PlannedGroup) -> float:
+        """For the link to the host, beyond the shorter of both passes."""
+        size = group.offloaded_bytes(step)
+        if not size or not self.room.host_bytes_per_s:
+            return 0.0
+        program, passes = group.of.program, {k: 0.0 for k in (FORWARD, BACKWARD)}
+        for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
+            if task.kind in passes:
+                passes[task.kind] += with_regions(program, group.seconds, op_id)
+        link_s = step.micro_batches * size / self.room.host_bytes_per_s
+        return max(0.0, link_s - min(passes.values()))
+
     def _lacks(self, step: Step, group: PlannedGroup, at: int) -> int:
         """How much more it takes than there is."""
         needed = group.peak_bytes(step, self.room.in_flight[at])
@@ -199,6 +218,26 @@ class Remaking:
             frozenset(end.value for key, end in ends if key.kind is Kind.INSIDE),
             self.room.in_flight[at],
         )
+
+    def _with_host(self, step: Step, group: PlannedGroup, tasks: Tasks) -> Tasks:
+        """Tasks of which values may wait in the host's memory too, if there is any."""
+        rate = self.room.host_bytes_per_s
+        if not rate:
+            return tasks
+        hosted = frozenset(self._hosted(step, group))
+        return replace(tasks, hosted=hosted, host_bytes_per_s=rate)
+
+    def _hosted(self, step: Step, group: PlannedGroup) -> Iterator[int]:
+        """Results of calls, and arguments, that may wait in the host's memory."""
+        program, tasks = group.of.program, group.of.tasks
+        keys = may_wait(tasks, step.received(tasks[0].group))
+        ends = zip(group.of.arguments, program.inputs, strict=True)
+        yield from (end.value for key, end in ends if key in keys)
+        for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
+            op = program.ops[op_id]
+            for key, value in zip(task.makes, op.results, strict=True):
+                if key in keys:
+                    yield value
 
 
 def in_vain(error: InfeasiblePlanError) -> InfeasiblePlanError:
@@ -217,4 +256,4 @@ def _is_faster(group: PlannedGroup, kept: PlannedGroup) -> bool:
 
 
 def _seconds(group: PlannedGroup) -> float:
-    return group.plan.predicted.step_time_s
+    return group.plan.predicted.step_time_s + group.waits_s

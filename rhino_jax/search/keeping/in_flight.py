@@ -1,6 +1,7 @@
 """What forward tasks of a stage had better leave for its backward tasks.
 
-A stage holds what they leave of every micro-batch in flight, what is made again of one.
+A stage holds what they leave of every micro-batch in flight, what is made again of one,
+and what waits in the host's memory of those on their way.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from rhino_jax.optimize.keeping.choose import choose
 from rhino_jax.optimize.keeping.coarse import coarse
 from rhino_jax.optimize.keeping.question import (
     KEEP,
+    OFFLOAD,
     REMAKE,
     Answer,
     Candidate,
@@ -21,6 +23,7 @@ from rhino_jax.optimize.keeping.question import (
     evaluate,
 )
 from rhino_jax.optimize.problem import Labels
+from rhino_jax.pipeline.offload import MOVING
 from rhino_jax.search.keeping.candidates import Asking
 from rhino_jax.search.keeping.choice import SOME, Chosen, choice_of
 from rhino_jax.search.keeping.policies import of_all
@@ -46,19 +49,24 @@ class Tasks:
       forward: of those whose values may be made again.
       received: inputs of the program that are of a micro-batch as well.
       in_flight: micro-batches of which these are held.
+      hosted: results of the program's calls, and inputs, that may wait in the host's
+        memory.
+      host_bytes_per_s: of a device's link to it, one way.
     """
 
     before: frozenset[int]
     forward: frozenset[int]
     received: frozenset[int]
     in_flight: int
+    hosted: frozenset[int] = frozenset()
+    host_bytes_per_s: float = 0.0
 
 
 def choices_in_flight(
     solved: SolvedMesh, tasks: Tasks, less_bytes: int, *, seconds: float
 ) -> list[Chosen]:
-    """What to make again so that a stage takes less, the cheapest first; nothing where
-    no choice does.
+    """What to make again, or to have in the host's memory, so that a stage takes less,
+    the cheapest first; nothing where no choice does.
 
     Args:
       solved: its plan, with all of it kept.
@@ -83,7 +91,7 @@ def choices_in_flight(
         for name, answer in answers
         if answer is not None
         and answer.peak_bytes <= budget
-        and REMAKE in answer.choices
+        and not {REMAKE, OFFLOAD}.isdisjoint(answer.choices)
     ]
     return sorted(found, key=lambda c: c.answer.added_s)
 
@@ -146,6 +154,8 @@ class _Asking(Asking):
             if line.within and line.within[0].id in tasks.forward
             for v in line.makes
         }
+        self.hosted = {self.block.named(v) for v in tasks.hosted}
+        self.hosted &= self.free | tasks.received
 
     @property
     def most_saved_s(self) -> float:
@@ -173,14 +183,54 @@ class _Asking(Asking):
             self._held(c, self.beside.get(v, 0)) if self._is_of_one(v) else c
             for v, c in zip(found.values, question.candidates, strict=True)
         )
-        return replace(found, question=replace(question, candidates=candidates))
+        question = replace(question, candidates=candidates, beside_s=self._beside_s())
+        return replace(found, question=question)
+
+    def _beside_s(self) -> float:
+        """Of all micro-batches, seconds of the shorter pass: what goes to the host
+        beside one, and comes back beside the other, may take that long each way."""
+        if not self.hosted:
+            return 0.0
+        passes = [0.0, 0.0]
+        for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
+            task = line.within[0] if line.within else None
+            if task is None or task.id in self.tasks.before or task.call is None:
+                continue
+            if task.call.trip_count == self.micro_batches:
+                passes[is_late] += self._line_s(line)
+        return min(passes)
+
+    def _sent(self, row: Row) -> Row:
+        """A candidate that may wait in the host's memory: it is written as ever, and
+        copies read and write the device's memory, whatever runs beside."""
+        if row.value not in self.hosted:
+            return replace(row, offload_s=None)
+        size = self.micro_batches * self._bytes(row.value)
+        device = self.model.analysis.target.device
+        memory_s = 2 * size / (device.hbm_bytes_per_s * device.memory_efficiency)
+        link_s = size / self.tasks.host_bytes_per_s
+        return replace(row, offload_s=row.keep_s + memory_s, link_s=link_s)
+
+    @property
+    def micro_batches(self) -> int:
+        """How often calls of forward tasks run."""
+        ops = (self.program.ops[i] for i in self.tasks.forward)
+        return max((o.call.trip_count for o in ops if o.call is not None), default=1)
 
     def _held(self, c: Candidate, beside: int) -> Candidate:
         """A task's arguments are in memory from its start to its end."""
         own = c.bytes if c.remade_bytes is None else c.remade_bytes
-        always = self.tasks.in_flight * c.bytes
+        always, moving = (
+            count * c.bytes
+            for count in (self.tasks.in_flight, min(self.tasks.in_flight, MOVING))
+        )
         return replace(
-            c, bytes=0, remade_bytes=own, always_bytes=always, extra_bytes=beside
+            c,
+            bytes=0,
+            remade_bytes=own,
+            always_bytes=always,
+            sent_bytes=moving,
+            extra_bytes=beside,
         )
 
     def _beside_bytes(self, value: int, lines: Sequence[int]) -> int:
@@ -203,7 +253,7 @@ class _Asking(Asking):
         return not is_op or bool(self.model.analysis.liveness.is_materialised[port.id])
 
     def _row(self, value: int, kept: set[int], uses: set[int]) -> Row:
-        row = super()._row(value, kept, uses)
+        row = self._sent(super()._row(value, kept, uses))
         if value in self.stacks:
             return row
         if value not in self.free:
@@ -271,16 +321,20 @@ class _Asking(Asking):
         }
 
     def _received(self, rows: Collection[Row]) -> list[Row]:
-        """What values are made again of, and nothing else late reads."""
+        """What values are made again of, and nothing else late reads; and what may wait
+        in the host's memory."""
         read = {v for row in rows for v in row.needs} & self.tasks.received
-        late = {
-            v
-            for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True)
-            if is_late
-            for v in line.reads
-        }
+        late: dict[int, set[int]] = {}
+        for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
+            for v in line.reads if is_late else ():
+                late.setdefault(v, set()).update(self._times(line))
+        hosted = self.hosted & self.tasks.received & late.keys()
+        asked = sorted(v for v in (read - late.keys()) | hosted)
+        uses = {v: tuple(sorted(late[v] - {0})) for v in hosted}
         return [
-            Row((-1, k), v, self._bytes(v), 0, (), (), None, None, None)
-            for k, v in enumerate(sorted(read - late))
+            self._sent(
+                Row((-1, k), v, self._bytes(v), 0, uses.get(v, ()), (), *(None,) * 3)
+            )
+            for k, v in enumerate(asked)
             if v in self.model.graph.held
         ]

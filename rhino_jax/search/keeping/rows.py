@@ -60,10 +60,12 @@ class Row:
     layer: int = 0
     keep_s: float = 0.0
     work: Work = Work.SMALL
+    link_s: float = 0.0
 
     def candidate(self, index: Mapping[int, int]) -> Candidate:
         needs = sorted({index[v] for v in self.needs if v in index})
         return Candidate(
             self.bytes, self.start, self.uses, tuple(needs), self.remake_s,
             self.offload_s, 0, self.remade_bytes, self.like, self.layer, self.keep_s,
+            link_s=self.link_s,
         )  # fmt: skip

@@ -55,6 +55,7 @@ def _cost(step: Step, group: PlannedGroup, chunk: int, is_first: bool) -> StageC
         weights_s=parts[TaskKind.WEIGHTS] / times,
         kept_bytes=kept,
         handed_bytes=handed,
+        offloaded_bytes=group.offloaded_bytes(step, chunk),
     )
 
 

@@ -1,0 +1,109 @@
+"""Plans whose stages have values wait in the host's memory, as users run them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.apply.tasks import controller as running
+from rhino_jax.hardware.files import load_target
+
+
+WIDTH, ROWS, LAYERS = 128, 4096, 8
+
+
+def train_step(params, key, x):
+    def loss(params):
+        h = x
+        for i, w in enumerate(params):
+            h = jnp.tanh(h @ w)
+            keep = jax.random.bernoulli(jax.random.fold_in(key, i), 0.9, h.shape)
+            h = jnp.where(keep, h / 0.9, 0)
+        return jnp.mean((h - x) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def arguments():
+    keys = jax.random.split(jax.random.key(0), LAYERS + 2)
+    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 11 for k in keys[:LAYERS]]
+    return params, keys[-2], jax.random.normal(keys[-1], (ROWS, WIDTH))
+
+
+def planned(step, args, share=None, free=None, **wishes):
+    """For TPUs whose hosts are near, on devices of here."""
+    sizes = wishes.pop("sizes")
+    options = {
+        "mesh": jax.make_mesh(sizes, ("stage", "data")[: len(sizes)]),
+        "hardware": load_target("v5e:2x4").replace(host_bytes_per_s=1e12),
+        "microbatches": 8,
+        "donate_argnums": 0,
+        **wishes,
+    }
+    budget = None if free is None else int(share * free.predicted.peak_bytes)
+    return rhino.plan(step, *args, memory_budget_bytes=budget, **options)
+
+
+def two_steps(step, make, count=1):
+    mine = make()
+    for _ in range(2):
+        out = step(*mine)
+        mine = (*out[:count], *mine[count:])
+    return out
+
+
+def assert_equal(got, expected):
+    most = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * most)
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Kinds of memory that values were moved to."""
+    found = []
+    as_it_was = running.moved_to
+
+    def moved_to(arrays, shardings):
+        moved = as_it_was(arrays, shardings)
+        found.extend(x.sharding.memory_kind for x in moved)
+        return moved
+
+    monkeypatch.setattr(running, "moved_to", moved_to)
+    return found
+
+
+def test_two_steps_are_those_of_one_device(moves, tmp_path):
+    wishes = {"sizes": (2,), "schedule": "gpipe"}
+    free = planned(train_step, arguments(), **wishes)
+    plan = planned(train_step, arguments(), 0.5, free, **wishes)
+    assert plan.pipeline.is_offloaded
+    expected = two_steps(jax.jit(train_step), arguments)
+    plan.save(tmp_path / "plan.json")
+    loaded = rhino.load_plan(tmp_path / "plan.json")
+    assert loaded.pipeline == plan.pipeline
+    got = two_steps(plan.jit(train_step, donate_argnums=0), arguments)
+    assert_equal(got, expected)
+    # Of every step all micro-batches go out and come back, but one or none.
+    count = sum(made.offloaded for made in plan.pipeline.made_again)
+    assert moves.count("pinned_host") == moves.count("device") >= 2 * 7 * count > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stages", "schedule", "share"),
+    [(4, "1f1b", 0.6), (4, "gpipe", 0.5), (2, "interleaved", 0.6)],
+)
+def test_all_schedules_give_the_same(stages, schedule, share, moves):
+    wishes = {"sizes": (stages, 8 // stages), "schedule": schedule}
+    free = planned(train_step, arguments(), **wishes)
+    plan = planned(train_step, arguments(), share, free, **wishes)
+    assert plan.pipeline.is_offloaded
+    got = two_steps(plan.jit(train_step, donate_argnums=0), arguments)
+    assert_equal(got, two_steps(jax.jit(train_step), arguments))
+    assert moves

@@ -1,0 +1,97 @@
+"""Stages whose values wait in the host's memory from forward to backward passes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.hardware.files import load_target
+
+
+WIDTH, ROWS, LAYERS = 128, 8192, 12
+
+
+def train_step(params, x):
+    def loss(params):
+        h = x
+        for w in params:
+            h = jnp.tanh(h @ w)
+        return jnp.mean((h - x) ** 2)
+
+    gradients = jax.grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def target(host_bytes_per_s=1e12):
+    """A TPU whose host is so near."""
+    return load_target("v5e:2x2").replace(host_bytes_per_s=host_bytes_per_s)
+
+
+def planned(budget=None, hardware=None, **wishes):
+    params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    wishes = {"microbatches": 8, "schedule": "gpipe", **wishes}
+    return rhino.plan(
+        train_step,
+        params,
+        x,
+        donate_argnums=0,
+        mesh={"stage": 4},
+        hardware=hardware or target(),
+        memory_budget_bytes=budget,
+        **wishes,
+    )
+
+
+@pytest.fixture(scope="module")
+def free():
+    """With room for all."""
+    plan = planned()
+    assert not plan.pipeline.is_remade
+    return plan
+
+
+def test_a_plan_that_is_refused_without_a_host_fits_with_one(free, tmp_path):
+    budget = int(0.3 * free.predicted.peak_bytes)
+    with pytest.raises(rhino.InfeasiblePlanError, match="again already"):
+        planned(budget, target(None))
+    plan = planned(budget)
+    pipeline = plan.pipeline
+    assert pipeline.is_offloaded and pipeline.recomputed == ()
+    assert plan.predicted.peak_bytes <= budget
+    for stage, (cost, made) in enumerate(
+        zip(pipeline.costs, pipeline.made_again, strict=True)
+    ):
+        assert (cost.offloaded_bytes > 0) == (made.offloaded > 0), stage
+        # Of eight in flight the device holds two of what waits on the host.
+        kept = cost.activation_bytes - cost.offloaded_bytes
+        held = 8 * kept + 2 * cost.offloaded_bytes
+        before = free.pipeline.costs[stage].activation_bytes
+        assert made.saved_bytes == 8 * before - held
+    table = plan.table()
+    assert "waits on the host" in table and "each way" in table
+    assert "waits on the host" not in free.table()
+    simulation = plan.simulate()
+    links = {link.name for link in simulation.schedule.graph.links}
+    assert {"0 → host", "host → 0"} <= links
+    plan.save(tmp_path / "plan.json")
+    loaded = rhino.load_plan(tmp_path / "plan.json")
+    assert loaded.pipeline == pipeline
+    assert loaded.simulate().step_time_s == simulation.step_time_s
+
+
+@pytest.mark.parametrize("recompute", ["as written", "none"])
+def test_where_nothing_may_be_made_again_nothing_waits_on_the_host(free, recompute):
+    with pytest.raises(rhino.InfeasiblePlanError, match="does not fit"):
+        planned(int(0.5 * free.predicted.peak_bytes), recompute=recompute)
+
+
+def test_the_slower_the_link_the_less_goes_over_it(free):
+    budget = int(0.35 * free.predicted.peak_bytes)
+    plans = [planned(budget, target(rate)) for rate in (1e12, 1e10, 1e8)]
+    sent = [sum(c.offloaded_bytes for c in p.pipeline.costs) for p in plans]
+    times = [p.predicted.step_time_s for p in plans]
+    assert sent == sorted(sent, reverse=True) and sent[0] > sent[-1] == 0
+    assert times == sorted(times)
