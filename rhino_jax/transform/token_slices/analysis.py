@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from rhino_jax._compat import is_literal, open_jaxpr
+from rhino_jax._compat import is_literal
 from rhino_jax.errors import TokenSliceError
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.transform.microbatch.flow.states import locate
 from rhino_jax.transform.staged.apart import Apart
-from rhino_jax.transform.staged.sides import Sides
 from rhino_jax.transform.token_slices import refused
 from rhino_jax.transform.token_slices.bounding import bounds_of
 from rhino_jax.transform.token_slices.bounds import exactly
@@ -20,93 +19,140 @@ from rhino_jax.transform.token_slices.flow import (
     At,
     Sliced,
     Stuck,
+    at_places,
     ats_of,
     end_of,
     on_rows,
     on_window,
 )
-from rhino_jax.transform.token_slices.inputs import first_states, pieces_dim, shapes_of
+from rhino_jax.transform.token_slices.inputs import first_states, shapes_of
+from rhino_jax.transform.token_slices.opened import Opened
 from rhino_jax.transform.token_slices.pairs import UNMASKED, OnPairs
 from rhino_jax.transform.token_slices.states import (
     Cause,
     Cross,
     Fill,
     Place,
+    Row,
     State,
     When,
     Whole,
 )
+from rhino_jax.transform.token_slices.twins import twins_of
 
 
 @dataclass(slots=True)
 class Found:
     """Attributes:
-    sides: the micro-batch.
+    piece: the micro-batch.
     length: of the sequence.
     states: of every value, by its id in the program.
     runs: of every equation how it is done slice by slice; None: once.
+    twins: value of the backward pass → the one of the forward pass that equals it.
+    known: equations that make what the forward pass left in full.
     corners: masks by row and column.
     """
 
-    sides: Sides
+    piece: Opened
     length: int
-    states: dict[int, State] = field(default_factory=dict)
+    states: dict[int, State]
+    twins: dict[int, int]
     runs: list[Sliced | None] = field(default_factory=list)
+    known: set[int] = field(default_factory=set)
     corners: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:
-        return self.sides.program
-
-    def op(self, equation: int) -> Op:
-        return self.program.ops[self.program.body.ops[equation]]
+        return self.piece.program
 
 
-def analyse(apart: Apart, sides: Sides, length: int) -> Found:
+def analyse(apart: Apart, piece: Opened, length: int) -> Found:
     """Walk a micro-batch.
 
     Args:
       apart: the step.
-      sides: of its micro-batch.
+      piece: its micro-batch.
       length: of the sequence.
     Raises:
       TokenSliceError: a token needs later ones, or it cannot be shown that none does.
     """
     if apart.early:
         raise refused.coupled(apart)
-    found = Found(sides, length)
-    found.states.update(first_states(apart, sides, length))
-    cut = {
-        value: pieces_dim(apart, i)
-        for i, value in enumerate(sides.program.body.inputs[1:][: len(apart.entering)])
-    }
-    for i, eqn in enumerate(open_jaxpr(apart.piece).eqns):
-        op = found.op(i)
+    first: dict[int, State] = {**first_states(apart, piece, length)}
+    found = Found(piece, length, first, twins_of(apart, piece))
+    for i, eqn in enumerate(piece.eqns):
+        op = piece.op(i)
         for v, atom in zip(op.operands, eqn.invars, strict=True):
             if is_literal(atom):
                 found.states[v] = Whole(is_free=True, bounds=exactly(atom.val))
         states = [found.states[v] for v in op.operands]
-        run = _run(found, i, eqn, states)
-        if isinstance(run, Sliced):
-            _check_known(found, op, states, run.is_backward)
-            made: Sequence[State] = run.results
+        run: Sliced | None = None
+        made: Sequence[State]
+        if _is_known(found, op):
+            found.known.add(i)
+            made = [found.states[found.twins[v]] for v in op.results]
         else:
-            made = [
-                _whole(found, op, eqn, states, k, run) for k in range(len(op.results))
-            ]
-            pieces = cut.get(op.operands[0]) if op.operands else None
-            if op.rule is None and pieces is not None:
-                made = [_of_piece(states[0], made[0], pieces)]
-        found.runs.append(run if isinstance(run, Sliced) else None)
+            run, made = _walk(found, i, eqn, states)
+        found.runs.append(run)
         found.states.update(zip(op.results, made, strict=True))
+    settle(found)
     return found
+
+
+def _is_known(found: Found, op: Op) -> bool:
+    """Whether an op makes again what the forward pass left in full, of all slices."""
+    twins = [found.states.get(found.twins.get(v, -1)) for v in op.results]
+    return bool(twins) and all(
+        isinstance(s, Whole) and s.when is When.BACKWARD for s in twins
+    )
+
+
+def _walk(
+    found: Found, i: int, eqn: Any, states: Sequence[State]
+) -> tuple[Sliced | None, Sequence[State]]:
+    op, run = found.piece.op(i), _run(found, i, eqn, states)
+    if isinstance(run, Sliced):
+        _check_known(found, op, states, run.is_backward)
+        return run, run.results
+    count = len(op.results)
+    return None, [_whole(found, op, eqn, states, k, run) for k in range(count)]
+
+
+def settle(found: Found) -> None:
+    """Check what is known only at the end: which of pairs are the rows.
+
+    Raises:
+      TokenSliceError: the backward pass, which runs slices last to first, needs rows of
+        earlier ones; or pairs that are not masked leave the micro-batch.
+    """
+    for i, run in enumerate(found.runs):
+        if run is None or run.pair is None:
+            continue
+        op = found.piece.op(i)
+        if run.pair.row is None:
+            run.pair.decide(0)  # nothing reads along either
+        assert op.rule is not None
+        for v, layout in zip(op.operands, op.rule.operands, strict=True):
+            state = found.states[v]
+            if not isinstance(state, Row) or not state.is_backward:
+                continue
+            twin = found.states.get(found.twins.get(v, -1))
+            is_column = at_places(op.rule, layout, state) == [run.column]
+            if is_column and not (isinstance(twin, Row) and twin.place == state.place):
+                why = "reads, of earlier slices, what the backward pass makes after it"
+                raise refused.not_causal(found.program, found.length, op, why)
+    for v in found.program.body.outputs:
+        state = found.states[v]
+        if isinstance(state, Cross) and state.later.fill is not Fill.ZERO:
+            op = next(o for o in found.program.ops if v in o.results)
+            raise refused.not_causal(found.program, found.length, op, UNMASKED)
 
 
 def _run(
     found: Found, i: int, eqn: Any, states: Sequence[State]
 ) -> Sliced | Stuck | None:
     """How an equation is done slice by slice; None where nothing of it is sliced."""
-    op, is_backward = found.op(i), found.sides.is_backward[i]
+    op, is_backward = found.piece.op(i), found.piece.is_backward[i]
     if all(isinstance(s, Whole) for s in states):
         at = _meeting(op, states)
         run = None if at is None else on_rows(op, at, is_backward)
@@ -125,7 +171,7 @@ def _run(
 
 
 def _done(found: Found, i: int, eqn: Any, states: Sequence[State]) -> Sliced | Stuck:
-    op, is_backward = found.op(i), found.sides.is_backward[i]
+    op, is_backward = found.piece.op(i), found.piece.is_backward[i]
     ats = ats_of(op, states)
     if isinstance(ats, Stuck):
         return ats
@@ -197,10 +243,8 @@ def _whole(
 def _place(found: Found, op: Op, states: Sequence[State], result: int) -> Place | None:
     """Where a result that is made of data seems to have the sequence. (Wherever that
     is, what is free is known in full: to cut it there is right.)"""
-    shape = found.program.values[op.results[result]].shape
-    dims = [d for d, size in enumerate(shape) if size == found.length]
-    if op.rule is None or op.name in _RESIZING:
-        return Place(dims[0], 1, 1, 0, found.length) if len(dims) == 1 else None
+    if op.rule is None:
+        return None
     places = set[Place | None]()
     for layout, state in zip(op.rule.operands, states, strict=True):
         if isinstance(state, Whole) and state.place is not None:
@@ -209,6 +253,11 @@ def _place(found: Found, op: Op, states: Sequence[State], result: int) -> Place 
             if spot is not None:
                 where = At(spot, at.first, at.count)
                 places.add(where.place(op.rule, op.rule.results[result]))
+    places.discard(None)
+    shape = found.program.values[op.results[result]].shape
+    dims = [d for d, size in enumerate(shape) if size == found.length]
+    if not places and op.name in _RESIZING and len(dims) == 1:
+        return Place(dims[0], 1, 1, 0, found.length)
     return places.pop() if len(places) == 1 else None
 
 
@@ -217,17 +266,7 @@ _RESIZING = frozenset({"slice", "dynamic_slice", "concatenate", "pad", "gather"}
 of which all but the last token is read, and all but the first predicted."""
 
 
-def _of_piece(state: State, made: State, pieces: int) -> State:
-    """What is taken of data that enter as pieces."""
-    if not isinstance(state, Whole) or not isinstance(made, Whole):
-        return made
-    place = state.place
-    if place is not None:
-        place = replace(place, dim=place.dim - (place.dim > pieces))
-    return replace(made, place=place)
-
-
-def fitting(apart: Apart, sides: Sides, lengths: Sequence[int]) -> Found:
+def fitting(apart: Apart, piece: Opened, lengths: Sequence[int]) -> Found:
     """The analysis for the first length of the sequence that fits.
 
     Raises:
@@ -236,7 +275,7 @@ def fitting(apart: Apart, sides: Sides, lengths: Sequence[int]) -> Found:
     errors: list[TokenSliceError] = []
     for length in lengths:
         try:
-            found = analyse(apart, sides, length)
+            found = analyse(apart, piece, length)
         except TokenSliceError as error:
             errors.append(error)
             continue

@@ -43,14 +43,12 @@ COMBINE = {
 class Emitter:
     """Attributes:
     found: the analysis.
-    eqns: of the micro-batch.
     slices: of the sequence.
     whole: arrays of values that are known in full.
     parts: of sliced values an array for each slice.
     """
 
     found: Found
-    eqns: Sequence[Any]
     slices: Slices
     whole: dict[int, Any] = field(default_factory=dict)
     parts: dict[int, list[Any]] = field(default_factory=dict)
@@ -60,12 +58,16 @@ class Emitter:
         """What the micro-batch leaves."""
         program = self.found.program
         self.whole.update(zip(program.body.inputs, arrays, strict=True))
-        for i, eqn in enumerate(self.eqns):
-            for v, atom in zip(self.found.op(i).operands, eqn.invars, strict=True):
+        for i, eqn in enumerate(self.found.piece.eqns):
+            op = self.found.piece.op(i)
+            for v, atom in zip(op.operands, eqn.invars, strict=True):
                 if is_literal(atom):
                     self.whole[v] = atom.val
             run = self.found.runs[i]
-            if run is None:
+            if i in self.found.known:
+                for v in op.results:
+                    self.whole[v] = self.whole[self.found.twins[v]]
+            elif run is None:
                 self._once(i, eqn)
             elif not run.ats:
                 self._window(i, eqn, run)
@@ -88,11 +90,15 @@ class Emitter:
     @contextlib.contextmanager
     def _tag(self, t: int | None, i: int) -> Iterator[None]:
         """What is bound is of a slice, and part of an equation."""
-        with tagged(f"{'' if t is None else t},{i}"), eqn_context(self.eqns[i]):
+        source = self.found.piece.sources[i]
+        with (
+            tagged(f"{'' if t is None else t},{source}"),
+            eqn_context(self.found.piece.eqns[i]),
+        ):
             yield
 
     def _once(self, i: int, eqn: Any) -> None:
-        op = self.found.op(i)
+        op = self.found.piece.op(i)
         states = [self.found.states[v] for v in op.operands]
         made = self.found.states[op.results[0]] if op.results else Whole()
         assert isinstance(made, Whole)
@@ -127,7 +133,7 @@ class Emitter:
         return self._cuts[key]
 
     def _sliced(self, i: int, eqn: Any, run: Sliced) -> None:
-        op = self.found.op(i)
+        op = self.found.piece.op(i)
         so_far: list[Any] | None = None
         made: list[list[Any]] = [[None] * self.slices.count for _ in op.results]
         for t in self.slices.order(run.is_backward):
@@ -169,7 +175,7 @@ class Emitter:
 
     def _spans(self, i: int, operand: int, run: Sliced, t: int) -> list[Span]:
         """Which tokens of an operand an equation reads in a slice."""
-        rule = self.found.op(i).rule
+        rule = self.found.piece.op(i).rule
         assert rule is not None
         return self._located(run, t, rule, rule.operands[operand])
 
@@ -191,7 +197,7 @@ class Emitter:
         spans = self._spans(i, operand, run, t)
         if isinstance(state, Whole):
             return self._cut(value, spans)
-        rule = self.found.op(i).rule
+        rule = self.found.piece.op(i).rule
         assert rule is not None and run.row is not None
         (mine,) = at_places(rule, rule.operands[operand], state)
         if mine == run.row:
@@ -205,10 +211,15 @@ class Emitter:
 
     def _columns(self, value: int, place: Place, t: int, is_backward: bool) -> Any:
         """Slices up to this one. Each pass puts them together for itself: to hold all
-        of these from one to the other would be T/2 times what is held of slices."""
+        of these from one to the other would be T/2 times what is held of slices. Of
+        what the backward pass makes again, earlier slices are the forward pass's."""
         key = value, t, is_backward
         if key not in self._cuts:
-            self._cuts[key] = joined(self.parts[value][: t + 1], place)
+            state = self.found.states[value]
+            assert isinstance(state, Row)
+            before = self.found.twins[value] if state.is_backward else value
+            parts = [*self.parts[before][:t], self.parts[value][t]]
+            self._cuts[key] = joined(parts, place)
         return self._cuts[key]
 
     def _cut(self, value: int, spans: Sequence[Span]) -> Any:
@@ -226,7 +237,7 @@ class Emitter:
     def _bound(
         self, i: int, eqn: Any, run: Sliced, t: int, args: Sequence[Any]
     ) -> list[Any]:
-        op, params = self.found.op(i), eqn.params
+        op, params = self.found.piece.op(i), eqn.params
         assert op.rule is not None
         shapes = []
         for v, layout in zip(eqn.outvars, op.rule.results, strict=True):
@@ -243,7 +254,7 @@ class Emitter:
 
     def _window(self, i: int, eqn: Any, run: Sliced) -> None:
         """Rows without the first or last, or with some more."""
-        op = self.found.op(i)
+        op = self.found.piece.op(i)
         (made,) = run.results
         read = self.found.states[op.operands[0]]
         assert isinstance(read, Row) and isinstance(made, Row)

@@ -9,36 +9,36 @@ import numpy as np
 
 from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
 from rhino_jax.transform.staged.apart import Apart
-from rhino_jax.transform.staged.sides import Sides
 from rhino_jax.transform.token_slices.bounding import (
     MOST_ELEMENTS,
     bounds_of,
     is_number,
 )
 from rhino_jax.transform.token_slices.bounds import Bounds, exactly, unknown
+from rhino_jax.transform.token_slices.opened import Opened
 from rhino_jax.transform.token_slices.states import Place, Whole
 
 
-def first_states(apart: Apart, sides: Sides, length: int) -> dict[int, Whole]:
+def first_states(apart: Apart, piece: Opened, length: int) -> dict[int, Whole]:
     """States of the inputs of a micro-batch, by their ids in the program.
 
     Args:
       apart: the step.
-      sides: of its micro-batch.
+      piece: its micro-batch.
       length: of the sequence.
     """
-    ids = sides.program.body.inputs
+    ids = piece.program.body.inputs
     states = {ids[0]: Whole(is_free=True)}
     known = _bounds(apart.before, apart.captured)
     for i, crossing in enumerate(apart.entering):
-        value, line = ids[1 + i], sides.lines.inputs[1 + i]
-        shape = sides.program.values[value].shape
+        value = ids[1 + i]
+        shape = piece.program.values[value].shape
         place = None
         if crossing.how == "sliced":
             dims = [d for d in _dims(apart, i, len(shape)) if shape[d] == length]
             place = Place(dims[0], 1, 1, 0, length) if len(dims) == 1 else None
         bounds = known[i]
-        is_free = line not in sides.parameters or bool(bounds and bounds.is_exact)
+        is_free = 1 + i not in piece.weights or bool(bounds and bounds.is_exact)
         states[value] = Whole(is_free=is_free, place=place, bounds=bounds)
     consts = jaxpr_consts(apart.piece)
     for value, const in zip(ids[len(ids) - len(consts) :], consts, strict=True):
@@ -72,12 +72,6 @@ def shapes_of(apart: Apart) -> list[tuple[int, ...]]:
     avals = [v.aval for v in open_jaxpr(apart.piece).invars[1:]]
     pairs = zip(apart.entering, avals, strict=False)
     return [tuple(aval.shape) for crossing, aval in pairs if crossing.how == "sliced"]
-
-
-def pieces_dim(apart: Apart, position: int) -> int | None:
-    """Of what enters cut, the dim of the pieces, of which one is taken."""
-    crossing = apart.entering[position]
-    return crossing.dim + 2 if crossing.how == "sliced" else None
 
 
 def _dims(apart: Apart, position: int, rank: int) -> Iterator[int]:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax._compat import open_jaxpr, untagged, without_dead_code
+from rhino_jax._compat import untagged, without_dead_code
 from rhino_jax.transform.retraced import retraced
 from rhino_jax.transform.staged.apart import Apart
-from rhino_jax.transform.staged.sides import sides_of
 from rhino_jax.transform.token_slices import refused
 from rhino_jax.transform.token_slices.analysis import Found, fitting
 from rhino_jax.transform.token_slices.cuts import Slices
 from rhino_jax.transform.token_slices.emit import Emitter
 from rhino_jax.transform.token_slices.inputs import lengths_of, shapes_of
+from rhino_jax.transform.token_slices.opened import opened
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ def sliced(apart: Apart, lengths: Sequence[int]) -> Sliced:
     found = _found(apart)
     if sum(lengths) != found.length or any(n < 1 for n in lengths):
         raise refused.lengths_wrong(lengths, found.length)
-    emitter = Emitter(found, open_jaxpr(apart.piece).eqns, Slices.of(lengths))
+    emitter = Emitter(found, Slices.of(lengths))
     new = without_dead_code(retraced(apart.piece, emitter.run))
     piece, tags = untagged(new)
     pairs = [(None, None) if tag is None else _read(tag) for tag in tags]
@@ -70,7 +70,7 @@ def _found(apart: Apart) -> Found:
     lengths = lengths_of(apart)
     if not lengths:
         raise refused.no_sequence(apart, shapes_of(apart))
-    return fitting(apart, sides_of(apart), lengths)
+    return fitting(apart, opened(apart, lengths), lengths)
 
 
 def _read(tag: str) -> tuple[int | None, int | None]:

@@ -17,12 +17,13 @@ from helpers_slices import (
     attending,
     attention_weights,
     check,
+    check_order,
     of_zoo,
     tokens,
     training,
 )
 
-from rhino_jax.transform.token_slices.sliced import sequence_length
+from rhino_jax.transform.token_slices.sliced import sequence_length, sliced
 
 
 def _is_causal(q, k, v, batch):
@@ -134,9 +135,31 @@ def test_a_model_is_the_same_in_slices(name):
     check(*MODELS[name](), (6, 3, 3))
 
 
+ZOO = {
+    "llama-tiny-unrolled": {},
+    "llama-tiny": {},
+    "gpt-tiny": {},
+    "gpt-tiny, again": {"remat": True},
+    "gpt-tiny, some again": {"remat": True, "remat_policy": "dots"},
+    "gpt-tiny-unrolled, again": {"remat": True},
+    "gpt-tiny-unrolled, some again": {"remat": True, "remat_policy": "dots"},
+}
+"""Models with their layers one by one or in a scan, kept or made again."""
+
+
 @pytest.mark.slow
-def test_a_llama_is_the_same_in_slices():
-    check(*of_zoo("llama-tiny-unrolled"), (16, 9, 7))
+@pytest.mark.parametrize("name", ZOO)
+def test_layers_are_the_same_in_slices(name):
+    check(*of_zoo(name.partition(",")[0], **ZOO[name]), (16, 9, 7))
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "gpt-tiny-unrolled"])
+def test_layers_are_sliced_that_are_made_again(name):
+    """Of keys and values the backward pass reads those that the forward pass made:
+    what it makes again of earlier slices, it makes later."""
+    apart, _ = of_zoo(name, remat=True)
+    cut = sliced(apart, (20, 12))
+    check_order(apart, cut, 2)
 
 
 def test_a_row_may_be_as_long_as_the_batch():
