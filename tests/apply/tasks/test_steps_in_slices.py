@@ -18,6 +18,9 @@ def workload_of(**overrides):
     return registry.get(MODEL, **{"optimizer": "sgd", **overrides})
 
 
+SMALL = workload_of(num_layers=1, d_model=32, d_ff=64, num_heads=2)
+
+
 def two_steps(step, workload):
     params, state, batch = workload.make_args(jax.random.key(0))
     losses = []
@@ -31,7 +34,11 @@ def assert_steps_equal(workload, **options):
     step = rhino.auto_shard(
         workload.step, donate_argnums=workload.donate_argnums, **options
     )
-    got = two_steps(step, workload)
+    assert_equal(two_steps(step, workload), workload)
+    return step.last_plan
+
+
+def assert_equal(got, workload):
     want = two_steps(jax.jit(workload.step), workload)
     pairs = zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True)
     for (path, a), b in pairs:
@@ -39,15 +46,10 @@ def assert_steps_equal(workload, **options):
         if "qkv_bias" in jax.tree_util.keystr(path):
             # The bias of a key shifts all scores of a row alike: its gradient is noise.
             a, b = a[[0, 2]], b[[0, 2]]
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    return step.last_plan
-
-
-def test_two_steps_are_those_of_one_device():
-    plan = assert_steps_equal(
-        workload_of(), stages=2, microbatches=1, schedule="token-slices:2"
-    )
-    assert plan.schedule == "token-slices" and plan.pipeline.slices == (16, 16)
+        # Adam divides gradients by their size: of some near 0 rounding shows, by 1F1B
+        # of whole sequences too.
+        atol = 3e-5 if workload.config.optimizer == "adamw" else 1e-6
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=atol)
 
 
 @pytest.mark.slow
@@ -55,11 +57,12 @@ def test_two_steps_are_those_of_one_device():
     ("overrides", "options"),
     [
         ({}, {"stages": 2, "microbatches": 2, "schedule": "token-slices:13,10,9"}),
-        ({}, {"stages": 4, "microbatches": 1, "schedule": "token-slices:4"}),
+        ({}, {"mesh": {"stage": 2}, "microbatches": 1, "schedule": "token-slices:2"}),
+        ({}, {"mesh": {"stage": 4}, "microbatches": 1, "schedule": "token-slices:4"}),
         ({}, {"mesh": {"stage": 2, "data": 2}, "schedule": "token-slices"}),
         (
             {"optimizer": "adamw", "clip_norm": 0.5},
-            {"stages": 4, "microbatches": 2, "schedule": "token-slices:17,15"},
+            {"mesh": {"stage": 4}, "microbatches": 2, "schedule": "token-slices:17,15"},
         ),
     ],
     ids=str,
@@ -70,17 +73,16 @@ def test_two_steps_of_many_kinds_are_those_of_one_device(overrides, options):
 
 
 def planned(schedule="token-slices:17,15", **options):
-    workload = workload_of()
     return rhino.plan(
-        workload.step,
-        *workload.abstract_args(),
-        donate_argnums=workload.donate_argnums,
+        SMALL.step,
+        *SMALL.abstract_args(),
+        donate_argnums=SMALL.donate_argnums,
         schedule=schedule,
-        **{"stages": 2, "microbatches": 2, **options},
+        **{"mesh": {"stage": 2}, "microbatches": 2, **options},
     )
 
 
-def test_plans_in_slices_are_shown_simulated_and_saved(tmp_path):
+def test_plans_in_slices_are_shown_and_simulated_and_run_when_saved(tmp_path):
     plan = planned()
     assert "of 17 + 15 tokens" in plan.table() and "token-slices, 2" in plan.table()
     simulation = plan.simulate()
@@ -92,10 +94,8 @@ def test_plans_in_slices_are_shown_simulated_and_saved(tmp_path):
     plan.save(tmp_path / "plan.json")
     loaded = rhino.load_plan(tmp_path / "plan.json")
     assert loaded.pipeline == plan.pipeline
-    workload = workload_of()
-    step = loaded.jit(workload.step, donate_argnums=workload.donate_argnums)
-    got, want = (two_steps(f, workload) for f in (step, jax.jit(workload.step)))
-    np.testing.assert_allclose(got[1], want[1], rtol=1e-4)
+    step = loaded.jit(SMALL.step, donate_argnums=SMALL.donate_argnums)
+    assert_equal(two_steps(step, SMALL), SMALL)
 
 
 @pytest.mark.parametrize(

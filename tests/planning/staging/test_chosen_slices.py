@@ -10,6 +10,7 @@ import rhino_jax as rhino
 from rhino_jax.errors import MicrobatchError, RhinoError, ScheduleError
 from rhino_jax.models import registry
 from rhino_jax.planning.staging.slices.asked import read_schedule, slices_in
+from rhino_jax.planning.staging.slices.chosen import units_of
 from rhino_jax.planning.staging.slices.growth import Growth
 
 
@@ -51,6 +52,14 @@ def test_what_is_said_of_slices_is_read():
 def test_pairs_of_tokens_grow_with_what_is_before():
     halves = [Growth.of((2.0, 4.0), at, 0.5) for at in (0.0, 0.5)]
     assert halves == [1.0 + 1.0, 1.0 + 2.0]
+
+
+@pytest.mark.parametrize(
+    ("length", "count", "units"),
+    [(4096, 4, 32), (4099, 4, 32), (96, 8, 32), (20, 2, 20), (33, 2, 32), (40, 40, 40)],
+)
+def test_slices_are_of_some_parts_of_a_sequence(length, count, units):
+    assert units_of(length, count) == units
 
 
 @pytest.mark.slow

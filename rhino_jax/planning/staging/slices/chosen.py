@@ -26,8 +26,8 @@ COUNTS = (2, 3, 4, 6, 8)
 and gain little: with m sequences in T slices the bubble is (S - 1) / (m·T + S - 1)."""
 
 MOST_UNITS = 32
-"""Lengths are multiples of the sequence's length over at most this many: a slice is
-some whole tiles of a matrix product."""
+"""Parts of a sequence that are in some slice as a whole: of 4,096 tokens such a part is
+a tile of a matrix product, 128 long."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class Slicing:
 
     def lengths(self, count: int) -> tuple[int, ...]:
         """The best of so many slices, by the stage that is busy longest."""
-        units = _units(self.length, count)
+        units = units_of(self.length, count)
         shares = np.arange(units + 1) / units
         before, inside = shares[:, None], shares[None, :]
         busiest = np.zeros((units + 1, units + 1))
@@ -101,8 +101,8 @@ class Slicing:
             busiest = np.maximum(busiest, seconds)
         work = self.work
         found = slice_sequence(busiest, work.groups, work.micro_batches, count)
-        (lengths,) = {part.lengths for part in found.parts}
-        return tuple(n * self.length // units for n in lengths)
+        ends = np.cumsum([0, *found.parts[0].lengths]) * self.length // units
+        return tuple(np.diff(ends).tolist())
 
     def in_slices(self, lengths: Sequence[int]) -> Work:
         """What stages take for every slice."""
@@ -183,11 +183,11 @@ def sums_s(problem: Problem, stages: Sequence[int], bytes_per_s: float) -> list[
     return found
 
 
-def _units(length: int, count: int) -> int:
-    """Of a sequence, that are in some slice as a whole; enough for so many slices."""
-    divisors = [n for n in range(1, length + 1) if length % n == 0]
-    fits = [n for n in divisors if count <= n <= max(MOST_UNITS, count)]
-    return max(fits, default=length)
+def units_of(length: int, count: int) -> int:
+    """Parts of a sequence, for so many slices; equal ones, where there are some 16."""
+    most = max(min(length, MOST_UNITS), count)
+    least = max(count, most // 2)
+    return max((n for n in range(least, most + 1) if length % n == 0), default=most)
 
 
 def too_many(count: int, length: int) -> ScheduleError:
