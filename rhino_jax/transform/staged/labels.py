@@ -43,6 +43,7 @@ class Labels:
       remade: values of other chunks that are made again there.
       is_twice: whether a forward pass is run once more, ahead, up to what couples
         micro-batches.
+      anywhere: values that are made wherever they are read.
     """
 
     sides: Sides
@@ -52,6 +53,7 @@ class Labels:
     recomputed: frozenset[int] = frozenset()
     remade: frozenset[int] = frozenset()
     is_twice: bool = False
+    anywhere: frozenset[int] = frozenset()
 
     @classmethod
     def at(
@@ -75,7 +77,8 @@ class Labels:
           the second one would wait with all of it in memory.
         remade: (forward equation, by its place among them, which of its results) of
           other chunks, likewise.
-        slices: of sequences, each with as many chunks, those of a slice in a row.
+        slices: of sequences, each with as many chunks, those of a slice in a row. What
+          is made of weights alone is made in each: else there would be a copy of them.
         """
         assert not (is_split and (recomputed or remade)), (
             "split passes are not recomputed"
@@ -92,7 +95,16 @@ class Labels:
         groups = tuple(group_of) or tuple(range(chunks))
         values = frozenset(sides.lines.makes[sides.forward[k]][j] for k, j in remade)
         chosen = frozenset(recomputed)
-        return cls(sides, groups, tuple(of), is_split, chosen, values)
+        anywhere = sides.of_weights if slices > 1 else frozenset[int]()
+        return cls(
+            sides,
+            groups,
+            tuple(of),
+            is_split,
+            chosen,
+            values,
+            anywhere=anywhere,
+        )
 
     def twice(self, early: int) -> Labels:
         """With what couples micro-batches made ahead of all, and again.
@@ -179,7 +191,7 @@ class Labels:
     def _known(self, label: int) -> set[int]:
         """Values that a label makes, or finds made by others."""
         # Callbacks are not in a micro-batch: they run where all of the batch is there.
-        known = set(self.made_at)
+        known = self.made_at.keys() - self.anywhere
         if self.turn(label) <= 0:
             return known
         ahead = self.chunk(label) + self.chunks * self.is_twice

@@ -94,6 +94,18 @@ class Sides:
         return value not in self.parameters | self.coupled
 
     @cached_property
+    def of_weights(self) -> frozenset[int]:
+        """Values that are made of parameters alone, and by no contraction: layers' parts
+        of stacks."""
+        found = set(self.parameters)
+        for i, op_id in enumerate(self.program.body.ops):
+            op, reads = self.program.ops[op_id], self.lines.reads[i]
+            is_light = op.call is None and not op.traits.is_contraction
+            if is_light and reads and found.issuperset(reads):
+                found.update(self.lines.makes[i])
+        return frozenset(found - self.parameters)
+
+    @cached_property
     def homes(self) -> tuple[int | None, ...]:
         """Of every equation the forward equation that it belongs to; None of free
         ones."""

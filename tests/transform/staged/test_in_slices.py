@@ -61,3 +61,19 @@ def test_forward_passes_of_slices_run_again():
     arguments = of_zoo(MODEL)
     remade = Remade(frozenset({0, 2}))  # both slices of the first stage
     check(*arguments, 2, 1, lengths=(16, 16), remade=remade)
+
+
+def test_layers_take_their_weights_from_stacks_in_every_slice():
+    """In each anew: kept between slices they would be a copy of the stack."""
+    traced, _ = of_zoo("gpt-tiny")
+    apart = take_apart(traced.closed_jaxpr, traced.program, 1)
+    step = in_equal_parts(apart, 2, lengths=(16, 16))
+    layers = {aval.shape[1:] for aval in traced.closed_jaxpr.in_avals if aval.ndim > 2}
+    later = [
+        step.types[key].shape
+        for of in step.tasks
+        for task in of
+        for key in task.reads
+        if task.kind is TaskKind.FORWARD and task.place // 2 == 1
+    ]
+    assert {shape[1:] for shape in later} & layers and not {*later} & layers
