@@ -6,6 +6,7 @@ from rhino_jax.plan.stages import Pipeline
 from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.in_slices import staged_in_slices
 from rhino_jax.transform.staged.remade import Remade
+from rhino_jax.transform.staged.sides import apart_as_planned
 from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Step
@@ -17,25 +18,24 @@ def step_of(of_step: Unstacked, pipeline: Pipeline) -> Step:
     Args:
       of_step: the function, with stacks of layers in as many parts as planned.
       pipeline: of its plan.
+    Raises:
+      PlanFileError: the plan is of a version that cuts micro-batches otherwise.
     """
-    apart = take_apart(
-        of_step.closed,
-        of_step.program,
-        pipeline.micro_batches,
-        pipeline.per_microbatch,
-    )
+    step = of_step.closed, of_step.program
+    count, places = pipeline.micro_batches, pipeline.per_microbatch
     remade = Remade.of(pipeline.recomputed, (x.choice for x in pipeline.made_again))
     if pipeline.slices:
         groups = pipeline.groups
         return staged_in_slices(
-            apart,
+            take_apart(*step, count, places),
             pipeline.stage_of,
             groups[: len(groups) // len(pipeline.slices)],
             pipeline.slices,
             remade=remade,
         )
+    planned = len(pipeline.stage_of), bool(pipeline.between)
     return staged(
-        apart,
+        apart_as_planned(*step, count, places, planned),
         pipeline.stage_of,
         pipeline.group_of,
         is_split=pipeline.is_split,

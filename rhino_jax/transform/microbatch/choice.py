@@ -8,6 +8,10 @@ from dataclasses import asdict, dataclass
 from rhino_jax.errors import MicrobatchError, check_keys
 
 
+KEPT = 1.0
+"""See `Choice.kept`. Plans of before 2026-11-25 have 0, and do not say so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Attributes:
@@ -30,7 +34,7 @@ class Choice:
     most_loops: int = 3
     most_meeting: float = 0.1
     cheap: float = 4.0
-    kept: float = 1.0
+    kept: float = KEPT
     per_microbatch: tuple[str, ...] = ()
     least: int = 2
 

@@ -30,7 +30,7 @@ from rhino_jax._compat import (
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
 from rhino_jax.frontend.check.indexed import identity
 from rhino_jax.ir.program import Program
-from rhino_jax.transform.microbatch.choice import Choice
+from rhino_jax.transform.microbatch.choice import KEPT, Choice
 from rhino_jax.transform.microbatch.cut import Crossing, Cut, Loop
 from rhino_jax.transform.microbatch.cutting import find_cut
 from rhino_jax.transform.microbatch.emit.outside import COMBINE
@@ -138,7 +138,12 @@ def cut_for_stages(
 
 
 def take_apart(
-    closed: Any, program: Program, count: int, places: tuple[str, ...] = ()
+    closed: Any,
+    program: Program,
+    count: int,
+    places: tuple[str, ...] = (),
+    *,
+    kept: float = KEPT,
 ) -> Apart:
     """A step as what is done before, in and after the loop over its micro-batches.
 
@@ -147,10 +152,13 @@ def take_apart(
       program: imported from it.
       count: micro-batches.
       places: where sums over the batch are those of a micro-batch.
+      kept: as of `Choice`.
     Raises:
       MicrobatchError: it cannot be cut so, or not into two loops.
     """
-    choice = Choice(count, most_loops=MOST_LOOPS, per_microbatch=places, least=1)
+    choice = Choice(
+        count, most_loops=MOST_LOOPS, kept=kept, per_microbatch=places, least=1
+    )
     cut, found = cut_for_stages(closed, program, choice, is_even=True)
     opened = consts_as_inputs(open_jaxpr(closed))
     parts = _Parts(found, cut)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from rhino_jax._compat import open_jaxpr
+from rhino_jax.errors import MicrobatchError, PlanFileError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
-from rhino_jax.transform.staged.apart import Apart
+from rhino_jax.transform.staged.apart import Apart, take_apart
 from rhino_jax.transform.staged.lines import Lines
 
 
@@ -195,6 +197,47 @@ class Sides:
 def _is_array(aval: Any) -> bool:
     is_key = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
     return bool(aval.shape) and not is_key
+
+
+def apart_as_planned(
+    closed: Any,
+    program: Program,
+    count: int,
+    places: tuple[str, ...],
+    planned: tuple[int, bool],
+) -> Apart:
+    """A step that is planned, taken apart as it was then: also before rows of earlier
+    loops were kept to save one (`transform.microbatch.choice.Choice.kept`).
+
+    Args:
+      closed, program, count, places: as of `take_apart`.
+      planned: how many forward ops the plan puts into stages, and whether
+        micro-batches are coupled there.
+    Raises:
+      MicrobatchError: it cannot be cut so.
+      PlanFileError: it is not the step that was planned.
+    """
+
+    def found(apart: Apart) -> tuple[int, bool]:
+        sides = sides_of(apart)
+        return len(sides.forward), sides.is_coupled
+
+    apart = take_apart(closed, program, count, places)
+    now = found(apart)
+    if now == planned:
+        return apart
+    with contextlib.suppress(MicrobatchError):
+        older = take_apart(closed, program, count, places, kept=0.0)
+        if found(older) == planned:
+            return older
+    raise PlanFileError(
+        f"the plan of `{program.name}` was made by a version of rhino_jax that cuts its"
+        " micro-batches otherwise.",
+        where=f"{count} micro-batches",
+        numbers=f"{planned[0]} ops of a forward pass then, {now[0]} now;"
+        f" coupled: {planned[1]}, {now[1]}",
+        fix="plan again and save that plan, or use the version that made it.",
+    )
 
 
 def sides_of(apart: Apart) -> Sides:
