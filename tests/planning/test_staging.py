@@ -151,3 +151,12 @@ def test_a_schedule_that_has_no_say_is_told_of(options):
     plan = rhino.plan(train_step, *arguments(), schedule="gpipe", **options)
     assert sum("schedule='gpipe' has no say" in note for note in plan.notes) == 1
     assert "has no say" in plan.table()
+
+
+@pytest.mark.parametrize("schedule", ["forward-only", "gpipe"])
+def test_programs_without_a_backward_pass_run_by_any_schedule(schedule):
+    wishes = {"mesh": MESH, "microbatches": 4, "schedule": schedule}
+    assert rhino.plan(tied, *arguments(), **wishes).schedule == "forward-only"
+    if schedule == "forward-only":
+        with pytest.raises(rhino.ScheduleError, match="and this has one"):
+            rhino.plan(train_step, *arguments(), donate_argnums=0, **wishes)

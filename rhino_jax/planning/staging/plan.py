@@ -337,6 +337,7 @@ def _check_group_of_one(asked: Asked) -> None:
 def _ways(cuts: Sequence[CutStep], schedule: str) -> list[when.Way]:
     """Schedules of cuts, the best first."""
     if all(c.has_backward for c in cuts):
+        when.check_has_one(schedule)
         return when.compared([c.work for c in cuts], schedule)
     order = sorted(range(len(cuts)), key=lambda i: cuts[i].chosen.step_time_s)
     one = (1,) * cuts[0].work.groups

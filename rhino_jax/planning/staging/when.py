@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import check_memory
 from rhino_jax.pipeline.memory import in_flight
-from rhino_jax.pipeline.of_plan import work_of
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY, work_of
 from rhino_jax.pipeline.schedules.searched import searched
 from rhino_jax.pipeline.schedules.table import TABLE, fastest
 from rhino_jax.pipeline.simulator import simulate
@@ -98,7 +98,7 @@ def check_runs(schedule: str) -> None:
     Raises:
       ScheduleError: one.
     """
-    if schedule in (AUTO, *RUN):
+    if schedule in (AUTO, *RUN, FORWARD_ONLY):
         return
     raise ScheduleError(
         f"stages do not run by the schedule {schedule!r}.",
@@ -106,6 +106,21 @@ def check_runs(schedule: str) -> None:
         numbers=f"run: {', '.join(RUN)}",
         fix='take one of these, or "auto".',
     )
+
+
+def check_has_one(schedule: str) -> None:
+    """Refuse schedules that have no backward passes.
+
+    Raises:
+      ScheduleError: one.
+    """
+    if schedule == FORWARD_ONLY:
+        raise ScheduleError(
+            f"{schedule!r} is of programs without a backward pass, and this has one.",
+            where="`schedule=`",
+            numbers=f"schedules with one: {', '.join(RUN)}",
+            fix='take one of these, or "auto".',
+        )
 
 
 def may_split(schedule: str) -> bool:
