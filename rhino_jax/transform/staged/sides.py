@@ -97,8 +97,8 @@ class Sides:
 
     @cached_property
     def of_weights(self) -> frozenset[int]:
-        """Values that are made of parameters alone, and by no contraction: layers' parts
-        of stacks."""
+        """Values that are made of parameters alone, and by no contraction: layers'
+        parts of stacks."""
         found = set(self.parameters)
         for i, op_id in enumerate(self.program.body.ops):
             op, reads = self.program.ops[op_id], self.lines.reads[i]
