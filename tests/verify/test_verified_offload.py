@@ -78,4 +78,4 @@ def test_compiled_for_hardware_that_is_not_here_they_save_what_was_predicted(har
         for peaks in (predicted, compiled)
     ]
     assert saved[0] == pytest.approx(saved[1], rel=0.1)
-    assert all(n > 0.4 * peak for n, peak in zip(saved[1], compiled[0], strict=False))
+    assert max(compiled[1]) < 0.45 * max(compiled[0])
