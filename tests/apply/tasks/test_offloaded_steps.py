@@ -10,6 +10,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.apply.tasks import controller as running
 from rhino_jax.hardware.files import load_target
+from rhino_jax.models import registry
 
 
 WIDTH, ROWS, LAYERS = 128, 4096, 8
@@ -106,4 +107,35 @@ def test_all_schedules_give_the_same(stages, schedule, share, moves):
     assert plan.pipeline.is_offloaded
     got = two_steps(plan.jit(train_step, donate_argnums=0), arguments)
     assert_equal(got, two_steps(jax.jit(train_step), arguments))
+    assert moves
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "stages", "schedule", "share"),
+    [
+        ("gpt-tiny-unrolled", {"clip_norm": 0.5}, 4, "gpipe", 0.6),
+        ("gpt-tiny", {"remat": False}, 2, "gpipe", 0.6),
+        ("t5-tiny", {}, 2, "gpipe", 0.6),
+        ("unet-tiny", {}, 4, "gpipe", 0.6),
+    ],
+)
+def test_models_of_the_zoo_give_the_same(name, options, stages, schedule, share, moves):
+    workload = registry.get(name, optimizer="sgd", **options)
+    donated = workload.donate_argnums
+    wishes = {
+        "sizes": (stages, 8 // stages),
+        "schedule": schedule,
+        "microbatches": 4,
+        "donate_argnums": donated,
+    }
+
+    def make():
+        return workload.make_args(jax.random.key(0))
+
+    free = planned(workload.step, make(), **wishes)
+    plan = planned(workload.step, make(), share, free, **wishes)
+    assert plan.pipeline.is_offloaded
+    got = two_steps(plan.jit(workload.step, donate_argnums=donated), make, len(donated))
+    assert_equal(got, two_steps(jax.jit(workload.step), make, len(donated)))
     assert moves
