@@ -55,8 +55,10 @@ def _cell(task: Task, width: int, is_later: bool) -> str:
 
 
 def _table(times: Times) -> list[str]:
-    header = ("group", "busy", "bubble", "waits for transfers", "peak memory")
-    rows = [
+    header: tuple[str, ...] = (
+        "group", "busy", "bubble", "waits for transfers", "peak memory",
+    )  # fmt: skip
+    rows: list[tuple[str, ...]] = [
         (
             str(group),
             format_seconds(times.busy_s[group]),
@@ -66,6 +68,11 @@ def _table(times: Times) -> list[str]:
         )
         for group in range(len(times.schedule.orders))
     ]
+    on_links = times.host_s
+    if any(on_links):
+        header = (*header, "to and from host")
+        busy = map(format_seconds, on_links)
+        rows = [(*row, cell) for row, cell in zip(rows, busy, strict=True)]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return [
         "  " + "  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True))

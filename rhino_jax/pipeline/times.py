@@ -88,6 +88,15 @@ class Times:
         return sum(t.seconds for t in self.schedule.graph.transfers)
 
     @cached_property
+    def host_s(self) -> tuple[float, ...]:
+        """Of every group, seconds in which its link to the host is busy, each way."""
+        graph, found = self.schedule.graph, [0.0] * self.schedule.graph.groups
+        for t in graph.transfers:
+            if t.is_to_host:  # As much comes back.
+                found[graph.receiver(t)] += t.seconds
+        return tuple(found)
+
+    @cached_property
     def overlapped_s(self) -> float:
         """Seconds of transfers in which their receiver runs a task."""
         graph, total = self.schedule.graph, 0.0

@@ -85,6 +85,10 @@ def test_noise_and_traces_know_of_the_links(tmp_path):
     plain = simulate(found)
     quiet = Noise(task_sigma=0.0, link_sigma=0.0, samples=2)
     assert jittered(found, quiet).p50_s == pytest.approx(plain.step_time_s)
+    assert "to and from host" in plain.table()
+    assert "to and from host" not in simulate(schedule()).table()
+    # Of all but the last stage, every backward pass comes later than next.
+    assert plain.host_s == (8.0, 8.0, 8.0, 0.0)
     plain.save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["ph"] == "M"}
