@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import helpers_coupled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,10 +40,10 @@ def arguments():
     return params, jax.random.normal(keys[-1], (ROWS, WIDTH))
 
 
-def told(plan):
+def told(plan, step=train_step, args=None):
     """A plan whose stages send all that they may."""
-    args = arguments()
-    traced = trace(train_step, args, {}, donate_argnums=(0,))
+    args = args or arguments()
+    traced = trace(step, args, {}, donate_argnums=(0,))
     apart = take_apart(traced.closed_jaxpr, traced.program, plan.microbatches)
     of = sides_of(apart)
     ops = (of.program.ops[of.program.body.ops[i]] for i in of.forward)
@@ -51,23 +52,29 @@ def told(plan):
     return replace(plan, pipeline=replace(plan.pipeline, made_again=every))
 
 
-def two_steps(step):
-    params, x = arguments()
+def two_steps(step, make=arguments):
+    params, x = make()
     for _ in range(2):
         params, value = step(params, x)
-    return [*params, value]
+    return [*jax.tree.leaves(params), value]
+
+
+@pytest.fixture
+def moved(monkeypatch):
+    """Kinds of memory that values were moved to."""
+    found, as_it_was = [], offload.moved_to
+
+    def moved_to(arrays, shardings):
+        there = as_it_was(arrays, shardings)
+        found.extend(x.sharding.memory_kind for x in there)
+        return there
+
+    monkeypatch.setattr(running, "moved_to", moved_to)
+    return found
 
 
 @pytest.mark.parametrize("kinds", [offload.HOST_KINDS, ("none of these",)], ids=str)
-def test_two_steps_are_those_of_one_device(kinds, monkeypatch):
-    moved, as_it_was = [], offload.moved_to
-
-    def moved_to(arrays, shardings):
-        found = as_it_was(arrays, shardings)
-        moved.extend(x.sharding.memory_kind for x in found)
-        return found
-
-    monkeypatch.setattr(running, "moved_to", moved_to)
+def test_two_steps_are_those_of_one_device(kinds, moved, monkeypatch):
     monkeypatch.setattr(offload, "HOST_KINDS", kinds)
     mesh = jax.make_mesh((2, 2), ("stage", "data"))
     options = {"mesh": mesh, "microbatches": 4, "schedule": "gpipe", **DONATED}
@@ -81,3 +88,19 @@ def test_two_steps_are_those_of_one_device(kinds, monkeypatch):
     # Where devices know no memory of hosts, values stay.
     assert set(moved) == {there, own}
     assert moved.count(there) >= 2 * 3 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [("contrastive", "gpipe"), ("balanced", "1f1b"), ("normed", "kfkb")],
+)
+def test_coupled_micro_batches_give_the_same(name, schedule, moved):
+    step = helpers_coupled.STEPS[name]
+    make = helpers_coupled.arguments
+    options = {"stages": 2, "microbatches": 4, "schedule": schedule, **DONATED}
+    plan = told(rhino.plan(step, *make(), **options), step, make())
+    got = two_steps(plan.jit(step, **DONATED), make)
+    for a, b in zip(got, two_steps(jax.jit(step), make), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert "pinned_host" in moved
