@@ -52,8 +52,8 @@ def test_costs_and_bytes_are_of_slices() -> None:
 
 def test_tasks_are_dispatched_slice_by_slice() -> None:
     order = order_of(schedule_of(PIPELINE))
-    forward = [chunk for kind, chunk, _ in order if kind is TaskKind.FORWARD]
-    backward = [chunk for kind, chunk, _ in order if kind is TaskKind.BACKWARD]
+    forward = [t.chunk for t in order if t.kind is TaskKind.FORWARD]
+    backward = [t.chunk for t in order if t.kind is TaskKind.BACKWARD]
     assert sorted(forward) == sorted(backward) == [0, 1, 2, 3]
     for a, b in ((0, 1), (0, 2), (1, 3), (2, 3)):
         assert forward.index(a) < forward.index(b)
