@@ -67,6 +67,8 @@ class Apart:
         micro-batches are not coupled.
       coupled: what a piece reads, after all of `entering`, that is made of these.
       captured: the step's last inputs, as it captured them.
+      at: of every equation of the piece in which chunk it runs, None where that is not
+        known; empty where it is told from what equations read.
     """
 
     cut: Cut
@@ -81,6 +83,7 @@ class Apart:
     early: int
     coupled: tuple[Crossing, ...]
     captured: tuple[Any, ...] = ()
+    at: tuple[int | None, ...] = ()
 
     def sum_type(self, position: int) -> Any:
         """Of what all pieces leave together; sums of narrow floats are float32."""

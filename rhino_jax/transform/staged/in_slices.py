@@ -44,19 +44,20 @@ def staged_in_slices(
     """
     cut = sliced(apart, lengths)
     own = replace(apart, piece=cut.piece)
-    parts = len(group_of)
-    chunks = chunks_of(sides_of(apart), stages, cut, sides_of(own), parts)
-    groups, slices = (*group_of,) * len(lengths), len(lengths)
-    return staged(own, chunks, groups, remade=remade, slices=slices)
+    sides = sides_of(own)
+    at = chunks_of(sides_of(apart), stages, cut, sides, len(group_of))
+    own = replace(own, at=tuple(at))
+    chunks = [c for i in sides.forward if (c := at[i]) is not None]
+    return staged(own, chunks, (*group_of,) * len(lengths), remade=remade)
 
 
 def chunks_of(
     whole: Sides, stages: Sequence[int], cut: Sliced, sides: Sides, parts: int
-) -> list[int]:
-    """Of every forward equation in slices its chunk.
+) -> list[int | None]:
+    """Of every equation in slices its chunk: what a slice has of one is where that was.
 
-    What a slice has of an equation is where that was. What joins slices is where it is
-    read first: what it joins is sent when it is made, and once.
+    What is made of weights alone is where it is read first; in backward passes, where
+    that is, is not said.
 
     Args:
       whole, stages: a whole micro-batch, and of its forward equations their parts of
@@ -65,26 +66,15 @@ def chunks_of(
       parts: of the model.
     """
     lines = sides.lines
-    part_of = dict(zip(whole.forward, stages, strict=True))
-    parts_of: dict[int, int] = {}
-    slices: dict[int, int] = {}
+    placed = whole.placed(dict(zip(whole.forward, stages, strict=True)))
+    slices = [*cut.slice_of]
     for i in reversed(sides.forward):
-        later = {r for v in lines.makes[i] for r in sides.readers.get(v, ())}
-        ahead = sorted(later & parts_of.keys())
-        source = cut.source[i]
-        known = None if source is None else part_of.get(source)
-        if known is None:
-            known = min((parts_of[r] for r in ahead), default=None)
-        # What is read by backward passes alone is where what it reads is.
-        parts_of[i] = -1 if known is None else known
-        own = cut.slice_of[i]
-        slices[i] = min((slices[r] for r in ahead), default=0) if own is None else own
-    found = []
-    for i in sides.forward:
-        made = [lines.maker[v] for v in lines.reads[i] if v in lines.maker]
-        before = [j for j in made if j in parts_of]
-        least = max((parts_of[j] for j in before), default=0)
-        parts_of[i] = max(parts_of[i], least)
-        slices[i] = max([slices[i], *(slices[j] for j in before)])
-        found.append(slices[i] * parts + parts_of[i])
+        if slices[i] is None:
+            later = {r for v in lines.makes[i] for r in sides.readers.get(v, ())}
+            read = (slices[r] for r in later if not sides.is_backward[r])
+            slices[i] = min((t for t in read if t is not None), default=0)
+    found: list[int | None] = []
+    for source, at in zip(cut.source, slices, strict=True):
+        part = None if source is None else placed[source]
+        found.append(None if part is None or at is None else at * parts + part)
     return found

@@ -43,7 +43,6 @@ class Labels:
       remade: values of other chunks that are made again there.
       is_twice: whether a forward pass is run once more, ahead, up to what couples
         micro-batches.
-      anywhere: values that are made wherever they are read.
     """
 
     sides: Sides
@@ -53,7 +52,6 @@ class Labels:
     recomputed: frozenset[int] = frozenset()
     remade: frozenset[int] = frozenset()
     is_twice: bool = False
-    anywhere: frozenset[int] = frozenset()
 
     @classmethod
     def at(
@@ -65,7 +63,7 @@ class Labels:
         is_split: bool = False,
         recomputed: Collection[int] = (),
         remade: Collection[tuple[int, int]] = (),
-        slices: int = 1,
+        at: Sequence[int | None] = (),
     ) -> Labels:
         """Args:
         sides: of a micro-batch.
@@ -77,14 +75,18 @@ class Labels:
           the second one would wait with all of it in memory.
         remade: (forward equation, by its place among them, which of its results) of
           other chunks, likewise.
-        slices: of sequences, each with as many chunks, those of a slice in a row. What
-          is made of weights alone is made in each: else there would be a copy of them.
+        at: as `Apart.at`. Then what is made of weights alone is made in every chunk
+          that reads it: of sequences in slices there would else be a copy of weights.
         """
         assert not (is_split and (recomputed or remade)), (
             "split passes are not recomputed"
         )
         chunks = 1 + max(stages)
-        placed = _placed(sides, stages, chunks // slices)
+        placed = (
+            _placed(sides, at)
+            if at
+            else sides.placed(dict(zip(sides.forward, stages, strict=True)))
+        )
         of = [
             s if s is None or not back else 2 * chunks - 1 - s
             for s, back in zip(placed, sides.is_backward, strict=True)
@@ -95,16 +97,7 @@ class Labels:
         groups = tuple(group_of) or tuple(range(chunks))
         values = frozenset(sides.lines.makes[sides.forward[k]][j] for k, j in remade)
         chosen = frozenset(recomputed)
-        anywhere = sides.of_weights if slices > 1 else frozenset[int]()
-        return cls(
-            sides,
-            groups,
-            tuple(of),
-            is_split,
-            chosen,
-            values,
-            anywhere=anywhere,
-        )
+        return cls(sides, groups, tuple(of), is_split, chosen, values)
 
     def twice(self, early: int) -> Labels:
         """With what couples micro-batches made ahead of all, and again.
@@ -191,7 +184,7 @@ class Labels:
     def _known(self, label: int) -> set[int]:
         """Values that a label makes, or finds made by others."""
         # Callbacks are not in a micro-batch: they run where all of the batch is there.
-        known = self.made_at.keys() - self.anywhere
+        known = set(self.made_at)
         if self.turn(label) <= 0:
             return known
         ahead = self.chunk(label) + self.chunks * self.is_twice
@@ -226,22 +219,23 @@ class Labels:
         return [v for v in outputs if v is not None]
 
 
-def _placed(sides: Sides, stages: Sequence[int], parts: int) -> list[int | None]:
-    """Of every equation its chunk; a backward op of one slice is where its weights are
-    in that slice, whatever slices read these.
-
-    Args:
-      sides, stages: as of `Labels.at`.
-      parts: chunks of a slice.
-    """
-    slices, inside = (
-        sides.placed(dict(zip(sides.forward, of, strict=True)))
-        for of in zip(*(divmod(s, parts) for s in stages), strict=True)
-    )
-    return [
-        None if t is None or part is None else t * parts + part
-        for t, part in zip(slices, inside, strict=True)
-    ]
+def _placed(sides: Sides, at: Sequence[int | None]) -> list[int | None]:
+    """Of every equation its chunk; where that is not known, and of a backward op never
+    after, the earliest of what it reads of its own pass. None of free ones, and of
+    those that read weights alone."""
+    found: list[int | None] = []
+    maker, back, of_weights = sides.lines.maker, sides.is_backward, sides.of_weights
+    for i, reads in enumerate(sides.lines.reads):
+        if sides.is_free[i] or of_weights.issuperset(sides.lines.makes[i]):
+            found.append(None)
+            continue
+        made = [maker[v] for v in reads if v in maker]
+        before = [c for j in made if back[j] == back[i] and (c := found[j]) is not None]
+        known = at[i]
+        if known is None or back[i]:
+            known = min([*before, *(() if known is None else (known,))], default=0)
+        found.append(known)
+    return found
 
 
 def _waited_for(

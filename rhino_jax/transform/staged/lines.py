@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,7 @@ from rhino_jax._compat import (
     is_literal,
     jaxpr_consts,
     open_jaxpr,
+    tagged,
 )
 
 
@@ -127,15 +129,19 @@ class Lines:
         aval = self.avals[value]
         return int(getattr(aval, "size", 1)) * int(getattr(aval.dtype, "itemsize", 4))
 
-    def run(self, equations: Iterable[int], env: dict[int, Any]) -> None:
+    def run(
+        self, equations: Iterable[int], env: dict[int, Any], tag: str | None = None
+    ) -> None:
         """Run some equations, in this order.
 
         Args:
           env: what is known, by number; gains what is made.
+          tag: for `_compat.untagged`.
         """
         for i in equations:
             eqn = self.eqns[i]
-            with eqn_context(eqn):
+            mark = nullcontext() if tag is None else tagged(tag)
+            with eqn_context(eqn), mark:
                 results = bind_eqn(eqn, self.arguments(i, env), eqn.params)
             env.update(zip(self.makes[i], results, strict=True))
 

@@ -18,6 +18,7 @@ from rhino_jax._compat import (
     is_literal,
     jaxpr_consts,
     open_jaxpr,
+    untagged,
     without_dead_code,
 )
 from rhino_jax.transform.microbatch.cut import Crossing
@@ -74,9 +75,11 @@ def apart_sums(apart: Apart, labels: Labels) -> Apart | None:
         count = len(found[k].terms) if k in found else 1
         places.append(range(len(leaving), len(leaving) + count))
         leaving += [crossing] * count
+    piece, at = _piece(apart, labels.lines, found)
     return replace(
         apart,
-        piece=_piece(apart, labels.lines, found),
+        piece=piece,
+        at=at,
         after=_after(apart, places),
         leaving=tuple(leaving),
     )
@@ -119,8 +122,11 @@ def _shared(labels: Labels, position: int) -> _Shared | None:
     return None
 
 
-def _piece(apart: Apart, lines: Lines, found: Mapping[int, _Shared]) -> Any:
-    """A piece that leaves the terms."""
+def _piece(
+    apart: Apart, lines: Lines, found: Mapping[int, _Shared]
+) -> tuple[Any, tuple[int | None, ...]]:
+    """A piece that leaves the terms; and where its equations run, as far as that is
+    known: what is done to a term runs where that is."""
 
     def term(value: int, chain: Sequence[tuple[int, int]], env: dict[int, Any]) -> Any:
         x = env[value]
@@ -130,7 +136,8 @@ def _piece(apart: Apart, lines: Lines, found: Mapping[int, _Shared]) -> Any:
 
     def run(*arrays: Any) -> list[Any]:
         env = dict(zip(lines.inputs, arrays, strict=True))
-        lines.run(range(len(lines.eqns)), env)
+        for i in range(len(lines.eqns)):
+            lines.run([i], env, tag=str(i))
         left: list[Any] = []
         for k in range(len(lines.outputs)):
             if k in found:
@@ -140,7 +147,10 @@ def _piece(apart: Apart, lines: Lines, found: Mapping[int, _Shared]) -> Any:
         return left
 
     types = [lines.avals[v] for v in lines.inputs]
-    return without_dead_code(traced_on(run, types))
+    piece, tags = untagged(without_dead_code(traced_on(run, types)))
+    if not apart.at:
+        return piece, ()
+    return piece, tuple(None if tag is None else apart.at[int(tag)] for tag in tags)
 
 
 def _after(apart: Apart, terms: Sequence[range]) -> Any:

@@ -52,7 +52,6 @@ def staged(
     is_split: bool = False,
     remade: Remade = NOTHING,
     is_twice: bool = False,
-    slices: int = 1,
 ) -> Step:
     """The tasks of a step.
 
@@ -66,7 +65,6 @@ def staged(
         in the host's memory; nothing where they are split.
       is_twice: whether what couples micro-batches is made ahead of all forward passes,
         and these run again: then backward passes wait for none but their own.
-      slices: of sequences, each with as many chunks; see `in_slices`.
     """
     if is_split:
         apart = with_split_loops(apart, stages, group_of)
@@ -79,7 +77,7 @@ def staged(
             group_of,
             is_split=is_split,
             recomputed=remade.chunks,
-            slices=slices,
+            at=apart.at,
         )
         parted = apart_sums(apart, labels)
         if parted is None:

@@ -11,11 +11,8 @@ from rhino_jax.errors import ScheduleError
 from rhino_jax.models import registry
 
 
-MODEL = "gpt-tiny-unrolled"
-
-
-def workload_of(**overrides):
-    return registry.get(MODEL, **{"optimizer": "sgd", **overrides})
+def workload_of(model="gpt-tiny-unrolled", **overrides):
+    return registry.get(model, **{"optimizer": "sgd", **overrides})
 
 
 SMALL = workload_of(num_layers=1, d_model=32, d_ff=64, num_heads=2)
@@ -60,6 +57,11 @@ def assert_equal(got, workload):
         ({}, {"mesh": {"stage": 2}, "microbatches": 1, "schedule": "token-slices:2"}),
         ({}, {"mesh": {"stage": 4}, "microbatches": 1, "schedule": "token-slices:4"}),
         ({}, {"mesh": {"stage": 2, "data": 2}, "schedule": "token-slices"}),
+        # Layers in a scan, under `jax.checkpoint`: stacks lie over both stages.
+        (
+            {"model": "gpt-tiny"},
+            {"mesh": {"stage": 2}, "schedule": "token-slices:18,14"},
+        ),
         (
             {"optimizer": "adamw", "clip_norm": 0.5},
             {"mesh": {"stage": 4}, "microbatches": 2, "schedule": "token-slices:17,15"},
