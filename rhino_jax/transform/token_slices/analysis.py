@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from rhino_jax._compat import is_literal
 from rhino_jax.errors import TokenSliceError
@@ -14,7 +16,7 @@ from rhino_jax.transform.microbatch.flow.states import locate
 from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.token_slices import refused
 from rhino_jax.transform.token_slices.bounding import bounds_of
-from rhino_jax.transform.token_slices.bounds import exactly
+from rhino_jax.transform.token_slices.bounds import MODERATE, exactly
 from rhino_jax.transform.token_slices.flow import (
     At,
     Sliced,
@@ -113,9 +115,28 @@ def _walk(
     op, run = found.piece.op(i), _run(found, i, eqn, states)
     if isinstance(run, Sliced):
         _check_known(found, op, states, run.is_backward)
+        if op.name not in _RAISING and any(map(_may_be_low, states)):
+            made = tuple(_lowered(s) for s in run.results)
+            run = replace(run, results=made)
         return run, run.results
     count = len(op.results)
     return None, [_whole(found, op, eqn, states, k, run) for k in range(count)]
+
+
+_RAISING = frozenset({"exp", "exp2", "logistic", "max", "reduce_max", "tanh"})
+"""Ops whose results are not as low as one of their operands may be: `reduce_max` is
+done only on pairs of which every row has a column that is not."""
+
+
+def _may_be_low(state: State) -> bool:
+    if isinstance(state, Row):
+        return state.may_be_low
+    bounds = state.bounds if isinstance(state, Whole) else None
+    return bounds is not None and bool(np.any(bounds.low < -MODERATE))
+
+
+def _lowered(state: State) -> State:
+    return replace(state, may_be_low=True) if isinstance(state, Row) else state
 
 
 def settle(found: Found) -> None:

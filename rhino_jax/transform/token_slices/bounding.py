@@ -45,6 +45,8 @@ def bounds_of(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
         found = _evaluated(eqn, operands)
     if found is None or max(found.low.size, found.high.size) > MOST_ELEMENTS:
         return unknown(aval.dtype, len(aval.shape))
+    if found.is_exact and np.issubdtype(aval.dtype, np.integer):
+        return exactly(found.low.astype(aval.dtype))  # as narrow as there
     if not found.is_exact and np.isnan(found.low).any() | np.isnan(found.high).any():
         return None
     return found
@@ -89,8 +91,7 @@ def _each(bounds: Bounds, fn: Callable[[Any], Any]) -> Bounds:
 
 def _iota(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds:
     shape, dim = eqn.params["shape"], eqn.params["dimension"]
-    ones = [1] * len(shape)
-    ones[dim] = shape[dim]
+    ones = [size if d == dim else 1 for d, size in enumerate(shape)]
     dtype = np.float32 if _is_float(eqn.params["dtype"]) else eqn.params["dtype"]
     return exactly(np.arange(shape[dim], dtype=dtype).reshape(ones))
 
@@ -127,8 +128,7 @@ def _reshape(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
 
 
 def _transpose(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
-    (bounds,) = operands
-    order = eqn.params["permutation"]
+    order, (bounds,) = eqn.params["permutation"], operands
     return None if bounds is None else _each(bounds, lambda x: x.transpose(order))
 
 
@@ -264,6 +264,8 @@ def _compared(name: str) -> Any:
             return None
 
         def both(a: Bounds, b: Bounds) -> Bounds:
+            if not (a.is_exact and b.is_exact and _is_same_anywhere(a.low, b.low)):
+                a, b = _rounded(a), _rounded(b)
             if name in ("gt", "ge"):
                 a, b = b, a
             if name in ("lt", "gt"):
@@ -275,11 +277,29 @@ def _compared(name: str) -> Any:
                 high = (a.low <= b.high) & (b.low <= a.high)
                 if name == "ne":
                     low, high = ~high, ~low
-            return Bounds(low, low if a.is_exact and b.is_exact else high)
+            if a.is_exact and b.is_exact and _is_same_anywhere(a.low, b.low):
+                high = low
+            return Bounds(low, high)
 
         return _both(operands, both)
 
     return rule
+
+
+def _is_same_anywhere(a: Any, b: Any) -> bool:
+    """Whether a compiler's floats compare as NumPy's do: those that are whole."""
+    return all(
+        not _is_float(x.dtype) or not np.any(np.isfinite(x) & (x != np.rint(x)))
+        for x in (a, b)
+    )
+
+
+def _rounded(bounds: Bounds) -> Bounds:
+    """With what a compiler may round otherwise: a few units in the last place."""
+    if not _is_float(bounds.low.dtype):
+        return bounds
+    low, high = (np.asarray(x, np.float64) for x in (bounds.low, bounds.high))
+    return Bounds(low - 1e-5 * np.abs(low), high + 1e-5 * np.abs(high))
 
 
 def _select(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
 from jax import lax
 
 from rhino_jax._compat import bind_eqn, eqn_context, hide_frames, is_literal, tagged
+from rhino_jax.ir.factor import FactorKind
 from rhino_jax.transform.microbatch.emit.local import local_params
+from rhino_jax.transform.microbatch.flow.generated import REMADE
+from rhino_jax.transform.microbatch.flow.states import locate
 from rhino_jax.transform.token_slices.analysis import Found
 from rhino_jax.transform.token_slices.cuts import Slices, joined, padded, taken
-from rhino_jax.transform.token_slices.flow import Sliced, at_places
+from rhino_jax.transform.token_slices.flow import At, Sliced, at_places
 from rhino_jax.transform.token_slices.states import (
     Cross,
     Place,
@@ -54,6 +58,13 @@ class Emitter:
     parts: dict[int, list[Any]] = field(default_factory=dict)
     _cuts: dict[Any, Any] = field(default_factory=dict)
 
+    @cached_property
+    def makers(self) -> dict[int, int]:
+        """Value → position of the equation that makes it."""
+        piece = self.found.piece
+        count = range(len(piece.eqns))
+        return {v: i for i in count for v in piece.op(i).results}
+
     def run(self, *arrays: Any) -> list[Any]:
         """What the micro-batch leaves."""
         program = self.found.program
@@ -79,9 +90,7 @@ class Emitter:
         state = self.found.states[value]
         if isinstance(state, Whole):
             return self.whole[value]
-        makers = enumerate(self.found.program.body.ops)
-        i = next(i for i, o in makers if value in self.found.program.ops[o].results)
-        with self._tag(self._last(state.is_backward), i):
+        with self._tag(self._last(state.is_backward), self.makers[value]):
             return self._full(value)
 
     def _last(self, is_backward: bool) -> int:
@@ -196,7 +205,7 @@ class Emitter:
             return self.parts[value][t]
         spans = self._spans(i, operand, run, t)
         if isinstance(state, Whole):
-            return self._cut(value, spans)
+            return self._cut(value, spans, i)
         rule = self.found.piece.op(i).rule
         assert rule is not None and run.row is not None
         (mine,) = at_places(rule, rule.operands[operand], state)
@@ -222,17 +231,59 @@ class Emitter:
             self._cuts[key] = joined(parts, place)
         return self._cuts[key]
 
-    def _cut(self, value: int, spans: Sequence[Span]) -> Any:
-        """Tokens of what is known in full."""
+    def _cut(self, value: int, spans: Sequence[Span], reader: int) -> Any:
+        """Tokens of what is known in full. Of what only reads inputs, its cuts do so
+        too, and are of no slice."""
         x = self.whole[value]
         if not spans:
             return x
         key = value, tuple(spans)
-        if key not in self._cuts:
-            for place, start, stop in spans:
-                x = taken(x, place, start, stop)
-            self._cuts[key] = x
-        return self._cuts[key]
+        if key in self._cuts:
+            return self._cuts[key]
+        state = self.found.states[value]
+        assert isinstance(state, Whole)
+        made = None
+        with contextlib.ExitStack() as stack:
+            if state.when is When.FORWARD:
+                made = self._remade(value, spans)
+                stack.enter_context(self._tag(None, reader))
+            if made is None:
+                made = x
+                for place, start, stop in spans:
+                    made = taken(made, place, start, stop)
+        self._cuts[key] = made
+        return made
+
+    def _remade(self, value: int, spans: Sequence[Span]) -> Any:
+        """Tokens of what is made of inputs alone, element by element, of tokens of
+        what it is made of; None where it is not."""
+        i = self.makers.get(value, -1)
+        if i < 0:
+            return None
+        op, eqn = self.found.piece.op(i), self.found.piece.eqns[i]
+        if op.rule is None or op.traits.kind not in REMADE or len(op.results) != 1:
+            return None
+        ats = []
+        for place, start, stop in spans:
+            spot = locate(op.rule, op.rule.results[0], place.rows, place.count)
+            if spot is None:
+                return None
+            if op.rule.factors[spot.factor].kind is not FactorKind.PARALLEL:
+                return None
+            ats.append((At(spot, place.first, place.count), start, stop))
+        args = []
+        for v, layout in zip(op.operands, op.rule.operands, strict=True):
+            places = [(at.place(op.rule, layout), a, b) for at, a, b in ats]
+            there = [(p, a, b) for p, a, b in places if p is not None]
+            args.append(self._cut(v, there, i))
+        shape = tuple(eqn.outvars[0].aval.shape)
+        for place, start, stop in spans:
+            shape = place.resized(shape, stop - start)
+        ins = [tuple(jax.numpy.shape(x)) for x in args]
+        with self._tag(None, i):
+            params = local_params(op.name, eqn.params, ins, [shape])
+            (result,) = bind_eqn(eqn, args, params)
+        return result
 
     def _bound(
         self, i: int, eqn: Any, run: Sliced, t: int, args: Sequence[Any]

@@ -79,6 +79,11 @@ def _is_low(part: Part) -> bool:
     return part.later.fill is Fill.LOW
 
 
+def _may_be_low(part: Part) -> bool:
+    """Of a later column, or one that may be masked besides."""
+    return _is_low(part) or part.later.seen is Seen.NONE
+
+
 def _most(part: Part) -> float:
     """A bound from above; what is made of weights is moderate."""
     if _is_low(part):
@@ -152,7 +157,7 @@ def _sub(parts: Sequence[Part]) -> Later:
     a, b = parts
     if _is_zero(a) and _is_zero(b):
         return ZERO
-    if _is_low(a) and not _is_low(b):
+    if _is_low(a) and not _may_be_low(b):
         return low(a.later.most + MODERATE, a.later.seen)
     return replace(_plain(parts), seen=_both_seen(a, b))
 
@@ -199,7 +204,7 @@ def _max(parts: Sequence[Part]) -> Later:
 
 def _above(a: Part, b: Part) -> bool:
     """Whether `b` is surely larger in all later columns."""
-    return _is_low(a) and not _is_low(b)
+    return _is_low(a) and not _may_be_low(b)
 
 
 def _greater(parts: Sequence[Part]) -> Later:

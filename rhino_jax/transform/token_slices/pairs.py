@@ -113,7 +113,9 @@ class OnPairs:
                 if state.pair.row is not None
                 else replace(state.later, fill=Fill.ANY)
             )
-        if not isinstance(state, Whole) or state.bounds is None:
+        if isinstance(state, Row):
+            return Part(Later(seen=Seen.NONE if state.may_be_low else Seen.ALL))
+        if state.bounds is None:
             return Part(Later())
         bounds = state.bounds
         least, most = float(np.min(bounds.low)), float(np.max(bounds.high))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,9 @@ def sequence_length(apart: Apart) -> int:
     return _found(apart).length
 
 
+@functools.lru_cache(maxsize=2)
 def _found(apart: Apart) -> Found:
+    """Whatever its slices: those who choose them ask for several."""
     lengths = lengths_of(apart)
     if not lengths:
         raise refused.no_sequence(apart, shapes_of(apart))

@@ -97,10 +97,12 @@ class Row:
     Attributes:
       place: where.
       is_backward: whether the backward pass makes it.
+      may_be_low: whether what masks add may be in it.
     """
 
     place: Place
     is_backward: bool
+    may_be_low: bool = field(default=False, compare=False)
 
 
 class Fill(Enum):

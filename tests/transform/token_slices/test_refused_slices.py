@@ -101,6 +101,17 @@ def test_scores_that_are_set_to_zero_before_their_softmax():
     refused(attend)
 
 
+def test_what_is_subtracted_may_be_as_low_as_masked_scores():
+    """Their difference is then zero, and its exponential one."""
+
+    def attend(q, k, v, batch):
+        scores = jnp.where(TRIL, scores_of(q, k), -1e9)
+        rows = jnp.where(batch["tokens"] != 0, q.sum((2, 3)), -1e9)
+        return mixed(jnp.exp(scores - rows[:, None, :, None]), v)
+
+    assert "lets tokens read later ones" in refused(attend)
+
+
 OPS = {
     "a running sum": lambda v: 2 * jnp.cumsum(v, axis=1),
     "the mean": lambda v: v + v.mean(1, keepdims=True),
