@@ -9,6 +9,10 @@ from rhino_jax.export.styles import STYLES, constrained
 from rhino_jax.plan.plan import Plan
 
 
+SPECS = "specs"
+"""The style that knows stages in one program."""
+
+
 def patch_of(plan: Plan) -> str:
     """A diff of the user's files that says at their lines what a plan decided.
 
@@ -39,14 +43,17 @@ def code_of(plan: Plan, style: str) -> str:
             numbers=f"styles: {', '.join(STYLES)}",
             fix="use one of these.",
         )
-    if not plan.is_one_mesh:
+    if not plan.is_one_mesh and not (plan.is_one_program and style == SPECS):
+        fix = "plan.jit(fn) runs it; or plan with stages=1 and write that out."
+        if plan.is_one_program:
+            fix = f"take style {SPECS!r}, which says what stages hold; {fix}"
         raise RhinoError(
             f"{what}: the plan has stages, which no constraints say.",
             where=f"the plan of `{plan.program_name}`",
             numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
-            fix="plan.jit(fn) runs it; or plan with stages=1 and write that out.",
+            fix=fix,
         )
-    if plan.in_tree is None or (plan.traced is None and style != "specs"):
+    if plan.in_tree is None or (plan.traced is None and style != SPECS):
         raise PlanFileError(
             f"{what}: the program's lines are not known.",
             where=f"the plan of `{plan.program_name}`, read from a file",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from rhino_jax.errors import RhinoError
 from rhino_jax.export.constraints import Constraint
 from rhino_jax.export.logical import Names, leaf_values, names_of
+from rhino_jax.export.over_stages import pipelined, stages_said
 from rhino_jax.export.parts import Subject, at_lines, head, layouts
 from rhino_jax.export.patch import Words
 from rhino_jax.export.pytrees import quoted
@@ -36,7 +37,9 @@ MORE = (
 
 def specs(subject: Subject) -> str:
     """Specs of arguments and results, and `jax.jit` with them."""
-    return f"{head(subject, 'specs', (INSIDE,), JAX)}\n{layouts(subject)}"
+    says = (INSIDE, *stages_said(subject.plan))
+    body = layouts(subject) + pipelined(subject.plan)
+    return f"{head(subject, 'specs', says, JAX)}\n{body}"
 
 
 def constraints(subject: Subject) -> str:

@@ -289,7 +289,8 @@ class Plan(Explored):
           The text of a module with `mesh`, `in_specs`, `out_specs`, `jit(fn, *args)`;
           what a style cannot carry stands in its docstring.
         Raises:
-          RhinoError: no such style, or the plan has stages.
+          RhinoError: no such style, or the plan has stages; in one program, "specs"
+            says what they hold, and has a loop over layers that runs in them.
           PlanFileError: the plan was read from a file, and the style needs your lines.
         """
         return code_of(self, style)

@@ -309,7 +309,9 @@ def _check_one_mesh(plan: data.Plan, what: str) -> None:
             where=f"the plan of `{plan.program_name}`",
             numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
             fix="ask the plan of one: plan.with_(stages=1, mesh=…), on a mesh without"
-            " the axis `stage`.",
+            " the axis `stage`."
+            + " `plan.code('specs')` says what each stage holds, and how."
+            * plan.is_one_program,
         )
 
 
