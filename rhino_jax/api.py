@@ -106,10 +106,11 @@ def auto_shard(
       schedule: in which order stages run their micro-batches: "gpipe", "1f1b", "kfkb";
         "zero-bubble": gradients of weights fill the gaps; "interleaved" and
         "zero-bubble-v": two chunks of the model on each; "searched"; "auto": the
-        fastest of these that fits; "one-program" where none does, in which layers are a
-        scan over stacks [layers, …], of which stages have equal parts, and all stages
-        are one compiled program, as of one mesh: for `lower` and TPU pods; in the order
-        of "gpipe", and what is in no layer is shared by the stages. "token-slices":
+        fastest of these that fits; "one-program" where none does or that is clearly
+        faster, in which layers are a scan over stacks [layers, …], of which stages have
+        equal parts, and all stages are one compiled program, as of one mesh: for
+        `lower` and TPU pods; in the order of "gpipe", and what is in no layer is shared
+        by the stages. "token-slices":
         causal sequences pass through the stages slice by slice, forward from the first
         on and back from the last on: for few long ones, `microbatches=1` too. Slices
         are as long as is best; "token-slices:4": four; "token-slices:768,640,640": of

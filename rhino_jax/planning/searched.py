@@ -19,7 +19,11 @@ from rhino_jax.planning.meshes import AUTO, MeshAxes, check_in_stages
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.auto import with_stages
 from rhino_jax.planning.staging.one_program.compared import or_in_one_program
-from rhino_jax.planning.staging.one_program.planned import plan_in_one_program
+from rhino_jax.planning.staging.one_program.planned import (
+    EVERY,
+    Asked as InOne,
+    plan_in_one_program,
+)
 from rhino_jax.planning.staging.plan import NOWHERE, plan_stages
 from rhino_jax.report.progress import shown
 from rhino_jax.search.dump import Dump
@@ -199,20 +203,22 @@ def _in_stages(
     asked = as_asked(search, wishes.recompute)
     may_recompute = wishes.recompute == AUTO
 
-    def in_one() -> Plan:
+    def in_one(beside: InOne = EVERY) -> Plan:
         return plan_in_one_program(
             asked,
             places,
             wishes.microbatches,
             wishes.per_microbatch,
             may_recompute=may_recompute,
+            asked=beside,
         )
 
     if wishes.schedule == IN_ONE_PROGRAM:
         if stage_pins:
             raise _no_stage_pins(stage_pins)
         return in_one()
-    may_be_one = wishes.schedule == AUTO and not stage_pins and {*places} == {1}
+    is_free = wishes.schedule == AUTO and not stage_pins and not kept
+    may_be_one = is_free and {*places} == {1}
     as_tasks: Plan | InfeasiblePlanError
     try:
         as_tasks = plan_stages(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +14,22 @@ import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.plan.plan import Plan
+from rhino_jax.planning.staging.one_program import planned as planned_file
 from rhino_jax.planning.staging.one_program.compared import (
     dispatched_s,
     least_s,
     or_in_one_program,
     share_of_layers,
 )
+from rhino_jax.planning.staging.one_program.planned import (
+    Asked,
+    NotFaster,
+    plan_in_one_program,
+)
+from rhino_jax.planning.staging.one_program.recomputed import Recompute
 from tests.planning.helpers_one_program import (
     MESH,
+    assert_two_steps_equal,
     clipped,
     planned,
 )
@@ -34,34 +43,101 @@ def both() -> tuple[Any, Plan, Plan]:
     return traced, planned(step, args, schedule="1f1b"), planned(step, args)
 
 
-def test_tasks_are_taken_and_a_note_says_what_may_be_faster() -> None:
+def test_of_short_tasks_one_program_is_taken() -> None:
     step, args = clipped()
     plan = planned(step, args, schedule="auto")
     # Tasks are as short as what it takes to start them.
-    assert len(plan.stages) == 2 and not plan.is_one_program
-    (note,) = [n for n in plan.notes if n.startswith("schedule='one-program' may be")]
+    assert plan.is_one_program
+    (note,) = [n for n in plan.notes if n.startswith("stages are one program: ")]
     assert "100 µs to start each" in note
-    assert plan.simulate().step_time_s > 0
+    assert plan.simulate().step_time_s == pytest.approx(plan.predicted.step_time_s)
+    assert_two_steps_equal(step, args, plan)
 
 
-def test_what_cannot_win_is_not_told(both: tuple[Any, Plan, Plan]) -> None:
-    traced, as_tasks, _ = both
+def long(as_tasks: Plan, update_s: float = 0.0) -> Plan:
+    """Of long tasks in equal stages, where one program has the same bubble."""
     pipeline = as_tasks.pipeline
     assert pipeline is not None
-    # Long tasks, of equal stages: one program has the same bubble.
-    cost = replace(pipeline.costs[0], forward_s=1.0, backward_s=2.0, update_s=0.0)
-    pipeline = replace(pipeline, costs=(cost, cost), micro_batches=8)
-    as_tasks = replace(as_tasks, pipeline=pipeline)
+    cost = replace(pipeline.costs[0], forward_s=1.0, backward_s=2.0, update_s=update_s)
+    pipeline = replace(pipeline, costs=(cost, cost), micro_batches=8, between=())
+    return replace(as_tasks, pipeline=pipeline)
 
-    def planned_it() -> Plan:
+
+def test_what_cannot_win_is_not_planned(both: tuple[Any, Plan, Plan]) -> None:
+    traced, as_tasks, _ = both
+    as_tasks = long(as_tasks)
+
+    def planned_it(_: Asked) -> Plan:
         raise AssertionError("it was planned")
 
     found = or_in_one_program(as_tasks, traced.program, 2, 8, planned_it)
-    assert found is as_tasks
     share = share_of_layers(traced.program, 2)
     assert 0.5 < share < 1
     assert least_s(as_tasks, share, 8) == pytest.approx(24 * (1 + share / 8))
     assert least_s(as_tasks, share, 8) < dispatched_s(as_tasks)
+    assert found is as_tasks
+
+
+def test_what_is_planned_has_to_be_clearly_faster(
+    both: tuple[Any, Plan, Plan],
+) -> None:
+    traced, as_tasks, in_one = both
+    asked: list[Asked] = []
+
+    def planned_it(beside: Asked) -> Plan:
+        asked.append(beside)
+        return in_one
+
+    found = or_in_one_program(as_tasks, traced.program, 2, 4, planned_it)
+    assert found.is_one_program and "as tasks" in found.notes[-1]
+    assert asked[0].enough_s == pytest.approx(0.95 * dispatched_s(as_tasks), rel=0.05)
+    assert asked[0].enough_s < dispatched_s(as_tasks)
+    assert asked[0].may_do(4)
+
+    def slower(_: Asked) -> Plan:
+        raise NotFaster(1.0, 4)
+
+    found = or_in_one_program(as_tasks, traced.program, 2, 4, slower)
+    assert found.pipeline is as_tasks.pipeline
+    assert "one program 1.00 s in 4 micro-batches" in found.notes[-1]
+
+
+def test_a_plan_that_is_not_enough_says_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, args = clipped()
+    traced = trace(step, args, {}, donate_argnums=(0, 1))
+    plan = planned(step, args)
+    search = plan.origin.solved.stage.search
+    with pytest.raises(NotFaster) as found:
+        plan_in_one_program(search, (1, 1), 4, asked=Asked(enough_s=1e-6))
+    assert found.value.step_s == pytest.approx(plan.predicted.step_time_s, rel=0.05)
+    assert found.value.count == 4
+    counts: list[int] = []
+
+    def counted(stage: Any, count: int) -> Recompute:
+        counts.append(count)
+        return Recompute(stage, count)
+
+    monkeypatch.setattr(planned_file, "Recompute", counted)
+    with pytest.raises(NotFaster) as several:
+        plan_in_one_program(search, (1, 1), "auto", asked=Asked(enough_s=1e-6))
+    # Fewer idle ticks do not make up for that: no other number is planned.
+    assert counts == [several.value.count]
+    counts.clear()
+    plan_in_one_program(search, (1, 1), "auto")
+    assert len(counts) > 1
+    with pytest.raises(NotFaster) as none:
+        asked = Asked(1e-6, lambda count: False)
+        plan_in_one_program(search, (1, 1), 4, asked=asked)
+    assert none.value.step_s == math.inf
+    as_tasks = planned(step, args, schedule="1f1b")
+
+    def bound_says_no(_: Asked) -> Plan:
+        raise NotFaster(math.inf)
+
+    found_it = or_in_one_program(as_tasks, traced.program, 2, 4, bound_says_no)
+    assert found_it is as_tasks
 
 
 def test_of_tasks_that_do_not_fit_one_program_is_taken(
@@ -70,16 +146,15 @@ def test_of_tasks_that_do_not_fit_one_program_is_taken(
     traced, as_tasks, in_one = both
     error = InfeasiblePlanError("no.", where="here", numbers="1", fix="more")
 
-    def fails() -> Plan:
+    def fails(_: Asked) -> Plan:
         raise InfeasiblePlanError("nor this.", where="here", numbers="2", fix="more")
 
-    found = or_in_one_program(error, traced.program, 2, 4, lambda: in_one)
+    found = or_in_one_program(error, traced.program, 2, 4, lambda _: in_one)
     assert found.is_one_program and "as tasks nothing fits" in found.notes[-1]
     with pytest.raises(InfeasiblePlanError, match="no.") as raised:
         or_in_one_program(error, traced.program, 2, 4, fails)
     assert raised.value is error
-    found = or_in_one_program(as_tasks, traced.program, 2, 4, fails)
-    assert found.pipeline is as_tasks.pipeline
+    assert or_in_one_program(as_tasks, traced.program, 2, 4, fails) is as_tasks
 
 
 @pytest.mark.parametrize("count", [3, 5])

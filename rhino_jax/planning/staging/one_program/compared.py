@@ -3,10 +3,15 @@
 One program starts nothing but itself, wherever its devices are, and shares what is in
 no layer among all stages. Every stage computes on every tick, though, also where it has
 no micro-batch, and what layers leave for the backward pass is copied on each.
+
+Both are compared by the simulated step, tasks with what it takes to start them. Tasks
+are what is usual: they have stages of their own, and any cut. One program is planned
+where a bound on its step is clearly below, and taken where that is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,11 +25,15 @@ from rhino_jax.ir.program import Program, Region, RegionKind
 from rhino_jax.pipeline.of_plan import schedule_of, work_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.planning.staging.auto import LEAST_GAIN, flops_of
 from rhino_jax.planning.staging.counts import PER_STAGE
+from rhino_jax.planning.staging.one_program.planned import Asked, NotFaster
 from rhino_jax.planning.staging.when import DISPATCH_S, dispatched
 from rhino_jax.units import format_seconds
+
+
+NOT_POSSIBLE = (InfeasiblePlanError, StageError, MicrobatchError, PinError)
+"""Why stages are not one program."""
 
 
 def or_in_one_program(
@@ -32,19 +41,17 @@ def or_in_one_program(
     program: Program,
     stages: int,
     microbatches: int | str,
-    plan_in_one: Callable[[], Plan],
+    plan_in_one: Callable[[Asked], Plan],
 ) -> Plan:
-    """The plan whose stages run as tasks; or where these do not fit, in one program.
-
-    Tasks are taken where they fit, since they have stages of their own, a timeline and
-    any cut: a note says where one program may take less.
+    """The plan whose stages run as tasks; or that in one program, where tasks do not
+    fit or take clearly longer.
 
     Args:
       as_tasks: the plan, or why there is none.
       program: what is planned.
       stages: how many, of equal groups.
       microbatches: how many, or "auto".
-      plan_in_one: plans it in one program.
+      plan_in_one: plans it in one program, if that may be fast enough.
     Raises:
       InfeasiblePlanError: `as_tasks`, where one program does not fit either.
     """
@@ -52,22 +59,34 @@ def or_in_one_program(
     is_int = isinstance(microbatches, int)
     if not share or (is_int and int(microbatches) % stages):
         return _given(as_tasks)
-    if isinstance(as_tasks, Plan):
-        most = int(microbatches) if is_int else max(PER_STAGE[0]) * stages
-        least, tasks_s = least_s(as_tasks, share, most), dispatched_s(as_tasks)
-        if least >= (1 - LEAST_GAIN) * tasks_s:
-            return as_tasks
-        return _noted(
-            as_tasks,
-            f"schedule={IN_ONE_PROGRAM!r} may be faster: {format_seconds(least)} at"
-            f" least, tasks {format_seconds(tasks_s)} ({format_seconds(DISPATCH_S)} to"
-            " start each).",
-        )
+    if isinstance(as_tasks, InfeasiblePlanError):
+        try:
+            plan = plan_in_one(Asked())
+        except NOT_POSSIBLE:
+            raise as_tasks from None
+        return _noted(plan, "stages are one program: as tasks nothing fits.")
+    tasks_s = dispatched_s(as_tasks)
+    enough_s = (1 - LEAST_GAIN) * tasks_s
+    most = int(microbatches) if is_int else max(PER_STAGE[0]) * stages
+    if least_s(as_tasks, share, most) >= enough_s:
+        return as_tasks
+    tasks = f"as tasks {format_seconds(tasks_s)} ({format_seconds(DISPATCH_S)} to start"
+    tasks += " each)"
+
+    def may_do(count: int) -> bool:
+        return least_s(as_tasks, share, count) < enough_s
+
     try:
-        plan = plan_in_one()
-    except (InfeasiblePlanError, StageError, MicrobatchError, PinError):
-        raise as_tasks from None
-    return _noted(plan, "stages are one program: as tasks nothing fits.")
+        plan = plan_in_one(Asked(enough_s, may_do))
+    except NotFaster as slower:
+        if math.isinf(slower.step_s):
+            return as_tasks
+        took = f"{format_seconds(slower.step_s)} in {slower.count} micro-batches"
+        return _noted(as_tasks, f"stages were compared: {tasks}, one program {took}.")
+    except NOT_POSSIBLE:
+        return as_tasks
+    took = format_seconds(plan.predicted.step_time_s)
+    return _noted(plan, f"stages are one program: {took} a step, {tasks}.")
 
 
 def share_of_layers(program: Program, stages: int) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError, StageError
 from rhino_jax.plan.plan import Plan
@@ -15,12 +16,43 @@ from rhino_jax.planning.staging.counts import counts_of, rows_of
 from rhino_jax.planning.staging.one_program.again import SolvedInOne
 from rhino_jax.planning.staging.one_program.recomputed import (
     BRIEF,
+    WORTH,
     Recompute,
     Tried,
 )
 from rhino_jax.planning.staging.one_program.stage import StageSearch
 from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Beside what it is compared.
+
+    Attributes:
+      enough_s: a step has to be shorter.
+      may_do: whether so many micro-batches may be enough.
+    """
+
+    enough_s: float = math.inf
+    may_do: Callable[[int], bool] = lambda count: True
+
+
+EVERY = Asked()
+"""Compared with nothing."""
+
+
+class NotFaster(Exception):
+    """A plan is not enough.
+
+    Attributes:
+      step_s: the shortest that was planned; infinite where a bound says so of all.
+      count: of micro-batches.
+    """
+
+    def __init__(self, step_s: float, count: int = 0) -> None:
+        super().__init__(step_s)
+        self.step_s, self.count = step_s, count
 
 
 def plan_in_one_program(
@@ -30,6 +62,7 @@ def plan_in_one_program(
     per_microbatch: tuple[str, ...] = (),
     *,
     may_recompute: bool = False,
+    asked: Asked = EVERY,
 ) -> Plan:
     """The plan of a step whose layers are spread over an axis of the mesh.
 
@@ -39,8 +72,10 @@ def plan_in_one_program(
       microbatches: how many; "auto": the best of a few counts.
       per_microbatch: where sums over the batch are those of a micro-batch.
       may_recompute: whether what loops make again is to be chosen.
+      asked: what it has to be faster than.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, PinError.
+      NotFaster: it fits, and is not fast enough.
     """
     stages = len(places)
     if {*places} != {1}:
@@ -54,38 +89,65 @@ def plan_in_one_program(
         )
     started = time.monotonic()
     stage = StageSearch(search, stages, per_microbatch)
-    tried: list[Tried] = []
-    best: list[Tried] = []
-    for counts in _counts(stage, microbatches):
-        for count in counts:
-            recompute = Recompute(stage, count)
-            # What is best made again hardly depends on how many there are.
-            best.append(recompute.best(best[:1], is_free=may_recompute and not best))
-            tried += recompute.tried
-        if any(t.found.fits for t in best):
-            break
-
-    def step_s(of: Tried) -> float:
-        return SolvedInOne(stage, of.search, of.found).whole.step_s(of.found)
-
-    fastest = min(best, key=lambda t: (step_s(t), t.peak_bytes))
+    best, tried = _planned(stage, microbatches, may_recompute, asked)
+    if not best:
+        raise NotFaster(math.inf)
+    fastest = min(best, key=lambda t: (_step_s(stage, t), t.peak_bytes))
     if not fastest.found.fits:
         raise _nothing_fits(stage, tried)
     found = fastest.found
+    if _step_s(stage, fastest) * WORTH >= asked.enough_s:
+        raise NotFaster(_step_s(stage, fastest), fastest.count)
     if search.request.level != BRIEF:
         found = fastest.search.again(found)
     plan = SolvedInOne(stage, fastest.search, found).plan()
+    if plan.predicted.step_time_s >= asked.enough_s:
+        raise NotFaster(plan.predicted.step_time_s, fastest.count)
     report = replace(plan.search, seconds=time.monotonic() - started)
     variants = tuple(
         Variant(
             t.name,
-            step_s(t),
+            _step_s(stage, t),
             t.peak_bytes,
             is_chosen=t is fastest,
         )
         for t in tried
     )
     return replace(plan, search=report, variants=variants if len(variants) > 1 else ())
+
+
+def _planned(
+    stage: StageSearch, microbatches: int | str, may_recompute: bool, asked: Asked
+) -> tuple[list[Tried], list[Tried]]:
+    """Of every number of micro-batches that is compared the best, and all variants."""
+    tried: list[Tried] = []
+    best: list[Tried] = []
+
+    def may_do(count: int) -> bool:
+        """Of more micro-batches than were tried, only idle ticks are fewer."""
+        if not asked.may_do(count):
+            return False
+        idle, fit = stage.stages - 1, [t for t in best if t.found.fits]
+        return not fit or any(
+            _step_s(stage, t) * (1 + idle / count) / (1 + idle / t.count)
+            < asked.enough_s
+            for t in fit
+        )
+
+    for counts in _counts(stage, microbatches):
+        for count in filter(may_do, counts):
+            recompute = Recompute(stage, count)
+            # What is best made again hardly depends on how many there are.
+            best.append(recompute.best(best[:1], is_free=may_recompute and not best))
+            tried += recompute.tried
+        if any(t.found.fits for t in best):
+            break
+    return best, tried
+
+
+def _step_s(stage: StageSearch, of: Tried) -> float:
+    """Of all stages; infinite where it does not fit."""
+    return SolvedInOne(stage, of.search, of.found).whole.step_s(of.found)
 
 
 def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
