@@ -135,6 +135,7 @@ def identity(reducer: str, dtype: Any) -> Any:
         return np.ones((), dtype)
     if reducer == "and":
         return ~np.zeros((), dtype)
+    assert reducer in ("max", "min"), f"{reducer} leaves nothing as it is"
     is_max = reducer == "max"
     if dtype == np.bool_:
         return np.asarray(not is_max)

@@ -26,6 +26,11 @@ class Crossing:
     outer: int = 1
     inner: int = 1
 
+    @property
+    def is_added(self) -> bool:
+        """Whether what leaves is added up: a mean's pieces have their share already."""
+        return self.how in ("sum", "mean")
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:

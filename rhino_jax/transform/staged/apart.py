@@ -87,18 +87,19 @@ class Apart:
 
     def sum_type(self, position: int) -> Any:
         """Of what all pieces leave together; sums of narrow floats are float32."""
-        how = self.leaving[position].how
+        crossing = self.leaving[position]
         aval = open_jaxpr(self.piece).outvars[position].aval
         shape, dtype = aval.shape, aval.dtype
-        if how == "stacked":
+        if crossing.how == "stacked":
             shape = (self.cut.count, *shape)
-        elif how == "sum" and jnp.issubdtype(dtype, jnp.floating):
+        elif crossing.is_added and jnp.issubdtype(dtype, jnp.floating):
             dtype = dtype if dtype.itemsize >= 4 else jnp.dtype("float32")
         return jax.core.ShapedArray(shape, dtype)
 
     def start(self, position: int) -> Any:
         """What is there before the first piece."""
-        aval, how = self.sum_type(position), self.leaving[position].how
+        aval, crossing = self.sum_type(position), self.leaving[position]
+        how = "sum" if crossing.is_added else crossing.how
         fill = identity(how, aval.dtype) if how in COMBINE else 0
         return lax.full(aval.shape, fill, aval.dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -53,6 +54,41 @@ def test_two_steps_are_those_of_a_loop_written_by_hand(widens):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=scale)
     places = {leaf.stages for leaf in step.plan(*args[:3], batch).inputs}
     assert len(places) > 1
+
+
+def batch_norm(x, running):
+    mean, variance = x.mean(0), x.var(0)
+    kept = jax.tree.map(lambda r, s: 0.9 * r + 0.1 * s, running, (mean, variance))
+    return (x - mean) * jax.lax.rsqrt(variance + 1e-5), kept
+
+
+def small_step(params, running, batch):
+    """Running statistics move to those of the batch, as they do in Flax."""
+
+    def loss(params):
+        x, kept = batch, []
+        for w, r in zip(params, running, strict=True):
+            x, r = batch_norm(jnp.tanh(x @ w), r)
+            kept.append(r)
+        return jnp.mean(x**3), kept
+
+    (value, kept), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), kept, value
+
+
+def test_running_statistics_are_the_mean_of_those_of_micro_batches():
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = [jax.random.normal(k, (8, 8)) / 3 for k in keys[:3]]
+    running = [(jnp.zeros(8), jnp.ones(8))] * 3
+    batch = jax.random.normal(keys[3], (16, 8))
+    each = [small_step(params, running, batch[i::COUNT]) for i in range(COUNT)]
+    expected = jax.tree.map(lambda *xs: sum(xs) / COUNT, *each)
+    options = {"microbatches": COUNT, "per_microbatch": "batch_norm"}
+    for mesh in ({"stage": 2, "data": 2}, {"data": 2}):
+        step = rhino.auto_shard(small_step, mesh=mesh, **options)
+        found = step(params, running, batch)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_without_a_name_it_is_refused():

@@ -151,10 +151,9 @@ class _Outside:
         dtype = jnp.dtype(value.dtype)
         fill: Any = 0
         if crossing.how != "unchanged":
-            is_sum = crossing.how in ("sum", "mean")
-            if is_sum and _is_narrow(dtype):
+            if crossing.is_added and _is_narrow(dtype):
                 dtype = jnp.dtype(self.accumulate)
-            fill = identity("sum" if is_sum else crossing.how, dtype)
+            fill = identity("sum" if crossing.is_added else crossing.how, dtype)
         with self.line(crossing):
             return lax.full(value.shape, fill, dtype)
 
