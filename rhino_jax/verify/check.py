@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh
 
 from rhino_jax._compat import is_compile_only, open_jaxpr
 from rhino_jax.apply.bound import Bound
+from rhino_jax.apply.copies import copied
 from rhino_jax.apply.sharded import unbound
 from rhino_jax.apply.storage import dims_of, in_order
 from rhino_jax.apply.with_plan import sharded_by
@@ -213,8 +214,9 @@ def _copy(x: Any, where: Any) -> Any:
     for their type is weak."""
     if is_python_scalar(x):
         return x
-    is_key = jnp.issubdtype(getattr(x, "dtype", float), jax.dtypes.prng_key)
-    if isinstance(x, jax.Array) and not is_key:
+    if jnp.issubdtype(getattr(x, "dtype", float), jax.dtypes.prng_key):
+        x = copied(x)
+    elif isinstance(x, jax.Array):
         x = np.asarray(x)  # across backends, where emulated devices have their own
     return jax.device_put(x, where, may_alias=False)
 

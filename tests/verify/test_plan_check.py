@@ -43,6 +43,15 @@ def checked(plan: rhino.Plan, fn: Any = step, **options: Any) -> Any:
     return plan.check(fn, *args(), static_argnums=3, scale=2.0, **options)
 
 
+def test_donated_arguments_are_still_there() -> None:
+    """A key's memory is shared by what is made of it on more devices."""
+    given = args()
+    plan = planned(donate_argnums=(0, 1))
+    plan.check(step, *given, static_argnums=3, scale=2.0)
+    arrays = [x for x in jax.tree.leaves(given) if isinstance(x, jax.Array)]
+    assert len(arrays) == 2 and not any(x.is_deleted() for x in arrays)
+
+
 def test_every_result_is_compared_by_path() -> None:
     found = checked(planned())
     assert found.ok
