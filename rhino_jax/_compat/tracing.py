@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import (
     api_util,
     core as jax_core,
@@ -139,8 +140,17 @@ def in_current_mesh(jaxpr: Any) -> Any:
     def moved(eqn: Any) -> Any:
         with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
             context = type(eqn.ctx)()
+            read = [*map(literal, eqn.invars)]
         params = {key: renewed(value) for key, value in eqn.params.items()}
-        return eqn.replace(ctx=context, params=params)
+        return eqn.replace(ctx=context, params=params, invars=read)
+
+    def literal(atom: Any) -> Any:
+        """Literal arrays have a type that names the mesh in which they were made."""
+        value = getattr(atom, "val", None)
+        if not isinstance(value, np.ndarray) or not hasattr(value, "aval"):
+            return atom
+        value = value.copy()  # its type is that of the mesh in which it is first asked
+        return type(atom)(value, value.aval)
 
     return renewed(jaxpr)
 
