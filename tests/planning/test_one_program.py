@@ -140,6 +140,13 @@ def test_refuses(options: dict[str, Any], error: type[RhinoError], said: str) ->
     assert found.value.where and found.value.numbers and found.value.fix
 
 
+def test_uneven_groups_are_told_how_many_even_ones_there_may_be() -> None:
+    step, args = clipped()
+    with pytest.raises(StageError, match="one place") as found:
+        planned(step, args, stages=[4, 4], mesh={"stage": 4, "x": 2})
+    assert "take stages=4" in found.value.fix
+
+
 def test_refuses_what_one_stage_cannot_say() -> None:
     step, args = clipped()
     plan = planned(step, args)

@@ -84,8 +84,8 @@ def plan_in_one_program(
             f" mesh along `{STAGE_AXIS}`.",
             where="`stages=`",
             numbers=f"{' + '.join(map(str, places))} places",
-            fix=f"take stages={stages} and a mesh with {STAGE_AXIS}={stages}, or"
-            " another schedule, as schedule='1f1b'.",
+            fix=f"take stages={sum(places)}, all of one place, or another schedule, as"
+            " schedule='1f1b'.",
         )
     started = time.monotonic()
     stage = StageSearch(search, stages, per_microbatch)
