@@ -106,26 +106,9 @@ class Explorer:
     @property
     def has_more(self) -> bool:
         """Whether other variants may be faster, or fit."""
-        if not self.first.fits and self._arguments_bytes() > self._budget_bytes:
-            return False
         if self.may_recompute and self.has_wish:
             return True
         return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
-
-    @property
-    def _budget_bytes(self) -> float:
-        return self.search.request.memory_budget_bytes
-
-    def _arguments_bytes(self) -> float:
-        """What arguments are at least on each device; no variant changes that."""
-        program = self.search.running.program
-        read = {v for op in program.body.ops for v in program.ops[op].operands}
-        held = (
-            program.values[end.value].bytes
-            for end in program.inputs
-            if end.value in read
-        )
-        return sum(held) / math.prod(size for _, size in self.search.meshes[0])
 
     def best(self) -> tuple[Search, Found]:
         """The search of the best variant, and what it found, as it is asked for.
@@ -239,7 +222,8 @@ class Explorer:
         if len(peaks) < 2:
             return False
         saved = max(0, peaks[-2] - peaks[-1])
-        return peaks[-1] - 2 * saved > self._budget_bytes
+        budget = self.search.request.memory_budget_bytes
+        return peaks[-1] - 2 * saved > budget
 
     def _counts(self) -> Iterator[int]:
         traced = self.search.running

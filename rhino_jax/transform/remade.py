@@ -84,9 +84,9 @@ def _is_otherwise(transform: Transform, before: Traced, after: Traced) -> bool:
 def _as_then(traced: Traced, transform: Transform, found: Traced) -> Traced:
     """A pass as versions did it that knew fewer choices."""
     before = BEFORE.get(transform.name, {})
-    if before.keys().isdisjoint(transform.chosen):
+    if before and before.keys().isdisjoint(transform.chosen):
         text = json.dumps({**transform.chosen, **before}, sort_keys=True)
-        older = _kept(traced, transform.name, text) if before else found
+        older = _kept(traced, transform.name, text)
         if not _is_otherwise(transform, traced, older):
             return older
     raise PlanFileError(
