@@ -49,6 +49,8 @@ TOLD_APART = {
     "transform/partial_sums": "in which operands an op takes open sums",
     "transform/staged/shared_sums.py": "in which operands ops are linear",
     "transform/staged/loops.py": "products in loops of a jaxpr, which has no traits",
+    "transform/token_slices": "what is known of a mask, and what becomes of ops'"
+    " parameters on a slice",
     "transform/recompute": "which ops do more than give results",
     "models/moe.py": "a field of a configuration is called top_k",
 }

@@ -47,7 +47,7 @@ def test_every_file_names_its_source():
         ("remat = true", "remat = 1", "remat", "true or false"),
         ('layers = "scan"', 'layers = "loop"', "layers", "'scan' or 'unroll'"),
         ('layers = "scan"', 'layers = ["scan"]', "layers", "'scan' or 'unroll'"),
-        ('"float32"', '"float16"', "dtype", "'float32' or 'bfloat16'"),
+        ('"float32"', '"float64"', "dtype", "'float32' or 'bfloat16' or 'float16'"),
         ('"adamw"', '"adam"', "optimizer", "'adamw' or 'adafactor' or 'sgd'"),
         ("d_ff = 256", "d_ff = 256\nlearning_rate = 0", "learning_rate", "number > 0"),
         (
