@@ -45,7 +45,7 @@ RECIPES = (
 )
 PLAIN = ("dp", "zero1", "fsdp")
 RHINO = ("fast", "best", "auto", "refined")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "token-slices")
 ALPA = "alpa"
 DENSITIES = ("all", "matmul", "batch")
 REFINE = 3

@@ -9,6 +9,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.bench.command import Command, run_command
 from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.methods import SCHEDULES
 from rhino_jax.bench.planning import workload_of
 from rhino_jax.bench.rows.pipeline_run import (
     Pipelines,
@@ -131,7 +132,7 @@ def test_steps_are_compared_with_those_of_alpas_stages() -> None:
 
 def test_what_ships_names_schedules_or_leaves_them() -> None:
     every = {m.plan for row in load_suite("pipelines").rows for m in row.methods}
-    assert every <= {"auto", "gpipe", "1f1b", "interleaved", "zero-bubble"}
+    assert every <= {"auto", *SCHEDULES}
     with pytest.raises(BenchError, match="schedules are methods"):
         run_command(Command(suite="pipelines", is_list=True, methods=("best",)))
 
