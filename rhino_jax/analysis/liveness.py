@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.analysis.graph import Graph, NodeKind, Port
+from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.hoisting import Hoisted, find_hoisted
 from rhino_jax.analysis.kernels import Kernels, find_kernels
 from rhino_jax.analysis.materialised import Fusing, find_materialised
@@ -161,8 +161,16 @@ def find_late(graph: Graph, slack: Slack) -> dict[int, int]:
 
 def _start(graph: Graph, port: Port) -> int:
     node = graph.nodes[port.node]
-    # What a loop stacks up is allocated as a whole before the loop.
-    return graph.loop_start[node.id] if node.kind is NodeKind.STACK else node.time
+    # What a loop stacks up is allocated as a whole before the loop. One that runs once
+    # is none to XLA (xla/service/while_loop_simplifier.cc).
+    if node.kind is not NodeKind.STACK or _runs_once(node):
+        return node.time
+    return graph.loop_start[node.id]
+
+
+def _runs_once(node: Node) -> bool:
+    call = None if node.op is None else node.op.call
+    return call is not None and call.trip_count == 1 and call.is_trip_count_known
 
 
 def _end(graph: Graph, port: Port, last: int) -> int:
