@@ -44,7 +44,7 @@ def find_alike(
         lanes = number(map(off_lanes.get, range(len(values))))
     # What an op is priced by of a value.
     sizes = (types * (lanes.max(initial=0) + 1) + lanes).tolist()
-    materialised, kernels = liveness.is_materialised, liveness.kernels
+    stored, held, kernels = liveness.is_materialised, liveness.is_held, liveness.kernels
 
     def look(node: Node) -> object:
         op = node.op
@@ -57,7 +57,7 @@ def find_alike(
         return (
             *work_of(op, sizes),
             kernels.reads[node.id],
-            tuple([materialised[p.id] for p in node.ports]),
+            tuple([(stored[p.id], held[p.id]) for p in node.ports]),
             kernels.launches[node.id],
         )
 

@@ -192,6 +192,8 @@ class Graph:
       loop_start, loop_end: node id of a loop's border node → time when the loop
         starts and ends.
       fronts: copies through which fusible ops read, too (see `shared_copies`).
+      crossing: ports whose values enter or leave what is compiled on its own.
+      alone: node → which part that is compiled on its own it is in, from 1 on.
       end: time after the last op.
       output_ports: for every program output, the port that holds it, or None.
       run_order: all nodes, what is made before what reads it.
@@ -210,6 +212,8 @@ class Graph:
     loop_start: dict[int, int] = field(default_factory=dict)
     loop_end: dict[int, int] = field(default_factory=dict)
     fronts: set[int] = field(default_factory=set)
+    crossing: set[int] = field(default_factory=set)
+    alone: dict[int, int] = field(default_factory=dict)
     end: int = 0
     output_ports: list[Port | None] = field(default_factory=list)
     run_order: tuple[Node, ...] = ()

@@ -98,10 +98,18 @@ class _Builder:
         (region,) = op.call.regions
         for outer, inner in zip(op.operands, region.inputs, strict=True):
             self.alias(outer, inner)
-        run = self.apart if op.call.is_apart else self.region
+        is_apart = op.call.is_apart or op.call.is_program
+        run = self.apart if is_apart else self.region
+        first = len(self.graph.nodes)
         run(region, count * op.call.trip_count)
+        if op.call.is_program:
+            inside = range(first, len(self.graph.nodes))
+            self.graph.alone.update(dict.fromkeys(inside, self.num_parts))
         for inner, outer in zip(region.outputs, op.results, strict=True):
             self.alias(inner, outer)
+        if op.call.is_program:
+            held = [self.graph.held.get(v) for v in (*op.operands, *op.results)]
+            self.graph.crossing |= {port.id for port in held if port is not None}
 
     def cond(self, op: Op, count: int) -> None:
         assert op.call is not None

@@ -11,16 +11,18 @@ fusion.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph
-from rhino_jax.analysis.materialised import Materialised
+from rhino_jax.analysis.materialised import Materialised, sums
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import NOWHERE, copied_ports, read_ports
 from rhino_jax.analysis.views import are_views
 from rhino_jax.disjoint import united
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.numbering import number_rows
 
 
@@ -63,9 +65,28 @@ def _fusions(
     makers = np.flatnonzero(columns.is_fusible[columns.maker])
     node = np.concatenate([columns.target[is_fused], columns.maker[makers]])
     port = np.concatenate([read_ports(graph)[is_fused], makers])
-    alike = number_rows(port, runs[node], materialised.matmul_of[node] - NOWHERE)
+    # A softmax that leaves its exponential to another program is three kernels.
+    parted = np.isin(port, list(_left_exponentials(graph)))
+    single = np.where(parted, 1 + np.arange(len(port)), 0)
+    alone = np.zeros(len(graph.nodes), dtype=np.int64)
+    alone[list(graph.alone)] = list(graph.alone.values())
+    alike = number_rows(
+        port, runs[node], materialised.matmul_of[node] - NOWHERE, single, alone[node]
+    )
     _, first = np.unique(alike, return_index=True)
     return united(len(graph.nodes), node, node[first[alike]])
+
+
+def _left_exponentials(graph: Graph) -> Iterator[int]:
+    """Ports of exponentials that leave what is compiled on its own, and that a sum
+    reads: what normalises them reads what is stored (HLO of a GPT's forward tasks:
+    XLA:GPU of jax 0.10.2 writes, sums and divides them in a kernel each)."""
+    for p in graph.crossing:
+        node = graph.nodes[graph.ports[p].node]
+        kind = None if node.op is None else node.op.traits.kind
+        behind = (graph.nodes[e.target] for e in graph.readers[p])
+        if kind is OpKind.EXPONENTIAL and any(map(sums, behind)):
+            yield p
 
 
 def _run_levels(

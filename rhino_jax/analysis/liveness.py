@@ -21,6 +21,7 @@ from rhino_jax.optimize.slack import Slack, Wait
 class Liveness:
     """Attributes:
     is_stored: [ports], whether a value is held there that touches memory.
+    handed: see `Materialised`.
     kernels: what is read and launched once.
     slack: which collectives something waits for.
     hoisted: converted copies of what loops scan over.
@@ -32,6 +33,7 @@ class Liveness:
     """
 
     is_materialised: list[bool]
+    handed: frozenset[int]
     kernels: Kernels
     slack: Slack
     hoisted: tuple[Hoisted, ...]
@@ -39,6 +41,13 @@ class Liveness:
     first: list[int]
     last: list[int]
     copy_last: list[int]
+
+    @property
+    def is_held(self) -> list[bool]:
+        """[ports], whether a value is in memory and nobody else counts it: who plans
+        programs that hand each other values knows how long and how often each is."""
+        stored = enumerate(self.is_materialised)
+        return [is_it and port not in self.handed for port, is_it in stored]
 
 
 def analyse(graph: Graph, fusing: Fusing) -> Liveness:
@@ -53,6 +62,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     read = _read_until(graph, ports, found.ports, find_late(graph, slack))
     return Liveness(
         found.ports,
+        found.handed,
         find_kernels(graph, fused, found),
         slack,
         find_hoisted(graph) if fusing.hoists_conversions else (),

@@ -68,10 +68,13 @@ class Fusing:
 class Materialised:
     """Attributes:
     ports: [ports], whether their values touch memory; not where it was not asked.
+    handed: of these, what is stored only because it enters or leaves what is compiled
+        on its own.
     matmul_of: [nodes], the matmul whose fusion an elementwise node runs in, or NOWHERE.
     """
 
     ports: list[bool]
+    handed: frozenset[int]
     matmul_of: np.ndarray
 
 
@@ -96,7 +99,7 @@ def find_materialised(
     matmul_of = np.full(len(graph.nodes), NOWHERE)
     for found in (finder.before, finder.after):
         matmul_of[list(found)] = list(found.values())
-    return Materialised(finder.materialised, matmul_of)
+    return Materialised(finder.materialised, frozenset(finder.handed), matmul_of)
 
 
 _NONE: frozenset[int] = frozenset()
@@ -115,6 +118,7 @@ class _Finder:
         making it reads.
     dear: ports that are made from their sources by an expensive op, among others.
     unsettled: port → the matmul whose fusion makes its value and has not stored it yet.
+    handed: what is stored because it enters or leaves a program, and else were not.
     long_rows: nodes of softmaxes whose rows no fusion holds, and the matmuls before.
     reading: how every port is read.
     """
@@ -130,6 +134,7 @@ class _Finder:
     sources: list[frozenset[int]] = field(init=False)
     dear: set[int] = field(default_factory=set)
     unsettled: dict[int, int] = field(default_factory=dict)
+    handed: set[int] = field(default_factory=set)
     long_rows: set[int] = field(init=False)
     reading: PortReads = field(init=False)
 
@@ -164,6 +169,10 @@ class _Finder:
                 self.unsettled[here] = matmul
         else:
             keep = self._is_kept(here, node, feeds)
+        if not keep and here in self.graph.crossing:
+            self.unsettled.pop(here, None)
+            self.handed.add(here)
+            keep = True
         self.materialised[here] = keep
         if not keep:
             self.sources[here] = self._sources_of(feeds)
@@ -210,7 +219,7 @@ class _Finder:
             return False
         if self._row(node) <= OBSERVED.longest_row:
             return False
-        return any(_sums(self.graph.nodes[n]) for n in self._readers_of(node))
+        return any(sums(self.graph.nodes[n]) for n in self._readers_of(node))
 
     def _row(self, node: Node) -> int:
         """Size of the last dim of an op's result; 0 of a scalar."""
@@ -295,7 +304,7 @@ class _Finder:
         found: dict[int, int] = {}
         hosts_fusion = self.graph.columns.hosts_fusion.tolist()
         for node in reversed(self.graph.run_order):
-            if not node.is_fusible:
+            if not node.is_fusible or node.ports[0].id in self.graph.crossing:
                 continue
             readers = self._readers_of(node)
             homes = {n if hosts_fusion[n] else found.get(n) for n in readers}
@@ -321,7 +330,7 @@ def _converts(node: Node) -> bool:
     return _kind(node) is OpKind.CONVERSION
 
 
-def _sums(node: Node) -> bool:
+def sums(node: Node) -> bool:
     """Whether a node is a sum over dims."""
     if node.op is None or node.op.rule is None:
         return False

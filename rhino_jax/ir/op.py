@@ -141,6 +141,8 @@ class RegionCall:
       is_remat: values inside are recomputed and not kept (CALL only).
       is_apart: operands enter through an optimization barrier, so that nothing inside
         merges with its like outside (CALL only).
+      is_program: compiled as a program of its own: what enters and what leaves it is
+        in memory (CALL only).
     """
 
     kind: RegionKind
@@ -152,6 +154,7 @@ class RegionCall:
     is_trip_count_known: bool = True
     is_remat: bool = False
     is_apart: bool = False
+    is_program: bool = False
 
 
 PIN = "rhino_pin"

@@ -254,8 +254,7 @@ def _is_copied(graph: Graph, edge: Edge) -> bool:
 
 def held_ports(analysis: ProgramAnalysis) -> list[Port]:
     """Whose values are in memory: of these are the first usages of a model's nodes."""
-    is_materialised = analysis.liveness.is_materialised
-    ports = zip(analysis.graph.ports, is_materialised, strict=True)
+    ports = zip(analysis.graph.ports, analysis.liveness.is_held, strict=True)
     return [p for p, is_it in ports if is_it and _holds_memory(analysis.graph, p)]
 
 

@@ -61,7 +61,10 @@ def told_of(program: Program) -> str:
     ]
     lines += [str(manual.is_all_priced) for manual in by_hand]
     calls = [op.call for op in program.ops if op.call is not None]
-    lines += [f"{call.is_trip_count_known} {call.is_apart}" for call in calls]
+    lines += [
+        f"{call.is_trip_count_known} {call.is_apart} {call.is_program}"
+        for call in calls
+    ]
     lines.append(repr(program.transforms))
     lines += [repr(e) for e in (*program.inputs, *program.outputs)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -18,11 +18,8 @@ from rhino_jax.planning.staging.planned import (
 from rhino_jax.planning.staging.priced import with_regions
 from rhino_jax.planning.variants import LEAST_GAIN
 from rhino_jax.search.keeping.choice import Chosen
-from rhino_jax.search.keeping.in_flight import (
-    Tasks,
-    choices_in_flight,
-    faster_in_flight,
-)
+from rhino_jax.search.keeping.in_flight import choices_in_flight, faster_in_flight
+from rhino_jax.search.keeping.tasks import Tasks
 from rhino_jax.transform.recompute.choice import Choice
 from rhino_jax.transform.staged.holding import may_wait
 from rhino_jax.transform.staged.remade import Remade, in_ids_of_piece

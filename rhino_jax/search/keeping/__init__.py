@@ -5,6 +5,6 @@ Out: a `transform.recompute.choice.Choice` for the pass "recompute", and what it
 Order: `candidates` reads values, bytes, seconds and times off the model into `rows`;
 `choice` asks `rhino_jax.optimize.keeping`, with `parts` of loops apart, and says the
 answer in value ids; `policies` are known answers, by name; `stacked` asks what loops
-stack where that costs time, `in_flight` asks for tasks of stages, each compiled on its
-own.
+stack where that costs time, `in_flight` asks for stages, whose `tasks` are each
+compiled on their own.
 """

@@ -75,7 +75,8 @@ class Asking:
     def asked(self) -> Asked:
         """The question."""
         stored = [v for v in self._kept() if self._is_stored(v)]
-        kept = {*stored, *self.bound}
+        beside = self._beside(stored)
+        kept = {*stored, *beside, *self.bound}
         followers = {
             v: self._needs(self._again(v, kept - {v}))
             for v in self._kept()
@@ -86,7 +87,7 @@ class Asking:
             for need in needs:
                 if need in uses:
                     uses[need] |= self._late_times(v)
-        rows = [self._row(v, kept, uses[v]) for v in stored]
+        rows = [self._row(v, kept, uses.get(v, set())) for v in (*stored, *beside)]
         rows += self._carried(rows)
         rows.sort(key=lambda row: row.place)
         index = {row.value: i for i, row in enumerate(rows)}
@@ -129,9 +130,9 @@ class Asking:
 
     def _loops(self, rows: list[Row]) -> dict[int, tuple[int, tuple[int, ...]]]:
         found: dict[int, list[int]] = {}
+        at_top = self.halves.late_uses.keys() | self.block.maker.keys()
         for i, row in enumerate(rows):
-            is_carried = row.value not in self.halves.late_uses
-            if row.value in self.stacks or is_carried:
+            if row.value in self.stacks or row.value not in at_top:
                 found.setdefault(row.place[0], []).append(i)
         lines = self.block.lines
         return {
@@ -141,6 +142,10 @@ class Asking:
 
     def _kept(self) -> list[int]:
         return [v for v in self.halves.late_uses if v not in self.bound]
+
+    def _beside(self, stored: Collection[int]) -> list[int]:
+        """Values that no late line reads, and that others may be made again of."""
+        return []
 
     def _is_stored(self, value: int) -> bool:
         port = self.model.graph.held.get(value)

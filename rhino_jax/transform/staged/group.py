@@ -103,12 +103,13 @@ def _path(key: Key, before: Program) -> str:
 
 
 def _repeated(program: Program, step: Step, tasks: tuple[Task, ...]) -> Program:
-    """The program with the calls of micro-batches' tasks run as often as these."""
+    """The program with tasks that are compiled alone, those of micro-batches run as
+    often as these."""
     ops = list(program.ops)
     for op_id, task in zip(program.body.ops, tasks, strict=True):
         op = ops[op_id]
         assert op.call is not None, f"{task.name} is no call"
-        if task.is_per_micro_batch:
-            call = replace(op.call, trip_count=step.micro_batches)
-            ops[op_id] = replace(op, call=call)
+        times = step.micro_batches if task.is_per_micro_batch else 1
+        call = replace(op.call, trip_count=times, is_program=True)
+        ops[op_id] = replace(op, call=call)
     return replace(program, ops=tuple(ops))

@@ -41,6 +41,7 @@ class Labels:
       is_split: whether backward passes are.
       recomputed: chunks whose forward passes run again in their backward passes.
       remade: values of other chunks that are made again there.
+      kept: values that are there for that, though nothing else of it reads them.
       is_twice: whether a forward pass is run once more, ahead, up to what couples
         micro-batches.
     """
@@ -51,6 +52,7 @@ class Labels:
     is_split: bool = False
     recomputed: frozenset[int] = frozenset()
     remade: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
     is_twice: bool = False
 
     @classmethod
@@ -63,6 +65,7 @@ class Labels:
         is_split: bool = False,
         recomputed: Collection[int] = (),
         remade: Collection[tuple[int, int]] = (),
+        kept: Collection[tuple[int, int]] = (),
         at: Sequence[int | None] = (),
     ) -> Labels:
         """Args:
@@ -75,6 +78,7 @@ class Labels:
           the second one would wait with all of it in memory.
         remade: (forward equation, by its place among them, which of its results) of
           other chunks, likewise.
+        kept: of what is kept to make these of.
         at: as `Apart.at`. Then what is made of weights alone is made in every chunk
           that reads it: of sequences in slices there would else be a copy of weights.
         """
@@ -95,9 +99,12 @@ class Labels:
         if is_split:
             of = _split(sides.lines, of, chunks)
         groups = tuple(group_of) or tuple(range(chunks))
-        values = frozenset(sides.lines.makes[sides.forward[k]][j] for k, j in remade)
+        values, there = (
+            frozenset(sides.lines.makes[sides.forward[k]][j] for k, j in places)
+            for places in (remade, kept)
+        )
         chosen = frozenset(recomputed)
-        return cls(sides, groups, tuple(of), is_split, chosen, values)
+        return cls(sides, groups, tuple(of), is_split, chosen, values, there)
 
     def twice(self, early: int) -> Labels:
         """With what couples micro-batches made ahead of all, and again.
@@ -195,7 +202,7 @@ class Labels:
             return known
         mine = (i for i, at in enumerate(self.of) if at == label)
         read = {v for i in mine for v in self.lines.reads[i]} | {*self._left(label)}
-        return known - (own - (read - self.remade))
+        return known - (own - ((read | self.kept) - self.remade))
 
     @cached_property
     def reads(self) -> tuple[frozenset[int], ...]:

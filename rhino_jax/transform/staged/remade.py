@@ -70,7 +70,7 @@ class Remade:
 
 def applied(
     sides: Sides, apart: Apart, choice: Choice, asked: Sides
-) -> tuple[Sides, frozenset[Place]]:
+) -> tuple[Sides, frozenset[Place], frozenset[Place]]:
     """A micro-batch whose loops stack no longer what is made again, slice by slice.
 
     Args:
@@ -80,26 +80,28 @@ def applied(
       asked: whose ids the choice has: the same forward ops.
     Returns:
       The micro-batch: the same equations, with the same numbers of values; what else is
-      made again.
+      made again; what is kept to make that of.
     """
     if sides is not asked:
         choice = _in_ids_of(sides, choice, asked)
     blocks = Blocks(sides.program, is_top_entered=False)
     stacked = {s.value for s in find_stacks(blocks, halves_of(blocks.top))}
     slices = tuple(v for v in choice.recompute if v in stacked)
-    places = frozenset(
-        (k, j)
+    place = {
+        v: (k, j)
         for k, results in enumerate(_results(sides))
         for j, v in enumerate(results)
-        if v in choice.recompute and v not in stacked
-    )
+    }
+    again = frozenset(place[v] for v in choice.recompute if v in place.keys() - stacked)
+    kept = frozenset(place[v] for v in choice.keep if v in place)
     if not slices:
-        return sides, places
-    decided = decide(blocks, Choice(slices, choice.keep))
+        return sides, again, kept
+    inside = tuple(v for v in choice.keep if v not in place)
+    decided = decide(blocks, Choice(slices, inside))
     plan = Plan(blocks, equations(apart.piece, sides.program), decided)
     piece = retraced(apart.piece, lambda *arrays: emit(plan, arrays))
     lines = Lines.of(piece, _numbers(sides, decided[None]))
-    return replace(sides, lines=lines), places
+    return replace(sides, lines=lines), again, kept
 
 
 def offloaded(sides: Sides, remade: Remade, asked: Sides) -> dict[int, frozenset[int]]:
@@ -188,7 +190,9 @@ def in_ids_of_piece(choice: Choice, of: GroupProgram, sides: Sides) -> str:
     alias = Blocks(sides.program).top.alias
     outside = {alias.get(v, v): v for results in _results(sides) for v in results}
     recompute = [ids[v] for v in choice.recompute if v in ids]
-    keep = tuple(ids[v] for v in choice.keep if v in ids)
+    # What it receives is there anyway.
+    received = {end.value for end in of.program.inputs}
+    keep = tuple(ids[v] for v in choice.keep if v in ids.keys() - received)
     sent = [ids[v] for v in choice.offload if v in ids]
     return str(
         Choice(

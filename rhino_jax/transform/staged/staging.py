@@ -86,9 +86,10 @@ def staged(
         sides = sides_of(apart)
     sent = offloaded(sides, remade, asked)
     if remade.values:
-        sides, again = applied(sides, apart, remade.choice, asked)
+        sides, again, kept = applied(sides, apart, remade.choice, asked)
+        chunks = remade.chunks
         labels = Labels.at(
-            sides, stages, group_of, recomputed=remade.chunks, remade=again
+            sides, stages, group_of, recomputed=chunks, remade=again, kept=kept
         )
     if is_twice:
         labels = labels.twice(apart.early)

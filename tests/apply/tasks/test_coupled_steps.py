@@ -185,7 +185,8 @@ def test_other_schedules_run_either_way(schedule):
     assert once.predicted.step_time_s < less.predicted.step_time_s
     assert less.predicted.peak_bytes <= 2_400_000 < 0.6 * once.predicted.peak_bytes
     compiled = less.verify(STEPS["balanced"], *large()).compiled
-    assert compiled.peak_bytes == pytest.approx(less.predicted.peak_bytes, rel=0.1)
+    # How much arrives early depends on what tasks take, which on CPU is far off.
+    assert compiled.peak_bytes == pytest.approx(less.predicted.peak_bytes, rel=0.15)
     assert less.check(STEPS["balanced"], *of_rows()).ok
 
 

@@ -43,6 +43,7 @@ def planned(step, args, share=None, free=None, **wishes):
         "hardware": load_target("v5e:2x4").replace(host_bytes_per_s=1e12),
         "microbatches": 8,
         "donate_argnums": 0,
+        "recompute": "as written" if free is None else "auto",
         **wishes,
     }
     budget = None if free is None else int(share * free.predicted.peak_bytes)
@@ -115,9 +116,9 @@ def test_all_schedules_give_the_same(stages, schedule, share, moves):
     ("name", "options", "stages", "schedule", "share"),
     [
         ("gpt-tiny-unrolled", {"clip_norm": 0.5}, 4, "gpipe", 0.6),
-        ("gpt-tiny", {"remat": False}, 2, "gpipe", 0.6),
+        ("gpt-tiny", {"remat": False}, 2, "gpipe", 0.5),
         ("t5-tiny", {}, 2, "gpipe", 0.6),
-        ("unet-tiny", {}, 4, "gpipe", 0.6),
+        ("unet-tiny", {}, 4, "gpipe", 0.35),
     ],
 )
 def test_models_of_the_zoo_give_the_same(name, options, stages, schedule, share, moves):

@@ -53,9 +53,9 @@ def wishes(stages, schedule):
 
 
 def planned(step, args, share, donated=0, **options):
-    """Plans with room for all, and with a share of the memory that this one takes."""
+    """Plans with room for all, all kept, and with a share of the memory of this one."""
     options = {"donate_argnums": donated, **options}
-    free = rhino.plan(step, *args, **options)
+    free = rhino.plan(step, *args, recompute="as written", **options)
     budget = int(share * free.predicted.peak_bytes)
     return free, rhino.plan(step, *args, memory_budget_bytes=budget, **options)
 

@@ -47,8 +47,8 @@ def planned(budget=None, hardware=None, **wishes):
 
 @pytest.fixture(scope="module")
 def free():
-    """With room for all."""
-    plan = planned()
+    """With room for all, and all kept."""
+    plan = planned(recompute="as written")
     assert not plan.pipeline.is_remade
     return plan
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
+from tests.verify.extras import skipped_without_extra
 
 
 def shape(*sizes):
@@ -87,22 +88,67 @@ def test_stages_that_do_the_same_are_asked_once(monkeypatch):
     assert len(asked) <= 3
 
 
-def test_what_gains_little_is_kept():
-    """Layers one by one stack nothing."""
+def unrolled(layer):
+    """A step of four layers, one by one."""
 
     def step(params, x):
         def loss(params):
             h = x
             for up, down in params:
-                h = h + jax.nn.gelu(h @ up) @ down
+                h = h + layer(h @ up) @ down
             return jnp.mean((h - x) ** 2)
 
         gradients = jax.grad(loss)(params)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
     params = [(shape(256, 1024), shape(1024, 256))] * 4
-    plan = rhino.plan(
-        step, params, shape(8192, 256), mesh={"stage": 2}, microbatches=4,
-        hardware="h100", schedule="1f1b", donate_argnums=0,
-    )  # fmt: skip
-    assert not plan.pipeline.is_remade
+    options = {"mesh": {"stage": 2}, "microbatches": 4, "schedule": "1f1b"}
+    return rhino.plan(
+        step, params, shape(8192, 256), hardware="h100", donate_argnums=0, **options
+    )
+
+
+def test_what_gains_little_is_kept():
+    """Of products alone all goes through memory anyway."""
+    assert not unrolled(lambda h: h).pipeline.is_remade
+
+
+def test_what_only_crosses_from_task_to_task_is_made_again():
+    """Of layers one by one, whose forward pass is compiled apart from what reads it."""
+    pipeline = unrolled(jax.nn.gelu).pipeline
+    assert all(made.count for made in pipeline.made_again)
+    assert all(made.added_s < 0 for made in pipeline.made_again)
+
+
+def softmax_step(params, x):
+    """A layer of softmax attention, in float32."""
+
+    def loss(params):
+        h = x
+        for w in params:
+            q, k, v = jnp.split(h @ w, 3, -1)
+            p = jax.nn.softmax(q @ k.mT / 8, axis=-1)
+            h = h + p @ v
+        return jnp.mean((h - x) ** 2)
+
+    gradients = jax.grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+@pytest.mark.compile_only
+def test_attention_is_compiled_as_fast_as_planned():
+    """With its exponentials made again, or kept: within 30 % of what XLA makes."""
+    args = [shape(64, 192)] * 4, shape(64, 1024, 64)
+    took = {}
+    for recompute in ("auto", "as written"):
+        plan = rhino.plan(
+            softmax_step, *args, mesh={"stage": 2}, microbatches=4,
+            hardware="h100:2", schedule="1f1b", donate_argnums=0, recompute=recompute,
+        )  # fmt: skip
+        assert plan.pipeline.is_remade == (recompute == "auto")
+        with skipped_without_extra():
+            found = plan.verify(softmax_step, *args, compile_for="h100:2")
+        took[recompute] = found.compiled.step_time_s
+        ratio = took[recompute] / plan.predicted.step_time_s
+        assert 1 / 1.3 < ratio < 1.3, (recompute, ratio)
+    assert took["auto"] < 0.9 * took["as written"]
