@@ -59,13 +59,14 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
     if cut_step.has_backward:
         is_kept = not asked.may_recompute
         would_recompute = 'recompute="auto"' if is_kept else 'schedule="1f1b"'
-    is_free = asked.may_recompute and cut_step.has_backward and not way.is_split
+    is_free = asked.may_recompute and cut_step.has_backward
     # What is searched for is not simulated with links to hosts.
     host_bytes_per_s = search.target.device.host_bytes_per_s
     room = Room(
         way.in_flight,
         (0,) * shapes.groups,
         is_free,
+        way.is_split,
         None if way.name == when.SEARCHED else host_bytes_per_s,
         would_recompute,
     )

@@ -89,7 +89,8 @@ def plan_groups(
     # What a small group has, a larger one can have too: its other axes are the same.
     for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
         own = {c for c, g in enumerate(step.chunks) if g == group}
-        may_recompute = room.may_recompute and not own <= remade.chunks
+        is_chosen = room.may_recompute and not own <= remade.chunks
+        may_recompute = is_chosen and not room.is_split
         one = wide = None
         try:
             one = planned(step, group, MOST_TRIES)
@@ -103,7 +104,7 @@ def plan_groups(
         if may_recompute and (one is None or one.is_bound):
             step, one, remade = remaking.of(step, group, remade, one, wide)
         assert one is not None
-        if may_recompute and one is kept:
+        if is_chosen and one is kept:
             step, one, remade = remaking.by_price(step, group, remade, one)
         found[group] = one
         for whole, spec in _of_stacks(one, of_step):
@@ -131,7 +132,8 @@ def _told(refused: Refused, room: Room, *, is_again: bool) -> InfeasiblePlanErro
     error = refused.error
     if is_again:
         return in_vain(error)
-    if refused.is_alone or room.may_recompute or not room.would_recompute:
+    may_recompute = room.may_recompute and not room.is_split
+    if refused.is_alone or may_recompute or not room.would_recompute:
         return error
     return InfeasiblePlanError(
         error.what,

@@ -134,13 +134,8 @@ def _fastest(
       meshes: to be compared for the first number of micro-batches.
       rounds: numbers of micro-batches, each list where none of those before fits.
     """
-    may_recompute = whole.may_recompute
     best: Plan | None = None
     for i, counts in enumerate(rounds):
-        # Once a plan recomputes, only plans that do not may be faster.
-        is_free = may_recompute and best is None
-        forms = [replace(asked, may_recompute=is_free) for asked in forms]
-        whole = replace(whole, may_recompute=is_free)
         try:
             plan = _best_of(forms, whole, meshes, counts)
         except InfeasiblePlanError:

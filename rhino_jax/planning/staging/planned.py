@@ -173,6 +173,8 @@ class Room:
       in_flight: of every group, the micro-batches of which it holds something.
       ahead_bytes: of every group, of one device, what arrives early.
       may_recompute: whether groups that do not fit may make values again.
+      is_split: whether their backward passes are: then values are made again only
+        where that is faster.
       host_bytes_per_s: of a device's link to its host's memory, if values may wait
         there as well.
       would_recompute: the keyword with which they might, where they may not.
@@ -182,6 +184,7 @@ class Room:
     in_flight: tuple[int, ...]
     ahead_bytes: tuple[int, ...]
     may_recompute: bool = False
+    is_split: bool = False
     host_bytes_per_s: float | None = None
     would_recompute: str = ""
     remade: Remade = NOTHING

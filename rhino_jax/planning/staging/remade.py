@@ -214,6 +214,7 @@ class Remaking:
             frozenset(pairs[i][1] for i in forward),
             frozenset(end.value for key, end in ends if key.kind is Kind.INSIDE),
             self.room.in_flight[at],
+            keeps_stacks=any(t.kind is TaskKind.WEIGHTS for t in of.tasks),
         )
 
     def _with_host(self, step: Step, group: PlannedGroup, tasks: Tasks) -> Tasks:

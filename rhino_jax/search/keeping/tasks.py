@@ -31,6 +31,7 @@ class Tasks:
       forward: of those whose values may be made again.
       received: inputs of the program that are of a micro-batch as well.
       in_flight: micro-batches of which these are held.
+      keeps_stacks: whether what loops stack stays, as where backward passes are split.
       hosted: results of the program's calls, and inputs, that may wait in the host's
         memory.
       host_bytes_per_s: of a device's link to it, one way.
@@ -40,6 +41,7 @@ class Tasks:
     forward: frozenset[int]
     received: frozenset[int]
     in_flight: int
+    keeps_stacks: bool = False
     hosted: frozenset[int] = frozenset()
     host_bytes_per_s: float = 0.0
 
@@ -83,7 +85,7 @@ class AskingTasks(Asking):
     def most_saved_s(self) -> float:
         """What it takes to write and read all that loops stack, and what would stay in
         registers but for the border between tasks."""
-        stacks = (s for s in self.stacks.values() if s.value in self.free)
+        stacks = [s for s in self.stacks.values() if self._may_go(s)]
         plain = (v for v in self._kept() if v in self.free and v not in self.stacks)
         return 2 * (sum(map(self._pass_s, stacks)) + sum(map(self._border_s, plain)))
 
@@ -95,6 +97,9 @@ class AskingTasks(Asking):
         device = self.model.analysis.target.device
         per_s = device.hbm_bytes_per_s * device.memory_efficiency
         return self.micro_batches * self._bytes(value) / per_s
+
+    def _may_go(self, stack: Stack) -> bool:
+        return stack.value in self.free and not self.tasks.keeps_stacks
 
     def _pass_s(self, stack: Stack) -> float:
         # Other seconds, too, are of all micro-batches.
@@ -206,7 +211,7 @@ class AskingTasks(Asking):
 
     def _stack_row(self, stack: Stack, uses: set[int]) -> Row:
         row = super()._stack_row(stack, uses)
-        if stack.value not in self.free:
+        if not self._may_go(stack):
             return replace(row, remake_s=None)
         if row.remake_s is None:
             return row

@@ -74,17 +74,15 @@ class Labels:
         group_of: of every chunk; its own unless said.
         is_split: whether to split backward passes.
         recomputed: chunks whose forward passes run again in their backward passes,
-          where these are whole: of a split pass both parts would make them again, or
-          the second one would wait with all of it in memory.
+          where these are whole: of a split pass both parts would run them, or the
+          second one would wait with all of it in memory.
         remade: (forward equation, by its place among them, which of its results) of
-          other chunks, likewise.
+          other chunks, likewise; in each part of a split pass that reads them.
         kept: of what is kept to make these of.
         at: as `Apart.at`. Then what is made of weights alone is made in every chunk
           that reads it: of sequences in slices there would else be a copy of weights.
         """
-        assert not (is_split and (recomputed or remade)), (
-            "split passes are not recomputed"
-        )
+        assert not (is_split and recomputed), "split passes are not recomputed"
         chunks = 1 + max(stages)
         placed = (
             _placed(sides, at)

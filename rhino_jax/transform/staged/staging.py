@@ -62,14 +62,16 @@ def staged(
       group_of: of every chunk its group; its own unless said.
       is_split: whether what nothing waits for of backward passes is in tasks apart.
       remade: what backward passes make again of forward passes, and what of them waits
-        in the host's memory; nothing where they are split.
+        in the host's memory; where they are split no whole passes, and nothing that
+        loops stack.
       is_twice: whether what couples micro-batches is made ahead of all forward passes,
         and these run again: then backward passes wait for none but their own.
     """
-    if is_split:
-        apart = with_split_loops(apart, stages, group_of)
     asked = sides_of(apart)
     sides = asked
+    if is_split:
+        apart = with_split_loops(apart, stages, group_of)
+        sides = sides_of(apart)
     while True:
         labels = Labels.at(
             sides,
@@ -87,9 +89,14 @@ def staged(
     sent = offloaded(sides, remade, asked)
     if remade.values:
         sides, again, kept = applied(sides, apart, remade.choice, asked)
-        chunks = remade.chunks
         labels = Labels.at(
-            sides, stages, group_of, recomputed=chunks, remade=again, kept=kept
+            sides,
+            stages,
+            group_of,
+            is_split=is_split,
+            recomputed=remade.chunks,
+            remade=again,
+            kept=kept,
         )
     if is_twice:
         labels = labels.twice(apart.early)
