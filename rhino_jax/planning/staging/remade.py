@@ -110,7 +110,9 @@ class Remaking:
             return step, kept, remade
         solved, least_s = kept.found.solved[0], LEAST_GAIN * _seconds(kept)
         chosen = self.finds.of_plan(
-            kept.found, lambda: faster_in_flight(solved, tasks, least_s, SECONDS)
+            kept.found,
+            tasks.keeps_stacks,
+            lambda: faster_in_flight(solved, tasks, least_s, SECONDS),
         )
         if chosen is None:
             return step, kept, remade

@@ -24,12 +24,13 @@ class Finds:
     Attributes:
       known: of groups.
       whole: mesh of the largest group → of a whole micro-batch there.
-      faster: plan of a group → what it had better make again, memory left aside.
+      faster: plan of a group, and whether what loops stack stays → what it had better
+        make again, memory left aside.
     """
 
     known: dict[Hashable, Found] = field(default_factory=dict)
     whole: dict[MeshAxes, Found] = field(default_factory=dict)
-    faster: dict[Found, Chosen | None] = field(default_factory=dict)
+    faster: dict[tuple[Found, bool], Chosen | None] = field(default_factory=dict)
 
     def find_whole(
         self,
@@ -77,11 +78,14 @@ class Finds:
             self.known[key] = find(program, [mesh_axes], target, request)
         return self.known[key]
 
-    def of_plan(self, found: Found, ask: Callable[[], Chosen | None]) -> Chosen | None:
+    def of_plan(
+        self, found: Found, keeps_stacks: bool, ask: Callable[[], Chosen | None]
+    ) -> Chosen | None:
         """What a plan had better make again; asked once for groups that do the same."""
-        if found not in self.faster:
-            self.faster[found] = ask()
-        return self.faster[found]
+        key = found, keeps_stacks
+        if key not in self.faster:
+            self.faster[key] = ask()
+        return self.faster[key]
 
 
 def _without_names(program: Program) -> Program:
