@@ -26,6 +26,13 @@ def run(closed: Any, arrays: Any) -> list[Any]:
     return jax.jit(lambda xs: jax.core.eval_jaxpr(opened, consts, *xs))(arrays)
 
 
+def run_apart(closed: Any, arrays: Any) -> list[Any]:
+    """The same with each op compiled alone."""
+    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
+    with jax.disable_jit():
+        return jax.core.eval_jaxpr(opened, consts, *arrays)
+
+
 def numbers(x: Any) -> np.ndarray:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
@@ -46,7 +53,7 @@ def doubled(args: Any) -> Any:
     )
 
 
-def check(step, args, donate=(), counts=(3,), rtol=1e-4, **options):
+def check(step, args, donate=(), counts=(3,), rtol=1e-4, undivided=run, **options):
     """Micro-batches give what the undivided step gives.
 
     Also allowed are differences far below the largest number of all: gradients that
@@ -54,7 +61,7 @@ def check(step, args, donate=(), counts=(3,), rtol=1e-4, **options):
     """
     traced = trace(step, args, {}, donate_argnums=donate)
     arrays, cuts = arrays_of(args, traced), []
-    expected = run(traced.closed_jaxpr, arrays)
+    expected = undivided(traced.closed_jaxpr, arrays)
     most = max(np.abs(numbers(x)).max(initial=0) for x in expected)
     for count in counts:
         found = may_cut(traced.closed_jaxpr, traced.program, count, **options)
@@ -87,7 +94,9 @@ def outcome(step, args, donate, counts=(2, 4), cheap=0.0) -> str:
     in uneven ones.
 
     What differs in float32 must be equal to 1e-9 in float64: a maximum of two numbers
-    that rounding makes equal has another gradient.
+    that rounding makes equal has another gradient. There the undivided step runs op by
+    op: without LLVM's optimizations, as in these tests, XLA:CPU of jax 0.10.2 makes a
+    wrong one of seed 9 (off by 4e-4; with them, or op by op, it is right).
     """
     options = {"most_loops": 5, "most_meeting": 1.0, "cheap": cheap}
     try:
@@ -95,7 +104,8 @@ def outcome(step, args, donate, counts=(2, 4), cheap=0.0) -> str:
             check(step, args, donate, counts, **options)
         except AssertionError:
             with jax.enable_x64(True):
-                check(step, doubled(args), donate, counts, rtol=1e-9, **options)
+                apart = {"rtol": 1e-9, "undivided": run_apart, **options}
+                check(step, doubled(args), donate, counts, **apart)
     except MicrobatchError as error:
         return "refused, " + error.what.split("would")[0][:20]
     except AssertionError:
