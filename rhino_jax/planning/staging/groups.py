@@ -88,17 +88,16 @@ def plan_groups(
     remaking = Remaking(step_of, sides, planned, room, budget, finds)
     # What a small group has, a larger one can have too: its other axes are the same.
     for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
-        own = {c for c, g in enumerate(step.chunks) if g == group}
-        is_chosen = room.may_recompute and not own <= remade.chunks
+        is_again = {c for c, g in enumerate(step.chunks) if g == group} <= remade.chunks
+        is_chosen = room.may_recompute and not is_again
         may_recompute = is_chosen and not room.is_split
-        one = wide = None
+        one = None
         try:
-            one = planned(step, group, MOST_TRIES)
-            wide = one.wide
+            wide = (one := planned(step, group, MOST_TRIES)).wide
         except Refused as refused:
-            # One micro-batch alone holds as much either way.
             if refused.is_alone or not may_recompute:
-                raise _told(refused, room, is_again=own <= remade.chunks) from None
+                # One micro-batch alone holds as much either way.
+                raise _told(refused, room, is_again=is_again) from None
             wide = refused.wide
         kept = one
         if may_recompute and (one is None or one.is_bound):

@@ -1,8 +1,7 @@
 """Steps in stages as compilers make them, beside what was predicted of them.
 
-    python -m pytest -s -m "slow and compile_only" tests/verify/test_compiled_tasks.py
-
-prints both. Nothing was fitted to these.
+With `python -m pytest -s -m "slow and compile_only"` both are printed. Nothing was
+fitted to these.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from extras import skipped_without_extra
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
+from tests.verify.extras import skipped_without_extra
 
 
 def mlp_step(params, x):
@@ -58,7 +57,6 @@ def of_zoo(name, **options):
         (of_zoo("gpt-small", layers="scan"), "h100:8", 4, "auto", 1.6),
         (mlp, "v5e:2x4", 4, "1f1b", 1.2),
     ],
-    ids=str,
 )
 def test_compiled_steps_are_near_the_prediction(
     model, hardware, stages, schedule, most
