@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers_stored import stored
 
 from rhino_jax.analysis.graph import Graph, NodeKind
 from rhino_jax.analysis.inline_regions import inline_regions
@@ -37,16 +38,6 @@ def analysed(
         ops[i] = replace(ops[i], call=replace(call, is_program=is_program))
     graph = inline_regions(replace(program, ops=tuple(ops)))
     return graph, analyse(graph, GPU)
-
-
-def stored(graph: Graph, live: Liveness) -> list[str]:
-    return [
-        node.op.name
-        for node in graph.nodes
-        if node.kind is NodeKind.OP
-        and node.op is not None
-        and live.is_materialised[node.ports[0].id]
-    ]
 
 
 @pytest.mark.parametrize("is_program", [False, True])

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers_stored import stored
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.analysis.inline_regions import inline_regions
@@ -28,14 +29,7 @@ def materialised(
 ) -> list[str]:
     """Names of the ops whose results are stored, in program order."""
     graph = inline_regions(trace(fn, args, {}).program)
-    live = analyse(graph, fusing)
-    return [
-        node.op.name
-        for node in graph.nodes
-        if node.kind is NodeKind.OP
-        and node.op is not None
-        and live.is_materialised[node.ports[0].id]
-    ]
+    return stored(graph, analyse(graph, fusing))
 
 
 X = jnp.ones((64, 64), jnp.float32)

@@ -256,8 +256,10 @@ def _may_be_remade(
     asked: Asked, cut_step: CutStep, way: when.Way, tried: when.Way
 ) -> bool:
     """Whether a way that fits may be faster than one whose backward passes are split,
-    which make nothing again: were what forward tasks leave not written and read."""
-    if way.is_split or not tried.is_split or not asked.may_recompute:
+    which keep all that loops stack: were that not written and read."""
+    program = asked.of_step.program
+    has_loops = any(program.ops[op].name == "scan" for op in program.body.ops)
+    if way.is_split or not tried.is_split or not (asked.may_recompute and has_loops):
         return False
     device = asked.search.target.device
     per_s = device.hbm_bytes_per_s * device.memory_efficiency

@@ -75,8 +75,8 @@ class Asking:
     def asked(self) -> Asked:
         """The question."""
         stored = [v for v in self._kept() if self._is_stored(v)]
-        beside = self._beside(stored)
-        kept = {*stored, *beside, *self.bound}
+        sources = self._sources(stored)
+        kept = {*stored, *sources, *self.bound}
         followers = {
             v: self._needs(self._again(v, kept - {v}))
             for v in self._kept()
@@ -87,7 +87,7 @@ class Asking:
             for need in needs:
                 if need in uses:
                     uses[need] |= self._late_times(v)
-        rows = [self._row(v, kept, uses.get(v, set())) for v in (*stored, *beside)]
+        rows = [self._row(v, kept, uses.get(v, set())) for v in (*stored, *sources)]
         rows += self._carried(rows)
         rows.sort(key=lambda row: row.place)
         index = {row.value: i for i, row in enumerate(rows)}
@@ -143,7 +143,7 @@ class Asking:
     def _kept(self) -> list[int]:
         return [v for v in self.halves.late_uses if v not in self.bound]
 
-    def _beside(self, stored: Collection[int]) -> list[int]:
+    def _sources(self, stored: Collection[int]) -> list[int]:
         """Values that no late line reads, and that others may be made again of."""
         return []
 
@@ -233,9 +233,12 @@ class Asking:
         port = self.model.graph.held.get(stack.inside)
         if port is None or not self.model.graph.nodes[port.node].is_fusible:
             return 0.0
+        return self._memory_s(self._bytes(stack.value))
+
+    def _memory_s(self, size: int) -> float:
+        """Seconds to write, or to read, so many bytes."""
         device = self.model.analysis.target.device
-        per_s = device.hbm_bytes_per_s * device.memory_efficiency
-        return self._bytes(stack.value) / per_s
+        return size / (device.hbm_bytes_per_s * device.memory_efficiency)
 
     def _carried(self, rows: list[Row]) -> list[Row]:
         """What forward loops carry, and would stack for others to be made of."""
@@ -276,7 +279,7 @@ class Asking:
 
     def _work(self, lines: list[Line]) -> Work:
         ops = (op for line in lines for op in _within(self.program, line.op))
-        return max(map(_work_of, ops), default=Work.SMALL)
+        return max(map(Work.of, ops), default=Work.SMALL)
 
     def _of(self, op: Op) -> list[int]:
         return self.nodes.get(op.id, [])
@@ -328,16 +331,6 @@ def _within(program: Program, op: Op) -> Iterator[Op]:
     for region in op.call.regions if op.call is not None else ():
         for inner in region.ops:
             yield from _within(program, program.ops[inner])
-
-
-def _work_of(op: Op) -> Work:
-    if op.call is not None and op.call.trip_count > 1:
-        return Work.LOOP
-    if not op.traits.is_contraction or op.rule is None:
-        return Work.SMALL
-    layouts = (*op.rule.operands, *op.rule.results)
-    factors = [{f for dim in layout for f in dim} for layout in layouts]
-    return Work.BATCHED if set.intersection(*factors) else Work.PRODUCT
 
 
 def _seconds(model: Model, labels: Labels) -> np.ndarray:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from rhino_jax.ir.program import Op
 from rhino_jax.optimize.keeping.question import Candidate, Question
 
 
@@ -17,6 +18,17 @@ class Work(IntEnum):
     BATCHED = 1
     PRODUCT = 2
     LOOP = 3
+
+    @classmethod
+    def of(cls, op: Op) -> Work:
+        """Of one op, whatever is in its regions."""
+        if op.call is not None and op.call.trip_count > 1:
+            return cls.LOOP
+        if not op.traits.is_contraction or op.rule is None:
+            return cls.SMALL
+        layouts = (*op.rule.operands, *op.rule.results)
+        factors = [{f for dim in layout for f in dim} for layout in layouts]
+        return cls.BATCHED if set.intersection(*factors) else cls.PRODUCT
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class AskingTasks(Asking):
         self.hosted = {self.block.named(v) for v in tasks.hosted}
         self.hosted &= self.free | tasks.received
 
-    def _beside(self, stored: Collection[int]) -> list[int]:
+    def _sources(self, stored: Collection[int]) -> list[int]:
         """Results of products, which are in memory anyway: as attention's scores, of
         which its exponentials are made."""
         known, found = {*stored, *self.bound}, dict[int, None]()
@@ -94,9 +94,7 @@ class AskingTasks(Asking):
         port = self.model.graph.held.get(value)
         if port is None or port.id not in self.model.analysis.liveness.handed:
             return 0.0
-        device = self.model.analysis.target.device
-        per_s = device.hbm_bytes_per_s * device.memory_efficiency
-        return self.micro_batches * self._bytes(value) / per_s
+        return self.micro_batches * self._memory_s(self._bytes(value))
 
     def _may_go(self, stack: Stack) -> bool:
         return stack.value in self.free and not self.tasks.keeps_stacks
@@ -144,10 +142,9 @@ class AskingTasks(Asking):
         if row.value not in self.hosted:
             return replace(row, offload_s=None)
         size = self.micro_batches * self._bytes(row.value)
-        device = self.model.analysis.target.device
-        memory_s = 2 * size / (device.hbm_bytes_per_s * device.memory_efficiency)
         link_s = size / self.tasks.host_bytes_per_s
-        return replace(row, offload_s=row.keep_s + memory_s, link_s=link_s)
+        offload_s = row.keep_s + 2 * self._memory_s(size)
+        return replace(row, offload_s=offload_s, link_s=link_s)
 
     @property
     def micro_batches(self) -> int:

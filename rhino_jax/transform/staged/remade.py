@@ -34,7 +34,8 @@ class Remade:
       chunks: those whose forward passes run again as a whole.
       values: group → a `Choice` of values of the forward passes of its other chunks, as
         text. Ids are of `Sides.program`. What these values need is made again, too,
-        down to what the backward pass reads anyway; others wait in the host's memory.
+        down to what the backward pass reads anyway and what the choice keeps for that;
+        others wait in the host's memory.
     """
 
     chunks: frozenset[int] = frozenset()

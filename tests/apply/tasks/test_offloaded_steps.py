@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from helpers_steps import assert_equal, two_steps
 
 import rhino_jax as rhino
 from rhino_jax.apply.tasks import controller as running
@@ -48,21 +48,6 @@ def planned(step, args, share=None, free=None, **wishes):
     }
     budget = None if free is None else int(share * free.predicted.peak_bytes)
     return rhino.plan(step, *args, memory_budget_bytes=budget, **options)
-
-
-def two_steps(step, make, count=1):
-    mine = make()
-    for _ in range(2):
-        out = step(*mine)
-        mine = (*out[:count], *mine[count:])
-    return out
-
-
-def assert_equal(got, expected):
-    most = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
-    for a, b in pairs:
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * most)
 
 
 @pytest.fixture

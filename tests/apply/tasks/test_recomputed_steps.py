@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from helpers_steps import assert_equal
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
@@ -66,13 +66,6 @@ def two_steps(step, params, *rest):
         params, value = step(params, *rest)
         values.append(value)
     return params, values
-
-
-def assert_equal(got, expected):
-    most = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
-    for a, b in pairs:
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * most)
 
 
 @pytest.fixture(scope="module")
