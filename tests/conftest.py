@@ -1,4 +1,19 @@
-"""Eight emulated CPU devices and quick compiling, set before JAX starts its backend."""
+"""Eight emulated devices for every test, and which tests a run holds.
+
+Which test goes where. A test stands in the folder of the package that it checks, and
+checks at the cheapest place: a rule by evaluating shards in NumPy, a rewrite by
+interpreting both programs, a schedule by its clock, a plan without running it; it
+compiles where compiling is the point, on the smallest model that shows it. A test of
+more than `LONG_S` seconds (`tests.turns`) is marked `slow`. Of a matrix (model, mesh,
+option, seed of a random program) the cases that between them reach every part stay in
+the short run, and the rest are slow (`tests.cases.covering`). `pytest` runs all that is
+not slow, and so does README's test command, within six minutes; `pytest tests/NAME`
+takes at most one.
+Slow tests take turns in CI: `--turn 2/3` keeps every third of them, from the second on.
+Name a slow test ("tests/a/test_b.py::test_c"), or write `-m slow`, to run it. Marks
+say what else a test needs: `processes` starts several at once, `compile_only` the
+compilers of TPU and GPU, `browser` Chromium.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +24,10 @@ from typing import Any
 import pytest
 
 
+pytest_plugins = ["tests.turns"]
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests plan anew, and leave the user's cache alone.
+# Plans are computed, not read from the user's cache, which is left alone.
 os.environ["RHINO_CACHE"] = "0"
 _FLAGS = (
     "--xla_force_host_platform_device_count=8",
