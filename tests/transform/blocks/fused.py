@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import rhino_jax as rhino
@@ -163,16 +164,14 @@ def args_of(
 
 
 def random_params(shape: Shape) -> Any:
-    """Parameters that are not all alike."""
-    leaves, tree = jax.tree.flatten(params_of(shape))
-    keys = jax.random.split(jax.random.key(0), len(leaves))
-    made = [
-        0.3 * jax.random.normal(k, x.shape, x.dtype)
-        for k, x in zip(keys, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(tree, made)
+    """Return parameters that are not all alike, as NumPy arrays."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: (0.3 * rng.normal(size=x.shape)).astype(x.dtype), params_of(shape)
+    )
 
 
-def random_tokens(shape: Shape, rows: int, length: int) -> jax.Array:
+def random_tokens(shape: Shape, rows: int, length: int) -> np.ndarray:
     given = tokens_of(shape, rows, length)
-    return jax.random.randint(jax.random.key(1), given.shape, 0, shape.vocabulary)
+    rng = np.random.default_rng(1)
+    return rng.integers(shape.vocabulary, size=given.shape, dtype=np.int32)

@@ -18,20 +18,23 @@ from rhino_jax.models import registry
 from rhino_jax.transform.chunks import chunked, may_chunk
 from rhino_jax.transform.microbatch import Cut
 from rhino_jax.transform.remade import remade
+from tests.cases import covering
+from tests.transform.interpreter import interpret
+from tests.transform.zoo import compiled, of_zoo
 
 
 B, S, D, V = 4, 12, 16, 96
 
 
-def run(closed, arrays):
-    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
-    return jax.jit(lambda xs: jax.core.eval_jaxpr(opened, consts, *xs))(arrays)
-
-
 def check(step, args, donate=(), counts=(4,)):
-    """Chunks give what the undivided step gives; what would run where."""
+    """Check that chunks give what the undivided step gives; return what would run
+    where."""
     traced = trace(step, args, {}, donate_argnums=donate)
-    arrays, closed, program = jax.tree.leaves(args), traced.closed_jaxpr, traced.program
+    return check_traced(traced, jax.tree.leaves(args), counts)
+
+
+def check_traced(traced, arrays, counts=(4,), run=interpret):
+    closed, program = traced.closed_jaxpr, traced.program
     expected, cuts = run(closed, arrays), []
     for count in counts:
         cut = may_chunk(closed, program, count)
@@ -46,14 +49,18 @@ def check(step, args, donate=(), counts=(4,)):
     return cuts
 
 
-def of_zoo(name, **overrides):
-    workload = registry.get(name, **{"optimizer": "sgd", **overrides})
-    return workload.step, workload.make_args(jax.random.key(0)), workload.donate_argnums
-
-
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "t5-tiny"])
-def test_numbers_of_the_zoo_are_those_of_the_undivided_step(name):
-    for cut in check(*of_zoo(name)):
+@pytest.mark.parametrize(
+    ("name", "run"),
+    covering(
+        [
+            *((name, interpret) for name in ("gpt-tiny", "llama-tiny", "t5-tiny")),
+            ("gpt-tiny", compiled),
+            ("t5-tiny", compiled),
+        ]
+    ),
+)
+def test_numbers_of_the_zoo_are_those_of_the_undivided_step(name, run):
+    for cut in check_traced(*of_zoo(name), run=run):
         assert len(cut.loops) == 1 and not cut.again_flops
 
 
@@ -62,7 +69,7 @@ def test_numbers_of_the_zoo_are_those_of_the_undivided_step(name):
 @pytest.mark.parametrize("layers", ["unroll", "scan"])
 def test_numbers_of_more_of_the_zoo(name, layers):
     overrides = {} if name == "rnn-tiny" else {"layers": layers}
-    check(*of_zoo(name, **overrides), counts=(2, 3))
+    check_traced(*of_zoo(name, **overrides), counts=(2, 3))
 
 
 def by_class(logits, y):
@@ -205,10 +212,10 @@ def test_layers_are_no_heads():
     )
 
 
-def large(**overrides):
+def large():
     """A GPT whose logits are most of what it holds: 8 x 256 tokens, 50,257 classes."""
     sizes = {"vocab": 50257, "seq_len": 256, "batch": 8, "d_model": 64}
-    return registry.get("gpt-tiny", **sizes, **overrides)
+    return registry.get("gpt-tiny", **sizes)
 
 
 def temporaries(traced):
@@ -219,7 +226,8 @@ def temporaries(traced):
     return jitted.lower(*arrays).compile().memory_analysis().temp_size_in_bytes
 
 
-def test_logits_never_exist_whole():
+@pytest.mark.slow
+def test_logits_of_a_gpt_never_exist_whole():
     workload = large()
     args, donate = workload.abstract_args(), workload.donate_argnums
     traced = trace(workload.step, args, {}, donate_argnums=donate)
@@ -231,7 +239,9 @@ def test_logits_never_exist_whole():
     print(f"{whole / 2**20:.0f} MiB whole, {parts / 2**20:.0f} MiB in 8 chunks")
 
 
-def test_nor_in_a_users_own_micro_batches():
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_logits_never_exist_whole(pieces):
+    """Of a step, and of one in its user's own micro-batches."""
     params, batch = arguments()
     classes = 200 * V
     params |= {"head": np.zeros((D, classes)), "bias": np.zeros(classes)}
@@ -241,19 +251,21 @@ def test_nor_in_a_users_own_micro_batches():
         {k: jax.ShapeDtypeStruct((B, 64 * S), v.dtype) for k, v in batch.items()},
     )
 
+    def loss(params, piece):
+        logits = jnp.tanh(params["embed"][piece["x"]]) @ params["head"]
+        return jnp.sum(by_class(logits, piece["y"]) * piece["mask"])
+
     def step(params, batch):
-        pieces = jax.tree.map(lambda x: x.reshape(2, B // 2, -1), batch)
+        if pieces == 1:
+            return jax.grad(loss)(params, batch)
 
         def add(total, piece):
             return jax.tree.map(jnp.add, total, jax.grad(loss)(params, piece)), None
 
-        def loss(params, piece):
-            logits = jnp.tanh(params["embed"][piece["x"]]) @ params["head"]
-            return jnp.sum(by_class(logits, piece["y"]) * piece["mask"])
-
-        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), pieces)[0]
+        each = jax.tree.map(lambda x: x.reshape(pieces, B // pieces, -1), batch)
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), each)[0]
 
     traced = trace(step, args, {})
-    logits = 4 * (B // 2) * 64 * S * classes
+    logits = 4 * (B // pieces) * 64 * S * classes
     parts = temporaries(remade(traced, [chosen(CHUNKS, {"count": 8})]))
     assert temporaries(traced) > logits > 2 * parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
@@ -9,28 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from helpers_models import CASES
 
-from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.transform.microbatch import Cut, may_cut, microbatched
+from tests.transform.interpreter import interpret
 
 
 NOISE = re.compile(r"\['k(ey)?'\]\['bias'\]")
 """The bias of a key shifts all scores of a row alike: its gradient is exactly zero, and
 what optimizers make of the rounding is any number."""
-
-
-def run(closed: Any, arrays: Any) -> list[Any]:
-    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
-    return jax.jit(lambda xs: jax.core.eval_jaxpr(opened, consts, *xs))(arrays)
-
-
-def run_apart(closed: Any, arrays: Any) -> list[Any]:
-    """The same with each op compiled alone."""
-    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
-    with jax.disable_jit():
-        return jax.core.eval_jaxpr(opened, consts, *arrays)
 
 
 def numbers(x: Any) -> np.ndarray:
@@ -53,15 +43,19 @@ def doubled(args: Any) -> Any:
     )
 
 
-def check(step, args, donate=(), counts=(3,), rtol=1e-4, undivided=run, **options):
-    """Micro-batches give what the undivided step gives.
+def check(step, args, donate=(), counts=(3,), rtol=1e-4, run=interpret, **options):
+    """Check that micro-batches of a step give what it gives undivided.
 
     Also allowed are differences far below the largest number of all: gradients that
     are exactly zero are noise.
     """
     traced = trace(step, args, {}, donate_argnums=donate)
-    arrays, cuts = arrays_of(args, traced), []
-    expected = undivided(traced.closed_jaxpr, arrays)
+    return check_traced(traced, arrays_of(args, traced), counts, rtol, run, **options)
+
+
+def check_traced(traced, arrays, counts=(3,), rtol=1e-4, run=interpret, **options):
+    """As `check`."""
+    expected, cuts = run(traced.closed_jaxpr, arrays), []
     most = max(np.abs(numbers(x)).max(initial=0) for x in expected)
     for count in counts:
         found = may_cut(traced.closed_jaxpr, traced.program, count, **options)
@@ -84,9 +78,20 @@ def check(step, args, donate=(), counts=(3,), rtol=1e-4, undivided=run, **option
 
 
 def cut_of(step, args, count=2, donate=(), **options):
-    """What would run where, or the refusal."""
-    traced = trace(step, args, {}, donate_argnums=donate)
+    """Return what would run where, or the refusal."""
+    return cut_of_traced(trace(step, args, {}, donate_argnums=donate), count, **options)
+
+
+def cut_of_traced(traced, count=2, **options):
     return may_cut(traced.closed_jaxpr, traced.program, count, **options)
+
+
+@functools.cache
+def of_framework(name, optimizer):
+    """Return a case of `helpers_models.CASES`, traced, and its arrays."""
+    step, args, donate = CASES[name](optimizer)
+    traced = trace(step, args, {}, donate_argnums=donate)
+    return traced, arrays_of(args, traced)
 
 
 def outcome(step, args, donate, counts=(2, 4), cheap=0.0) -> str:
@@ -94,9 +99,7 @@ def outcome(step, args, donate, counts=(2, 4), cheap=0.0) -> str:
     in uneven ones.
 
     What differs in float32 must be equal to 1e-9 in float64: a maximum of two numbers
-    that rounding makes equal has another gradient. There the undivided step runs op by
-    op: without LLVM's optimizations, as in these tests, XLA:CPU of jax 0.10.2 makes a
-    wrong one of seed 9 (off by 4e-4; with them, or op by op, it is right).
+    that rounding makes equal has another gradient.
     """
     options = {"most_loops": 5, "most_meeting": 1.0, "cheap": cheap}
     try:
@@ -104,8 +107,7 @@ def outcome(step, args, donate, counts=(2, 4), cheap=0.0) -> str:
             check(step, args, donate, counts, **options)
         except AssertionError:
             with jax.enable_x64(True):
-                apart = {"rtol": 1e-9, "undivided": run_apart, **options}
-                check(step, doubled(args), donate, counts, **apart)
+                check(step, doubled(args), donate, counts, rtol=1e-9, **options)
     except MicrobatchError as error:
         return "refused, " + error.what.split("would")[0][:20]
     except AssertionError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -12,21 +13,18 @@ B, S, D, V = 8, 6, 4, 12
 
 
 def params():
-    keys = jax.random.split(jax.random.key(0), 4)
-    return {
-        "embed": jax.random.normal(keys[0], (V, D)),
-        "w": jax.random.normal(keys[1], (D, D)),
-        "out": jax.random.normal(keys[2], (D, V)),
-    }
+    rng = np.random.default_rng(0)
+    shapes = {"embed": (V, D), "w": (D, D), "out": (D, V)}
+    return {k: rng.normal(size=n).astype(np.float32) for k, n in shapes.items()}
 
 
 def batch():
-    keys = jax.random.split(jax.random.key(1), 4)
+    rng = np.random.default_rng(1)
     return {
-        "x": jax.random.normal(keys[0], (B, D)),
-        "y": jax.random.randint(keys[1], (B,), 0, V),
-        "tokens": jax.random.randint(keys[2], (B, S), 0, V),
-        "mask": (jax.random.uniform(keys[3], (B, S)) < 0.7).astype(jnp.float32),
+        "x": rng.normal(size=(B, D)).astype(np.float32),
+        "y": rng.integers(V, size=B, dtype=np.int32),
+        "tokens": rng.integers(V, size=(B, S), dtype=np.int32),
+        "mask": (rng.uniform(size=(B, S)) < 0.7).astype(np.float32),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -20,17 +21,17 @@ B, S, D, V = 6, 3, 4, 5
 
 
 def arguments(seed: int) -> tuple[Any, Any]:
-    keys = jax.random.split(jax.random.key(seed), 6)
-    params = {
-        "w": jax.random.normal(keys[0], (D, D)),
-        "e": jax.random.normal(keys[1], (V, D)),
-        "s": jnp.asarray(0.5),
-    }
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Any:
+        return rng.normal(size=shape).astype(np.float32)
+
+    params = {"w": normal(D, D), "e": normal(V, D), "s": np.float32(0.5)}
     batch = {
-        "x": jax.random.normal(keys[2], (B, D)),
-        "h": jax.random.normal(keys[3], (B, S, D)),
-        "t": jax.random.randint(keys[4], (B, S), 0, V),
-        "y": jax.random.randint(keys[5], (B,), 0, D),
+        "x": normal(B, D),
+        "h": normal(B, S, D),
+        "t": rng.integers(V, size=(B, S), dtype=np.int32),
+        "y": rng.integers(D, size=B, dtype=np.int32),
     }
     return params, batch
 

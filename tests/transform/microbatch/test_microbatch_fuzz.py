@@ -13,10 +13,9 @@ def found(seed):
     return outcome(step_of(seed), arguments(seed), (0,), (4,), cheap)
 
 
-@pytest.mark.parametrize("first", range(0, 6, 3))
-def test_random_programs_are_equal_or_refused(first):
-    bad = {s: what for s in range(first, first + 3) if not right(what := found(s))}
-    assert not bad
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_are_equal_or_refused(seed):
+    assert right(found(seed))
 
 
 @pytest.mark.slow

@@ -26,6 +26,9 @@ from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import Transform
 from rhino_jax.transform.remade import remade
+from tests.cases import covering
+from tests.transform.interpreter import interpret
+from tests.transform.zoo import compiled
 
 
 def checked(loss, counts=(2,), tx=None, has_aux=False, **options):
@@ -33,7 +36,6 @@ def checked(loss, counts=(2,), tx=None, has_aux=False, **options):
     return check(step, args, (0, 1), counts, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", LINEAR_LOSSES, ids=lambda f: f.__name__)
 def test_one_loop_gives_the_numbers_of_the_undivided_step(loss):
     for cut in checked(loss, (2, 3)):
@@ -41,6 +43,7 @@ def test_one_loop_gives_the_numbers_of_the_undivided_step(loss):
         assert cut.again_flops == cut.meeting_flops == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(4))
 def test_several_losses_take_one_loop(first):
     """Compiled together: each is an output, their gradients are summed."""
@@ -51,7 +54,8 @@ def test_several_losses_take_one_loop(first):
         return sum(each.values()), each
 
     # One with pieces that do not divide, which takes longer to compile.
-    for cut in checked(loss, (2 if first else 3,), has_aux=True):
+    counts = (2 if first else 3,)
+    for cut in checked(loss, counts, has_aux=True, run=compiled):
         assert len(cut.loops) == 1
         assert cut.again_flops == cut.meeting_flops == 0
 
@@ -83,8 +87,9 @@ def variance(p, b):
     return jnp.sum((h - h.mean(0)) ** 2)
 
 
-def test_a_balancing_loss_takes_two_loops():
-    for cut in checked(balanced):
+@pytest.mark.parametrize("run", covering([interpret, compiled]))
+def test_a_balancing_loss_takes_two_loops(run):
+    for cut in checked(balanced, run=run):
         assert len(cut.loops) == 2 and len(cut.why) == 1
 
 
@@ -163,8 +168,9 @@ def test_optimizers_run_once(make):
     assert len(cut.loops) == 1
 
 
-def test_pieces_that_do_not_divide():
-    for cut in checked(masked, (5,)):
+@pytest.mark.parametrize("run", covering([interpret, compiled]))
+def test_pieces_that_do_not_divide(run):
+    for cut in checked(masked, (5,), run=run):
         assert cut.piece_rows * cut.count >= B
 
 

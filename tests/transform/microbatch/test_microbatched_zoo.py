@@ -5,13 +5,13 @@ With SGD where AdamW would make noise of gradients that are exactly zero.
 
 from __future__ import annotations
 
-import jax
 import pytest
-from helpers_microbatch import check, cut_of
-from helpers_models import CASES
+from helpers_microbatch import check_traced, cut_of, cut_of_traced, of_framework
 
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.models import registry
+from tests.cases import covering
+from tests.transform.zoo import compiled, of_zoo
 
 
 ONE_LOOP = (
@@ -19,22 +19,19 @@ ONE_LOOP = (
     "t5-tiny", "unet-tiny",
 )  # fmt: skip
 TWO_LOOPS = ("moe-tiny", "two-tower-tiny")
+MODELS_OF_FRAMEWORKS = (
+    "linen_transformer", "nnx_split", "nnx_state", "equinox_mlp", "equinox_attention",
+)  # fmt: skip
 
 
-def of_zoo(name, **overrides):
-    workload = registry.get(name, **{"optimizer": "sgd", **overrides})
-    return workload.step, workload.make_args(jax.random.key(0)), workload.donate_argnums
+@pytest.mark.parametrize("name", covering(["mlp-tiny", "gpt-tiny", "moe-tiny"]))
+def test_compiled_numbers_are_those_of_the_undivided_step(name):
+    check_traced(*of_zoo(name), (2,), run=compiled)
 
 
-@pytest.mark.parametrize("name", ["mlp-tiny", "gpt-tiny"])
-def test_numbers_are_those_of_the_undivided_step(name):
-    check(*of_zoo(name), (2,))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*ONE_LOOP, *TWO_LOOPS])
+@pytest.mark.parametrize("name", covering([*ONE_LOOP, *TWO_LOOPS]))
 def test_numbers_of_the_zoo_are_those_of_the_undivided_step(name):
-    for cut in check(*of_zoo(name), (2, 3, 4)):
+    for cut in check_traced(*of_zoo(name), (2, 3, 4)):
         assert len(cut.loops) == 1 + (name in TWO_LOOPS)
         assert cut.again_flops < 0.4 * cut.flops
 
@@ -42,11 +39,11 @@ def test_numbers_of_the_zoo_are_those_of_the_undivided_step(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
-    [{"clip_norm": 0.5}, {"accumulate_steps": 2}, {"remat": True, "layers": "unroll"}],
+    [{"accumulate_steps": 2}, {"clip_norm": 0.5}, {"remat": True, "layers": "unroll"}],
     ids=str,
 )
 def test_gpt_with_clipping_accumulation_and_recomputed_layers(overrides):
-    for cut in check(*of_zoo("gpt-tiny", **overrides), (2, 3)):
+    for cut in check_traced(*of_zoo("gpt-tiny", **overrides), (2, 3)):
         assert len(cut.loops) == 1
 
 
@@ -76,23 +73,26 @@ def test_the_analysis_needs_no_arrays_and_is_quick():
 
 @pytest.mark.slow
 def test_experts_in_a_scan_over_recomputed_layers():
-    for cut in check(*of_zoo("moe-tiny", layers="scan", remat=True), (2, 3)):
+    for cut in check_traced(*of_zoo("moe-tiny", layers="scan", remat=True), (2, 3)):
         assert len(cut.loops) == 2 and not cut.meeting_flops
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "clip", "adafactor", "multi_steps"])
 @pytest.mark.parametrize(
-    "name",
-    ["linen_transformer", "nnx_split", "nnx_state", "equinox_mlp", "equinox_attention"],
+    ("name", "optimizer"),
+    [
+        (name, optimizer)
+        for name in MODELS_OF_FRAMEWORKS
+        for optimizer in ("sgd", "clip", "adafactor", "multi_steps")
+    ],
 )
 def test_models_of_frameworks(name, optimizer):
-    for cut in check(*CASES[name](optimizer), (2, 3)):
+    for cut in check_traced(*of_framework(name, optimizer), (2, 3)):
         assert len(cut.loops) == 1
 
 
 def test_batch_norm_of_linen_is_refused():
-    step, args, donate = CASES["linen_cnn"]("sgd")
-    found = cut_of(step, args, donate=donate)
+    traced, _ = of_framework("linen_cnn", "sgd")
+    found = cut_of_traced(traced)
     assert isinstance(found, MicrobatchError)
     assert "helpers_models.py" in found.where and "loops" in found.what

@@ -12,13 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers_microbatch import arrays_of, cut_of, numbers, run
-from helpers_models import CASES
+from helpers_microbatch import (
+    arrays_of,
+    cut_of,
+    cut_of_traced,
+    numbers,
+    of_framework,
+)
 
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.models import registry, wide_resnet
 from rhino_jax.transform.microbatch import Cut, microbatched
+from tests.cases import covering
+from tests.transform.interpreter import interpret
+from tests.transform.zoo import arguments_of, random_like, shape
 
 
 RATE = 0.1
@@ -46,11 +54,18 @@ def pieces_of(batch, count):
     return [(len(jax.tree.leaves(p)[0]) / rows, p) for p in pieces]
 
 
+def evaluate(function, *args):
+    """Return a function's result without compiling it."""
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+    found = interpret(closed, jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(shape), found)
+
+
 def by_hand(loss, params, state, batch, count):
     """One step of `step_of`, accumulated."""
     made = []
     for share, piece in pieces_of(batch, count):
-        found = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, state, piece)
+        found = evaluate(jax.value_and_grad(loss, has_aux=True), params, state, piece)
         made.append(jax.tree.map(lambda x, share=share: x * share, found))
     (value, state), grads = jax.tree.map(lambda *xs: sum(xs), *made)
     return jax.tree.map(lambda p, g: p - RATE * g, params, grads), state, value
@@ -59,7 +74,7 @@ def by_hand(loss, params, state, batch, count):
 def resnet():
     workload = registry.get("wide-resnet-tiny", batch=8)
     config = workload.config
-    params, _, state, batch = workload.make_args(jax.random.key(0))
+    params, _, state, batch = arguments_of(workload)
     return lambda p, s, b: wide_resnet.loss(config, p, s, b), params, state, batch
 
 
@@ -108,11 +123,8 @@ def nnx():
 
 
 def images():
-    x, y = jax.random.split(jax.random.key(1))
-    return {
-        "x": 2 + jax.random.normal(x, (8, 8, 8, 3)),
-        "y": jax.random.normal(y, (8, 4)),
-    }
+    batch = random_like({"x": shape(8, 8, 8, 3), "y": shape(8, 4)}, scale=1)
+    return {"x": 2 + batch["x"], "y": batch["y"]}
 
 
 def layered():
@@ -130,14 +142,11 @@ def layered():
         state = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, state, new)
         return jnp.mean((x - batch["y"]) ** 2), state
 
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = {
-        "w": jax.random.normal(keys[0], (3, width, width)) / 4,
-        "scale": jnp.ones((3, width)),
-    }
-    state = {k: jnp.ones((3, width)) for k in ("mean", "deviation")}
-    x, y = (jax.random.normal(k, (8, width)) for k in keys[1:])
-    return loss, params, state, {"x": x, "y": y}
+    ones = np.ones((3, width), np.float32)
+    params = {"w": random_like(shape(3, width, width)), "scale": ones}
+    state = {"mean": ones, "deviation": ones}
+    batch = random_like({"x": shape(8, width), "y": shape(8, width)}, scale=1)
+    return loss, params, state, batch
 
 
 PLACES = {
@@ -150,11 +159,10 @@ PLACES = {
 
 @pytest.mark.parametrize(
     ("case", "count"),
-    [
-        (resnet, 2),
-        pytest.param(resnet, 3, marks=pytest.mark.slow),
-        *((case, count) for case in (linen, nnx, layered) for count in (2, 3)),
-    ],
+    covering(
+        [(case, count) for case in (layered, linen, nnx, resnet) for count in (2, 3)],
+        [(layered, 2), (layered, 3), (nnx, 2)],
+    ),
     ids=lambda x: getattr(x, "__name__", None),
 )
 def test_numbers_are_those_of_a_loop_written_by_hand(case, count):
@@ -165,10 +173,11 @@ def test_numbers_are_those_of_a_loop_written_by_hand(case, count):
     closed, program = traced.closed_jaxpr, traced.program
     new = microbatched(closed, program, json.dumps(choice))
     expected = jax.tree.leaves(by_hand(loss, *args, count))
-    whole = jax.tree.leaves(jax.jit(step_of(loss))(*args))
+    arrays = arrays_of(args, traced)
+    whole = interpret(traced.closed_jaxpr, arrays)
     differs = []
     for end, b, a, w in zip(
-        program.outputs, run(new, arrays_of(args, traced)), expected, whole, strict=True
+        program.outputs, interpret(new, arrays), expected, whole, strict=True
     ):
         a, b, w = map(numbers, (a, b, w))
         atol = 1e-4 * np.abs(a).max() + 3e-7
@@ -179,32 +188,33 @@ def test_numbers_are_those_of_a_loop_written_by_hand(case, count):
 
 @pytest.mark.parametrize("place", ["BatchNorm", "CNN/BatchNorm_*", "CNN.__call__"])
 def test_batch_norm_of_linen_takes_one_loop(place):
-    step, args, donate = CASES["linen_cnn"]("sgd")
-    found = cut_of(step, args, donate=donate, per_microbatch=(place,))
+    traced, _ = of_framework("linen_cnn", "sgd")
+    found = cut_of_traced(traced, per_microbatch=(place,))
     assert isinstance(found, Cut) and len(found.loops) == 1
     sources = {found.program.ops[op].source.scopes for op in found.own}
     assert sources == {"CNN/BatchNorm_0", "CNN/BatchNorm_1"}
 
 
 def test_only_what_is_named_is_taken_so():
-    step, args, donate = CASES["linen_cnn"]("sgd")
-    found = cut_of(step, args, donate=donate, per_microbatch=("BatchNorm_1",))
+    traced, _ = of_framework("linen_cnn", "sgd")
+    found = cut_of_traced(traced, per_microbatch=("BatchNorm_1",))
     assert isinstance(found, Cut) and len(found.loops) > 1
     assert {found.program.ops[op].source.scopes for op in found.own} == {
         "CNN/BatchNorm_1"
     }
 
 
+@pytest.mark.slow
 def test_clipping_by_the_global_norm_sees_whole_gradients():
-    step, args, donate = CASES["linen_cnn"]("clip")
-    found = cut_of(step, args, donate=donate, per_microbatch=("BatchNorm",))
+    traced, _ = of_framework("linen_cnn", "clip")
+    found = cut_of_traced(traced, per_microbatch=("BatchNorm",))
     assert isinstance(found, Cut) and len(found.loops) == 1
     assert all("BatchNorm" in found.program.ops[op].source.scopes for op in found.own)
 
 
 def test_the_refusal_names_what_to_ask_for():
-    step, args, donate = CASES["linen_cnn"]("sgd")
-    found = cut_of(step, args, donate=donate)
+    traced, _ = of_framework("linen_cnn", "sgd")
+    found = cut_of_traced(traced)
     assert isinstance(found, MicrobatchError)
     assert "per_microbatch='BatchNorm'" in found.fix
 

@@ -17,6 +17,7 @@ from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.ir.transform import ONE_PROGRAM, chosen
 from rhino_jax.planning.variants import cut_in
 from rhino_jax.transform.remade import remade
+from tests.transform.interpreter import interpret_on_ranks
 
 
 LAYERS, WIDTH, ROWS = 4, 16, 16
@@ -26,7 +27,38 @@ def on_one_stage(traced: Traced, stages: int, count: int) -> Traced:
     return remade(traced, [cut_in(count), chosen(ONE_PROGRAM, {"stages": stages})])
 
 
+def _is_on_stage(traced: Traced, on_stage: Traced, of: str) -> list[bool]:
+    """Return which of a program's "inputs" or "outputs" every stage has a part of."""
+    return [
+        traced.program.values[a.value].shape != on_stage.program.values[b.value].shape
+        for a, b in zip(
+            getattr(traced.program, of), getattr(on_stage.program, of), strict=True
+        )
+    ]
+
+
 def run_all(traced: Traced, on_stage: Traced, arrays: Sequence[Any]) -> list[Any]:
+    """Interpret all stages; what all of them have is the same on each."""
+    stages = on_stage.program.transforms[-1].chosen["stages"]
+    is_part = _is_on_stage(traced, on_stage, "inputs")
+    each = [
+        np.split(np.asarray(x), stages) if part else [x] * stages
+        for part, x in zip(is_part, (*arrays, *traced.consts), strict=True)
+    ]
+    found = interpret_on_ranks(on_stage.closed_jaxpr, [*zip(*each, strict=True)])
+    results = []
+    is_part = _is_on_stage(traced, on_stage, "outputs")
+    for part, xs in zip(is_part, zip(*found, strict=True), strict=True):
+        if not part:
+            for x in xs[1:]:
+                np.testing.assert_array_equal(x, xs[0])
+        results.append(np.concatenate(xs) if part else xs[0])
+    return results
+
+
+def run_all_compiled(
+    traced: Traced, on_stage: Traced, arrays: Sequence[Any]
+) -> list[Any]:
     """Run on as many devices as there are stages."""
     stages = on_stage.program.transforms[-1].chosen["stages"]
     kinds = (AxisType.Auto,)
@@ -35,15 +67,8 @@ def run_all(traced: Traced, on_stage: Traced, arrays: Sequence[Any]) -> list[Any
     )
 
     def specs(of: str) -> list[P]:
-        whole, own = (getattr(t.program, of) for t in (traced, on_stage))
-        shapes = [
-            (
-                traced.program.values[a.value].shape,
-                on_stage.program.values[b.value].shape,
-            )
-            for a, b in zip(whole, own, strict=True)
-        ]
-        return [P("stage") if a != b else P() for a, b in shapes]
+        is_part = _is_on_stage(traced, on_stage, of)
+        return [P("stage") if part else P() for part in is_part]
 
     def local(*xs: Any) -> list[Any]:
         here = open_jaxpr(in_current_mesh(on_stage.closed_jaxpr))
@@ -111,14 +136,18 @@ def train_step(
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state, loss
 
-    keys = jax.random.split(jax.random.key(0), 4)
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
     params = {
-        "in": jax.random.normal(keys[0], (WIDTH, WIDTH)) / 4,
+        "in": normal(WIDTH, WIDTH) / 4,
         "layers": {
-            "w": jax.random.normal(keys[1], (LAYERS, WIDTH, WIDTH)) / 4,
-            "b": jnp.zeros((LAYERS, WIDTH)),
+            "w": normal(LAYERS, WIDTH, WIDTH) / 4,
+            "b": np.zeros((LAYERS, WIDTH), np.float32),
         },
     }
-    x, y = (jax.random.normal(k, (ROWS, WIDTH)) for k in keys[2:])
+    x, y = normal(ROWS, WIDTH), normal(ROWS, WIDTH)
     args = params, tx.init(params), x, y, jax.random.key(1)
     return step, args

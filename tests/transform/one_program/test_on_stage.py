@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +13,16 @@ import optax
 import pytest
 
 from rhino_jax.errors import StageError
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Op
+from tests.cases import covering
 from tests.transform.one_program.helpers_one_program import (
     LAYERS,
     WIDTH,
     assert_equal,
     on_one_stage,
     run_all,
+    run_all_compiled,
     traced_step,
 )
 from tests.transform.staged.helpers_staged import of_zoo, undivided
@@ -88,17 +92,49 @@ def handed_on(on_stage: Any) -> tuple[list[Op], list[Op]]:
     return [op for op in every if op not in once], once
 
 
-@pytest.mark.parametrize("stages, count", [(2, 4), (4, 8)])
-@pytest.mark.parametrize("name", STEPS)
+@functools.cache
+def step_of(name: str) -> tuple[Traced, list[Any]]:
+    return STEPS[name]()
+
+
+IN_FOUR = ("plain", "factored", "shared layers")
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "count"),
+    covering(
+        [(name, stages, count) for name in STEPS for stages, count in ((2, 4), (4, 8))],
+        lambda case: case[1] == 2 or case[0] in IN_FOUR,
+    ),
+)
 def test_equals_one_device(name: str, stages: int, count: int) -> None:
-    traced, arrays = STEPS[name]()
+    traced, arrays = step_of(name)
     on_stage = on_one_stage(traced, stages, count)
     assert_equal(traced, run_all(traced, on_stage, arrays), undivided(traced, arrays))
 
 
+@pytest.mark.parametrize(
+    "name",
+    covering(
+        ["clipped", "clipped adamw", "dropout", "factored", "captured array"],
+        ["clipped"],
+    ),
+)
+def test_equals_one_device_where_it_is_compiled(name: str) -> None:
+    traced, arrays = step_of(name)
+    found = run_all_compiled(traced, on_one_stage(traced, 2, 4), arrays)
+    assert_equal(traced, found, undivided(traced, arrays))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("stages, count", [(2, 4), (2, 8), (4, 4), (4, 8)])
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+@pytest.mark.parametrize(
+    ("name", "stages", "count"),
+    [
+        (name, stages, count)
+        for name in ("gpt-tiny", "llama-tiny")
+        for stages, count in ((2, 4), (2, 8), (4, 4), (4, 8))
+    ],
+)
 def test_models_equal_one_device(name: str, stages: int, count: int) -> None:
     traced, arrays = of_zoo(name, num_layers=4, clip_norm=0.5)
     on_stage = on_one_stage(traced, stages, count)
@@ -110,7 +146,7 @@ def test_models_equal_one_device(name: str, stages: int, count: int) -> None:
 
 @pytest.mark.parametrize("name", ["clipped adamw", "dropout"])
 def test_layers_lie_where_their_stage_is(name: str) -> None:
-    traced, _ = STEPS[name]()
+    traced, _ = step_of(name)
     on_stage = on_one_stage(traced, 2, 4)
     program = on_stage.program
     for end in (*program.inputs, *program.outputs):
@@ -122,9 +158,10 @@ def test_layers_lie_where_their_stage_is(name: str) -> None:
 
 
 def test_no_stack_is_gathered() -> None:
-    traced, _ = STEPS["clipped adamw"]()
+    traced, _ = step_of("clipped adamw")
     on_stage = on_one_stage(traced, 2, 4)
-    _, once = handed_on(on_stage)
+    ticking, once = handed_on(on_stage)
+    assert len(ticking) == 2  # One value forward, and one back.
     sent = [on_stage.program.values[v].shape for op in once for v in op.operands]
     assert sent
     assert not [shape for shape in sent if shape[1:] == (WIDTH, WIDTH)]
@@ -135,7 +172,7 @@ def test_no_stack_is_gathered() -> None:
     [(3, 4, "do not divide into 3"), (4, 2, "multiple of 4"), (2, 6, "6 equal micro")],
 )
 def test_refuses(stages: int, count: int, said: str) -> None:
-    traced, _ = traced_step(dense)
+    traced, _ = step_of("plain")
     with pytest.raises(StageError, match=said):
         on_one_stage(traced, stages, count)
 
@@ -148,7 +185,7 @@ def test_refuses_layers_written_one_by_one() -> None:
 
 
 def test_two_steps() -> None:
-    traced, arrays = STEPS["clipped"]()
+    traced, arrays = step_of("clipped")
     on_stage = on_one_stage(traced, 2, 4)
     left, right = list(arrays), list(arrays)
     state = [e.state_of for e in traced.program.outputs]

@@ -8,15 +8,14 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.transform import Transform
 from rhino_jax.transform.partial_sums import Site, as_text, sites
 from rhino_jax.transform.remade import remade
+from tests.transform.interpreter import interpret
 
 
 @dataclass(frozen=True)
@@ -65,21 +64,13 @@ def delayed_everywhere(
 
 def ran(traced: Traced, args: Any) -> list[np.ndarray]:
     """Results, as arrays."""
-    closed = traced.closed_jaxpr
-    flat = jax.tree.leaves(args)
-    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
-    return [np.asarray(x) for x in jax.core.eval_jaxpr(opened, consts, *flat)]
+    return interpret(traced.closed_jaxpr, jax.tree.leaves(args))
 
 
-def normal(
-    shapes: Iterable[tuple[int, ...]], dtype: Any = jnp.float32
-) -> list[jax.Array]:
-    """Arrays of random numbers, always the same."""
-    keys = jax.random.split(jax.random.key(0), 64)
-    return [
-        jax.random.normal(key, shape, dtype)
-        for key, shape in zip(keys, shapes, strict=False)
-    ]
+def normal(shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
+    """Return float32 arrays of random numbers, always the same."""
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
 def sums(traced: Traced) -> list[tuple[str, int]]:

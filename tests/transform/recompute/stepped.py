@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +16,13 @@ from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.ir.transform import Transform
 from rhino_jax.transform.recompute.choice import Choice
 from rhino_jax.transform.remade import remade
+from tests.transform.interpreter import interpret
+from tests.transform.zoo import arguments_of
 
 
+@functools.cache
 def workload(name: str, **changes: Any) -> tuple[Traced, tuple[Any, ...]]:
-    """A tiny model's step, traced, and its arguments.
+    """Return a tiny model's step, traced, and its arguments.
 
     SGD by default: Adam divides small gradients by themselves, and so shows nothing
     but their rounding.
@@ -26,7 +30,7 @@ def workload(name: str, **changes: Any) -> tuple[Traced, tuple[Any, ...]]:
     if "decode" not in name:
         changes.setdefault("optimizer", "sgd")
     found = models.get(name, **changes)
-    args = found.make_args(jax.random.key(0))
+    args = arguments_of(found)
     return trace(found.step, args, {}), args
 
 
@@ -35,8 +39,13 @@ def with_choice(traced: Traced, choice: Choice) -> Traced:
     return remade(traced, [Transform("recompute", 0, 0, str(choice))])
 
 
+def interpreted(traced: Traced) -> Any:
+    """Return the step on arrays, as it is run without compiling it."""
+    return lambda *arrays: interpret(traced.closed_jaxpr, arrays)
+
+
 def compiled(traced: Traced) -> Any:
-    """The step on arrays, compiled for one CPU."""
+    """Return the step on arrays, compiled for one CPU."""
     return jax.jit(as_function(traced)).lower(*traced.arguments.arrays).compile()
 
 

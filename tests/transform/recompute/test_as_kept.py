@@ -7,15 +7,18 @@ from typing import Any
 import jax
 import pytest
 
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.transform import Transform
 from rhino_jax.transform.recompute.as_kept import ALL, has_remat
 from rhino_jax.transform.recompute.choice import Choice
 from rhino_jax.transform.recompute.kept import find_kept
 from rhino_jax.transform.remade import remade
+from tests.cases import covering
 from tests.transform.recompute.stepped import (
     assert_same,
     compiled,
     flops,
+    interpreted,
     with_choice,
     workload,
 )
@@ -23,11 +26,43 @@ from tests.transform.recompute.stepped import (
 
 @pytest.mark.parametrize(
     ("name", "changes"),
+    covering(
+        [
+            ("gpt-tiny", {}),
+            ("gpt-tiny-unrolled", {"remat": True, "num_layers": 1}),
+        ]
+    ),
+)
+def test_equal_and_without_remat(name: str, changes: dict[str, Any]) -> None:
+    traced, args = workload(name, **changes)
+    arrays = jax.tree.leaves(args)
+    kept = remade(traced, [Transform("un-remat", 0, 0, ALL)])
+    assert has_remat(traced.program) and not has_remat(kept.program)
+    expected = interpreted(traced)(*arrays)
+    assert_same(interpreted(kept)(*arrays), expected)
+    plain = products(workload(name, **{**changes, "remat": False})[0])
+    assert products(kept) == plain < products(traced)
+    # And what is kept now may be dropped again.
+    values = tuple(k.value for k in find_kept(kept.program) if k.lines)
+    again = with_choice(kept, Choice(recompute=values))
+    assert_same(interpreted(again)(*arrays), expected)
+    assert products(again) > plain
+
+
+def products(traced: Traced) -> int:
+    """Return how many products a step runs."""
+    walk = traced.program.walk()
+    return sum(count for op, count in walk if op.name == "dot_general")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"),
     [
         ("gpt-tiny-unrolled", {"remat": True, "num_layers": 1}),
         ("gpt-tiny", {}),
-        pytest.param("llama-tiny", {}, marks=pytest.mark.slow),
-        pytest.param("gpt-tiny-unrolled", {"remat": True}, marks=pytest.mark.slow),
+        ("llama-tiny", {}),
+        ("gpt-tiny-unrolled", {"remat": True}),
     ],
 )
 def test_equal_and_cheaper(name: str, changes: dict[str, Any]) -> None:

@@ -12,21 +12,23 @@ from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.transform.recompute.choice import Choice
 from rhino_jax.transform.recompute.kept import find_kept
 from tests import helpers_models
+from tests.cases import covering
 from tests.transform.recompute.stepped import (
     assert_same,
     compiled,
+    interpreted,
     with_choice,
     workload,
 )
 
 
-FAST = {
+MODELS = {
     "mlp-tiny": {},
     "gpt-tiny-unrolled": {"num_layers": 1},
     "gpt-tiny": {"remat": False},
     "rnn-tiny": {},
 }
-SLOW = {
+MORE_MODELS = {
     "gpt-tiny-unrolled": {"remat": True},
     "gpt-tiny": {},
     "llama-tiny": {"remat": False},
@@ -40,10 +42,12 @@ SLOW = {
 }
 
 
-def check(traced: Traced, args: object, seed: int, subsets: int = 1) -> None:
+def check(
+    traced: Traced, args: object, seed: int, subsets: int = 1, run: Any = interpreted
+) -> None:
     """Drop all that can be dropped, then random halves."""
     arrays = jax.tree.leaves(args)
-    expected = compiled(traced)(*arrays)
+    expected = run(traced)(*arrays)
     values = [k.value for k in find_kept(traced.program) if k.lines]
     rng = random.Random(seed)
     choices = [values]
@@ -54,19 +58,26 @@ def check(traced: Traced, args: object, seed: int, subsets: int = 1) -> None:
         assert [e.path for e in changed.program.inputs] == [
             e.path for e in traced.program.inputs
         ]
-        assert_same(compiled(changed)(*arrays), expected)
+        assert_same(run(changed)(*arrays), expected)
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", MODELS)
 def test_tiny_models(name: str) -> None:
-    traced, args = workload(name, **FAST[name])
+    traced, args = workload(name, **MODELS[name])
     check(traced, args, seed=0)
 
 
+@pytest.mark.parametrize("name", covering(["mlp-tiny", "gpt-tiny", "rnn-tiny"]))
+def test_compiled_tiny_models(name: str) -> None:
+    """Barriers and loops hold what is dropped apart, and change no number."""
+    traced, args = workload(name, **MODELS[name])
+    check(traced, args, seed=0, run=compiled)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_all_tiny_models(name: str) -> None:
-    traced, args = workload(name, **SLOW[name])
+@pytest.mark.parametrize("name", MORE_MODELS)
+def test_more_tiny_models(name: str) -> None:
+    traced, args = workload(name, **MORE_MODELS[name])
     check(traced, args, seed=1, subsets=3)
 
 
@@ -79,12 +90,14 @@ def test_dropout_draws_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
-    [("mlp-tiny", {}), ("gpt-tiny", {"remat": False})],
+    ("name", "run"),
+    covering(
+        [("mlp-tiny", compiled), ("gpt-tiny", interpreted), ("gpt-tiny", compiled)], 2
+    ),
 )
-def test_values_that_wait_on_the_host(name: str, changes: dict[str, Any]) -> None:
+def test_values_that_wait_on_the_host(name: str, run: Any) -> None:
     """Of a CPU, that is where they are; the program is another."""
-    traced, args = workload(name, **changes)
+    traced, args = workload(name, **MODELS[name])
     kept = [k.value for k in find_kept(traced.program)]
     changed = with_choice(
         traced, Choice(recompute=tuple(kept[::3]), offload=tuple(kept))
@@ -92,11 +105,13 @@ def test_values_that_wait_on_the_host(name: str, changes: dict[str, Any]) -> Non
     moves = [op for op in changed.program.ops if op.name == "device_put"]
     assert len(moves) >= 2
     arrays = jax.tree.leaves(args)
-    assert_same(compiled(changed)(*arrays), compiled(traced)(*arrays))
+    assert_same(run(changed)(*arrays), run(traced)(*arrays))
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_first_slices_are_kept(count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "run"), covering([(1, interpreted), (2, interpreted), (2, compiled)])
+)
+def test_first_slices_are_kept(count: int, run: Any) -> None:
     traced, args = workload("gpt-tiny", remat=False, num_layers=3)
     stacks = [k for k in find_kept(traced.program) if k.forward is not None]
     (forward,) = {k.forward for k in stacks}
@@ -111,4 +126,4 @@ def test_first_slices_are_kept(count: int) -> None:
     ]
     assert lengths == [count, 3 - count, 3 - count, count]
     arrays = jax.tree.leaves(args)
-    assert_same(compiled(changed)(*arrays), compiled(traced)(*arrays))
+    assert_same(run(changed)(*arrays), run(traced)(*arrays))

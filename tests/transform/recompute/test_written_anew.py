@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from rhino_jax.frontend.trace import trace
@@ -13,7 +14,7 @@ from rhino_jax.transform.recompute.choice import Choice
 from rhino_jax.transform.recompute.kept import find_kept
 from tests.transform.recompute.stepped import (
     assert_same,
-    compiled,
+    interpreted,
     with_choice,
     workload,
 )
@@ -26,8 +27,8 @@ def layers(params: list[jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(jnp.square(x))
 
 
-PARAMS = [jnp.eye(8) * (i + 1) / 4 for i in range(3)]
-BATCH = jnp.linspace(0, 1, 128).reshape(16, 8)
+PARAMS = [np.eye(8, dtype=np.float32) * (i + 1) / 4 for i in range(3)]
+BATCH = np.linspace(0, 1, 128, dtype=np.float32).reshape(16, 8)
 
 
 def check(function: Any, *args: Any) -> tuple[Any, Any]:
@@ -37,7 +38,7 @@ def check(function: Any, *args: Any) -> tuple[Any, Any]:
     values = tuple(k.value for k in kept if k.lines)
     anew = with_choice(traced, Choice(recompute=values))
     arrays = jax.tree.leaves(args)
-    assert_same(compiled(anew)(*arrays), compiled(traced)(*arrays))
+    assert_same(interpreted(anew)(*arrays), interpreted(traced)(*arrays))
     return traced, anew
 
 
@@ -61,13 +62,13 @@ def test_loops_over_micro_batches() -> None:
 
         return jax.lax.scan(one, jnp.zeros_like(params), batch)
 
-    args = jnp.stack(PARAMS), BATCH.reshape(4, 4, 8)
+    args = np.stack(PARAMS), BATCH.reshape(4, 4, 8)
     traced, _ = check(step, *args)
     stacks = [k for k in find_kept(traced.program) if k.forward is not None]
     assert stacks and all(k.loop is not None for k in stacks)
     values = tuple(k.value for k in stacks if k.lines)
     anew = with_choice(traced, Choice(recompute=values))
-    assert_same(compiled(anew)(*args), compiled(traced)(*args))
+    assert_same(interpreted(anew)(*args), interpreted(traced)(*args))
     assert count(anew, "tanh") == count(traced, "tanh") + 1
 
 
@@ -106,7 +107,7 @@ def test_few_barriers_and_old_names() -> None:
     )
     values = tuple(k.value for k in find_kept(program) if k.value not in stream)
     anew = with_choice(traced, Choice(recompute=values, keep=stream))
-    assert count(anew, "optimization_barrier") <= 3 * 3
+    assert 0 < count(anew, "optimization_barrier") <= 3 * 3
     lines = {op.source.line for op in program.ops}
     assert {op.source.line for op in anew.program.ops} <= lines
     assert not [op for op in anew.program.ops if "transform" in op.source.file]

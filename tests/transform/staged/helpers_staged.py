@@ -1,28 +1,22 @@
-"""Running a step's tasks one after the other, on one device and without a plan."""
+"""Run a step's tasks one after the other, without a plan, in NumPy or on one device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from rhino_jax._compat import jaxpr_consts, open_jaxpr
-from rhino_jax.frontend.trace import Traced, trace
-from rhino_jax.models import registry
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.transform.staged.apart import Apart, take_apart
 from rhino_jax.transform.staged.in_slices import staged_in_slices
 from rhino_jax.transform.staged.sides import sides_of
 from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Key, Kind, Step, Task, TaskKind
-
-
-def of_zoo(name: str, **overrides: Any) -> tuple[Traced, list[Any]]:
-    workload = registry.get(name, **{"optimizer": "sgd", **overrides})
-    args = workload.make_args(jax.random.key(0))
-    traced = trace(workload.step, args, {}, donate_argnums=workload.donate_argnums)
-    return traced, jax.tree.leaves(args)
+from tests.transform.interpreter import interpret
+from tests.transform.zoo import compiled, of_zoo as of_zoo
 
 
 def in_equal_parts(
@@ -39,12 +33,25 @@ def in_equal_parts(
 
 
 def undivided(traced: Traced, arrays: Sequence[Any]) -> list[Any]:
-    opened, consts = open_jaxpr(traced.closed_jaxpr), jaxpr_consts(traced.closed_jaxpr)
-    return jax.jit(lambda xs: jax.core.eval_jaxpr(opened, consts, *xs))(arrays)
+    return interpret(traced.closed_jaxpr, arrays)
 
 
-def run_tasks(step: Step, arrays: Sequence[Any]) -> list[Any]:
-    """Every group sees only its inputs, what it made and what it was sent."""
+@functools.cache
+def taken_apart(traced: Traced, count: int) -> Apart:
+    """Return `take_apart` of a step, once for every count of micro-batches."""
+    return take_apart(traced.closed_jaxpr, traced.program, count)
+
+
+def _interpreted(step: Step, task: Task) -> Callable[..., list[Any]]:
+    jaxpr = jax.make_jaxpr(task.run)(*(step.types[key] for key in task.reads))
+    return lambda *arrays: interpret(jaxpr, arrays)
+
+
+def run_tasks(
+    step: Step, arrays: Sequence[Any], is_compiled: bool = False
+) -> list[Any]:
+    """Run all tasks: every group sees only its inputs, what it made and what it was
+    sent."""
     held: list[dict[Key, Any]] = [
         {key: arrays[key.number] for key in step.inputs(g)} for g in range(step.groups)
     ]
@@ -53,7 +60,10 @@ def run_tasks(step: Step, arrays: Sequence[Any]) -> list[Any]:
         for _ in held
     ]
     made = {(t.kind, t.group, t.place): t for tasks in step.tasks for t in tasks}
-    jitted = {at: jax.jit(task.run) for at, task in made.items()}
+    runs = {
+        at: jax.jit(task.run) if is_compiled else _interpreted(step, task)
+        for at, task in made.items()
+    }
 
     def run(at: tuple[TaskKind, int, int], m: int = 0) -> None:
         task: Task | None = made.get(at)
@@ -64,7 +74,7 @@ def run_tasks(step: Step, arrays: Sequence[Any]) -> list[Any]:
             of_piece = key.kind in (Kind.PIECE, Kind.INSIDE)
             return pieces[group][m] if of_piece else held[group]
 
-        outs = jitted[at](*(where(key, task.group)[key] for key in task.reads))
+        outs = runs[at](*(where(key, task.group)[key] for key in task.reads))
         for key, x in zip(task.makes, outs, strict=True):
             where(key, task.group)[key] = x
         for send in step.sends:
@@ -99,15 +109,23 @@ def run_tasks(step: Step, arrays: Sequence[Any]) -> list[Any]:
 
 
 def check(
-    traced: Traced, arrays: Sequence[Any], stages: int, count: int, **options: Any
+    traced: Traced,
+    arrays: Sequence[Any],
+    stages: int,
+    count: int,
+    is_compiled: bool = False,
+    **options: Any,
 ) -> Step:
-    """Tasks give what the undivided step gives."""
-    apart = take_apart(traced.closed_jaxpr, traced.program, count)
-    step = in_equal_parts(apart, stages, **options)
-    expected = undivided(traced, arrays)
+    """Check that tasks give what the undivided step gives."""
+    step = in_equal_parts(taken_apart(traced, count), stages, **options)
+    run = compiled if is_compiled else interpret
+    expected = run(traced.closed_jaxpr, arrays)
     most = max(np.abs(np.asarray(x)).max(initial=0) for x in expected)
     for end, a, b in zip(
-        traced.program.outputs, expected, run_tasks(step, arrays), strict=True
+        traced.program.outputs,
+        expected,
+        run_tasks(step, arrays, is_compiled),
+        strict=True,
     ):
         # The bias of a key shifts all scores of a row alike: its gradient is noise.
         if end.path.endswith("['k']['bias']"):

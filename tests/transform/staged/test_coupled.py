@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 from helpers_coupled import STEPS, arguments
-from helpers_staged import check, of_zoo, run_tasks
 
 from rhino_jax._compat import open_jaxpr
 from rhino_jax.errors import MicrobatchError
@@ -15,13 +16,17 @@ from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.sides import sides_of
 from rhino_jax.transform.staged.staging import staged
 from rhino_jax.transform.staged.step import Kind, TaskKind
+from tests.cases import covering
+from tests.transform.staged.helpers_staged import check, of_zoo, run_tasks, taken_apart
+from tests.transform.zoo import random_like
 
 
 NAMES = [name for name in STEPS if name != "centred"]
 
 
+@functools.cache
 def traced_step(name):
-    args = arguments()
+    args = random_like(jax.eval_shape(arguments))
     traced = trace(STEPS[name], args, {}, donate_argnums=(0,))
     return traced, jax.tree.leaves(args)
 
@@ -30,10 +35,18 @@ def tasks_of(step, *kinds):
     return [t for tasks in step.tasks for t in tasks if t.kind in kinds]
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("name", NAMES)
-def test_coupled_steps_are_the_same_in_stages(name, stages):
-    step = check(*traced_step(name), stages, 4)
+@pytest.mark.parametrize(
+    ("name", "stages", "is_compiled"),
+    covering(
+        [
+            *((name, stages, False) for name in NAMES for stages in (2, 4)),
+            *((name, 2, True) for name in NAMES),
+        ],
+        lambda case: not case[-1],
+    ),
+)
+def test_coupled_steps_are_the_same_in_stages(name, stages, is_compiled):
+    step = check(*traced_step(name), stages, 4, is_compiled)
     between = tasks_of(step, TaskKind.BETWEEN)
     made = {key for task in between for key in task.makes}
     assert between and {key.kind for key in made} == {Kind.COUPLED}
@@ -54,7 +67,7 @@ def test_coupled_models_of_the_zoo_are_the_same_in_stages(name, stages):
 
 def test_what_both_loops_do_is_done_once():
     traced, _ = traced_step("balanced")
-    apart = take_apart(traced.closed_jaxpr, traced.program, 4)
+    apart = taken_apart(traced, 4)
 
     def products(jaxpr):
         return sum(e.primitive.name == "dot_general" for e in open_jaxpr(jaxpr).eqns)
@@ -75,10 +88,10 @@ def test_a_group_reads_of_others_what_couples_once_a_step():
 
 def test_two_steps_follow_each_other():
     traced, arrays = traced_step("balanced")
-    apart = take_apart(traced.closed_jaxpr, traced.program, 4)
+    apart = taken_apart(traced, 4)
     assert apart.early == 2 and len(apart.coupled) == 2
     step = check(traced, arrays, 2, 4)
-    count = len(jax.tree.leaves(arguments()[0]))
+    count = len(jax.tree.leaves(jax.eval_shape(arguments)[0]))
     first = run_tasks(step, arrays)
     again = run_tasks(step, [*first[:count], *arrays[count:]])
     assert np.isfinite(float(again[count])) and float(again[count]) < float(
@@ -89,7 +102,7 @@ def test_two_steps_follow_each_other():
 def test_rows_that_meet_twice_are_refused_with_a_way_out():
     traced, _ = traced_step("centred")
     with pytest.raises(MicrobatchError, match="in 2 loops at most") as caught:
-        take_apart(traced.closed_jaxpr, traced.program, 4)
+        taken_apart(traced, 4)
     error = caught.value
     # Ops that couple the batch, and their lines; and what to do about it.
     assert error.where.count("helpers_coupled.py") == 2 == error.where.count(";") + 1
@@ -100,7 +113,7 @@ def test_rows_that_meet_twice_are_refused_with_a_way_out():
     assert "per_microbatch='centred'" in error.fix
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", covering(NAMES, ["weighted", "hardest", "normed"]))
 @pytest.mark.parametrize("is_twice", [False, True])
 def test_whatever_the_cut_a_group_gets_what_its_tasks_read(name, is_twice):
     traced, _ = traced_step(name)

@@ -5,26 +5,34 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from helpers_staged import check, in_equal_parts, of_zoo
 
-from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.remade import Remade
 from rhino_jax.transform.staged.step import Kind, TaskKind
+from tests.cases import covering
+from tests.transform.staged.helpers_staged import (
+    check,
+    in_equal_parts,
+    of_zoo,
+    taken_apart,
+)
 
 
 MODEL = "gpt-tiny-unrolled"
 
 
 @pytest.mark.parametrize(
-    ("stages", "count", "lengths"),
-    [
-        (2, 1, (16, 16)),
-        pytest.param(2, 2, (13, 10, 9), marks=pytest.mark.slow),
-        pytest.param(4, 1, (8, 8, 8, 8), marks=pytest.mark.slow),
-    ],
+    ("stages", "count", "lengths", "is_compiled"),
+    covering(
+        [
+            (2, 1, (16, 16), False),
+            (2, 1, (16, 16), True),
+            (2, 2, (13, 10, 9), False),
+            (4, 1, (8, 8, 8, 8), False),
+        ]
+    ),
 )
-def test_a_step_is_the_same_in_slices(stages, count, lengths):
-    step = check(*of_zoo(MODEL), stages, count, lengths=lengths)
+def test_a_step_is_the_same_in_slices(stages, count, lengths, is_compiled):
+    step = check(*of_zoo(MODEL), stages, count, is_compiled, lengths=lengths)
     slices = len(lengths)
     assert step.chunks == tuple(range(stages)) * slices
     kinds = Counter(t.kind for tasks in step.tasks for t in tasks)
@@ -35,7 +43,7 @@ def test_a_slice_reads_what_slices_before_it_made_on_its_group():
     """Keys and values, and sums of gradients, are not sent; of what is, no more is than
     of whole sequences."""
     traced, _ = of_zoo(MODEL)
-    apart = take_apart(traced.closed_jaxpr, traced.program, 1)
+    apart = taken_apart(traced, 1)
     whole, sliced = (in_equal_parts(apart, 2, lengths=n) for n in ((), (16, 16)))
 
     def sent(step):
@@ -58,15 +66,14 @@ def test_a_slice_reads_what_slices_before_it_made_on_its_group():
 
 @pytest.mark.slow
 def test_forward_passes_of_slices_run_again():
-    arguments = of_zoo(MODEL)
     remade = Remade(frozenset({0, 2}))  # both slices of the first stage
-    check(*arguments, 2, 1, lengths=(16, 16), remade=remade)
+    check(*of_zoo(MODEL), 2, 1, lengths=(16, 16), remade=remade)
 
 
 def test_layers_take_their_weights_from_stacks_in_every_slice():
     """In each anew: kept between slices they would be a copy of the stack."""
     traced, _ = of_zoo("gpt-tiny")
-    apart = take_apart(traced.closed_jaxpr, traced.program, 1)
+    apart = taken_apart(traced, 1)
     step = in_equal_parts(apart, 2, lengths=(16, 16))
     layers = {aval.shape[1:] for aval in traced.closed_jaxpr.in_avals if aval.ndim > 2}
     later = [

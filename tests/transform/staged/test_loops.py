@@ -6,26 +6,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers_staged import run_tasks, undivided
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.sides import sides_of
 from rhino_jax.transform.staged.staging import staged, with_split_loops
 from rhino_jax.transform.staged.step import TaskKind
+from tests.cases import covering
+from tests.transform.interpreter import interpret
+from tests.transform.staged.helpers_staged import run_tasks, taken_apart
+from tests.transform.zoo import compiled, random_like, shape
 
 
 LAYERS, WIDTH, ROWS = 3, 16, 8
 
 
 def arguments():
-    keys = jax.random.split(jax.random.key(0), 4)
     params = {
-        "in": jax.random.normal(keys[0], (WIDTH, WIDTH)) / 4,
-        "blocks": jax.random.normal(keys[1], (LAYERS, WIDTH, WIDTH)) / 4,
-        "shift": jax.random.normal(keys[2], (WIDTH,)),
+        "in": shape(WIDTH, WIDTH),
+        "blocks": shape(LAYERS, WIDTH, WIDTH),
+        "shift": shape(WIDTH),
     }
-    return params, jax.random.normal(keys[3], (ROWS, WIDTH))
+    return random_like((params, shape(ROWS, WIDTH)))
 
 
 def step_of(block):
@@ -50,12 +51,19 @@ def block(h, w, shift):
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "checkpoint"]
+    ("wrap", "is_compiled"),
+    covering(
+        [
+            *((wrap, False) for wrap in (lambda f: f, jax.jit, jax.checkpoint)),
+            (jax.checkpoint, True),
+        ],
+        3,
+    ),
 )
-def test_numbers_are_those_of_one_loop(wrap):
+def test_numbers_are_those_of_one_loop(wrap, is_compiled):
     args = arguments()
     traced = trace(step_of(wrap(block)), args, {}, donate_argnums=(0,))
-    apart = take_apart(traced.closed_jaxpr, traced.program, 4)
+    apart = taken_apart(traced, 4)
     forward = sides_of(apart).forward
     # The first layer alone, with its derivative; then the loop.
     stages = [int(k > 2) for k in range(len(forward))]
@@ -65,12 +73,17 @@ def test_numbers_are_those_of_one_loop(wrap):
     shapes = {tuple(step.types[k].shape) for t in late for k in t.makes}
     assert (LAYERS, WIDTH, WIDTH) in shapes
     arrays = jax.tree.leaves(args)
-    for a, b in zip(undivided(traced, arrays), run_tasks(step, arrays), strict=True):
+    run = compiled if is_compiled else interpret
+    expected, got = (
+        run(traced.closed_jaxpr, arrays),
+        run_tasks(step, arrays, is_compiled),
+    )
+    for a, b in zip(expected, got, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
 def test_loops_that_nothing_waits_for_stay_as_they_are():
     traced = trace(step_of(block), arguments(), {}, donate_argnums=(0,))
-    apart = take_apart(traced.closed_jaxpr, traced.program, 4)
+    apart = taken_apart(traced, 4)
     stages = [0] * len(sides_of(apart).forward)
     assert with_split_loops(apart, stages) is apart

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers_staged import check, of_zoo
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.transform.recompute.choice import Choice
-from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.remade import Remade
 from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.step import Kind, TaskKind
+from tests.cases import covering
+from tests.transform.staged.helpers_staged import check, of_zoo, taken_apart
+from tests.transform.zoo import random_like, shape
 
 
 WIDTH, ROWS, LAYERS = 16, 16, 4
@@ -31,10 +34,10 @@ def step(params, key, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
 
+@functools.cache
 def traced():
-    keys = jax.random.split(jax.random.key(0), LAYERS + 2)
-    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 4 for k in keys[:LAYERS]]
-    args = params, keys[-2], jax.random.normal(keys[-1], (ROWS, WIDTH))
+    params, x = random_like(([shape(WIDTH, WIDTH)] * LAYERS, shape(ROWS, WIDTH)))
+    args = params, jax.random.key(0), x
     return trace(step, args, {}, donate_argnums=(0,)), jax.tree.leaves(args)
 
 
@@ -52,7 +55,7 @@ def made_forward(of: Sides) -> dict[int, int]:
 
 
 def sides(args) -> Sides:
-    return sides_of(take_apart(args[0].closed_jaxpr, args[0].program, 4))
+    return sides_of(taken_apart(args[0], 4))
 
 
 def asked(values, groups) -> Remade:
@@ -60,11 +63,15 @@ def asked(values, groups) -> Remade:
     return Remade(values=dict.fromkeys(range(groups), text))
 
 
-@pytest.mark.parametrize(("stages", "v"), [(2, 1), (2, 2)], ids=str)
-def test_what_a_chunk_leaves_for_its_own_backward_pass_may_wait(stages, v):
+@pytest.mark.parametrize(
+    ("stages", "v", "is_compiled"),
+    covering([(2, 1, False), (2, 2, False), (2, 1, True)], 2),
+    ids=str,
+)
+def test_what_a_chunk_leaves_for_its_own_backward_pass_may_wait(stages, v, is_compiled):
     args = traced()
-    numbers = made_forward(sides(args))
-    found = check(*args, stages, 4, v=v, remade=asked(numbers, stages))
+    remade = asked(made_forward(sides(args)), stages)
+    found = check(*args, stages, 4, is_compiled, v=v, remade=remade)
     assert len(found.offloaded) == stages
     for group, keys in enumerate(found.offloaded):
         assert keys and keys == found.waits_on_host(group)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import helpers_coupled
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers_staged import check, of_zoo
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.transform.staged.holding import Holding
 from rhino_jax.transform.staged.remade import Remade
 from rhino_jax.transform.staged.step import Kind, Step, TaskKind
+from tests.cases import covering
+from tests.transform.staged.helpers_staged import check, of_zoo
+from tests.transform.zoo import random_like, shape
 
 
 WIDTH, ROWS, LAYERS = 32, 16, 8
@@ -42,11 +46,11 @@ def step_of(loss):
 
 
 def arguments():
-    keys = jax.random.split(jax.random.key(0), LAYERS + 2)
-    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 6 for k in keys[:LAYERS]]
-    return params, keys[-2], jax.random.normal(keys[-1], (ROWS, WIDTH))
+    params, x = random_like(([shape(WIDTH, WIDTH)] * LAYERS, shape(ROWS, WIDTH)))
+    return params, jax.random.key(0), x
 
 
+@functools.cache
 def traced(loss, **options):
     args = arguments()
     step = step_of(lambda *xs: loss(*xs, **options))
@@ -62,11 +66,16 @@ def left_bytes(step: Step) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("stages", "v"), [(2, 1), (4, 1), (2, 2)], ids=str)
-def test_what_is_dropped_is_the_same_when_it_is_made_again(stages, v):
+@pytest.mark.parametrize(
+    ("stages", "v", "is_compiled"),
+    covering([(2, 1, False), (4, 1, False), (2, 2, False), (2, 2, True)], 3),
+    ids=str,
+)
+def test_what_is_dropped_is_the_same_when_it_is_made_again(stages, v, is_compiled):
     args = traced(loss)
-    kept = check(*args, stages, 4, v=v)
-    again = check(*args, stages, 4, v=v, remade=Remade(frozenset(range(v * stages))))
+    kept = check(*args, stages, 4, is_compiled, v=v)
+    remade = Remade(frozenset(range(v * stages)))
+    again = check(*args, stages, 4, is_compiled, v=v, remade=remade)
     row = 4 * ROWS // 4 * WIDTH
     assert left_bytes(again) == [0, *[row] * (v * stages - 1)]
     assert all(a > 2 * row for a in left_bytes(kept))
@@ -110,7 +119,7 @@ def test_what_is_checkpointed_by_layers_is_kept_for_one_micro_batch_alone():
 
 @pytest.mark.parametrize("is_twice", [False, True])
 def test_coupled_micro_batches_are_recomputed_too(is_twice):
-    args = helpers_coupled.arguments()
+    args = random_like(jax.eval_shape(helpers_coupled.arguments))
     step = helpers_coupled.STEPS["contrastive"]
     args = trace(step, args, {}, donate_argnums=(0,)), jax.tree.leaves(args)
     kept = left_bytes(check(*args, 2, 4, is_twice=is_twice))
@@ -120,16 +129,20 @@ def test_coupled_micro_batches_are_recomputed_too(is_twice):
     assert sum(again) < sum(kept)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("gpt-tiny-unrolled", {}),
-        ("gpt-tiny-unrolled", {"clip_norm": 0.5}),
-        ("t5-tiny", {}),
-        ("unet-tiny", {}),
-    ],
+    ("name", "options", "stages"),
+    covering(
+        [
+            (name, options, stages)
+            for name, options in (
+                ("gpt-tiny-unrolled", {}),
+                ("gpt-tiny-unrolled", {"clip_norm": 0.5}),
+                ("t5-tiny", {}),
+                ("unet-tiny", {}),
+            )
+            for stages in (2, 4)
+        ]
+    ),
     ids=str,
 )
 def test_models_of_the_zoo_are_the_same_when_stages_recompute(name, options, stages):

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers_staged import check, of_zoo
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.transform.recompute.choice import Choice
 from rhino_jax.transform.recompute.late import halves_of
 from rhino_jax.transform.recompute.lines import Blocks
 from rhino_jax.transform.recompute.stacks import find_stacks
-from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.group import group_program
 from rhino_jax.transform.staged.holding import Holding
 from rhino_jax.transform.staged.remade import Remade, in_ids_of_piece
 from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.step import Kind, Step, TaskKind
+from tests.cases import covering
+from tests.transform.staged.helpers_staged import (
+    check,
+    in_equal_parts,
+    of_zoo,
+    taken_apart,
+)
+from tests.transform.zoo import random_like, shape
 
 
 WIDTH, ROWS, LAYERS = 32, 16, 8
@@ -39,15 +46,15 @@ def step(params, key, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
 
+@functools.cache
 def traced():
-    keys = jax.random.split(jax.random.key(0), LAYERS + 2)
-    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 6 for k in keys[:LAYERS]]
-    args = params, keys[-2], jax.random.normal(keys[-1], (ROWS, WIDTH))
+    params, x = random_like(([shape(WIDTH, WIDTH)] * LAYERS, shape(ROWS, WIDTH)))
+    args = params, jax.random.key(0), x
     return trace(step, args, {}, donate_argnums=(0,)), jax.tree.leaves(args)
 
 
 def sides(args) -> Sides:
-    return sides_of(take_apart(args[0].closed_jaxpr, args[0].program, 4))
+    return sides_of(taken_apart(args[0], 4))
 
 
 def crossing(of: Sides) -> dict[int, tuple[str, int]]:
@@ -76,13 +83,17 @@ def remade(values) -> Remade:
     return Remade(values={0: str(Choice(tuple(values)))})
 
 
-@pytest.mark.parametrize(("stages", "v"), [(2, 1), (4, 1), (2, 2)], ids=str)
-def test_all_but_products_made_again_with_the_same_random_bits(stages, v):
+@pytest.mark.parametrize(
+    ("stages", "v", "is_compiled"),
+    covering([(2, 1, False), (4, 1, False), (2, 2, False), (2, 2, True)], 3),
+    ids=str,
+)
+def test_all_but_products_made_again_with_the_same_random_bits(stages, v, is_compiled):
     args = traced()
     values = crossing(sides(args))
     again = [k for k, (name, _) in values.items() if name != "dot_general"]
-    before = check(*args, stages, 4, v=v)
-    after = check(*args, stages, 4, v=v, remade=remade(again))
+    before = check(*args, stages, 4, is_compiled, v=v)
+    after = check(*args, stages, 4, is_compiled, v=v, remade=remade(again))
     per_chunk = LAYERS // (v * stages)
     # A product of every layer is kept, and what comes from the chunk before.
     rows = [n // ROW for n in kept_bytes(after)]
@@ -119,9 +130,9 @@ def test_what_the_other_stage_knows_by_number_stays_the_same():
 
 def test_ids_of_a_group_are_those_of_the_micro_batch():
     args = of_zoo("gpt-tiny", remat=False)
-    apart = take_apart(args[0].closed_jaxpr, args[0].program, 4)
+    apart = taken_apart(args[0], 4)
     of = sides_of(apart)
-    made = check(*args, 1, 4)
+    made = in_equal_parts(apart, 1)
     program = group_program(made, 0, args[0].program)
     (forward,) = [t for t in program.tasks if t.kind is TaskKind.FORWARD]
     call = program.program.ops[program.program.body.ops[made.tasks[0].index(forward)]]
@@ -137,17 +148,18 @@ def test_ids_of_a_group_are_those_of_the_micro_batch():
     assert said.keep == (theirs.call.regions[0].inputs[-1],)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", covering(range(3)))
 @pytest.mark.parametrize(
     ("name", "options", "stages"),
-    [
-        ("gpt-tiny-unrolled", {}, 2),
-        ("gpt-tiny-unrolled", {"clip_norm": 0.5}, 4),
-        ("gpt-tiny", {"remat": False}, 1),
-        ("t5-tiny", {}, 2),
-        ("unet-tiny", {}, 2),
-    ],
+    covering(
+        [
+            ("gpt-tiny-unrolled", {"clip_norm": 0.5}, 4),
+            ("gpt-tiny-unrolled", {}, 2),
+            ("gpt-tiny", {"remat": False}, 1),
+            ("t5-tiny", {}, 2),
+            ("unet-tiny", {}, 2),
+        ]
+    ),
     ids=str,
 )
 def test_models_of_the_zoo_are_the_same_whatever_is_made_again(
@@ -157,8 +169,6 @@ def test_models_of_the_zoo_are_the_same_whatever_is_made_again(
     values = [*crossing(sides(args))]
     draw = random.Random(seed)
     chosen = draw.sample(values, draw.randint(1, len(values)))
-    before, after = (
-        check(*args, stages, 4),
-        check(*args, stages, 4, remade=remade(chosen)),
-    )
+    before = in_equal_parts(taken_apart(args[0], 4), stages)
+    after = check(*args, stages, 4, remade=remade(chosen))
     assert kept_bytes(after) != kept_bytes(before)

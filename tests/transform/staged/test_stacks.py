@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
-from helpers_staged import of_zoo, undivided
 
 from rhino_jax._compat import open_jaxpr
 from rhino_jax.transform.staged.layers import layers_of
 from rhino_jax.transform.staged.stacks import Stack, unstacked
+from tests.cases import covering
+from tests.transform.interpreter import interpret
+from tests.transform.zoo import compiled, of_zoo
 
 
 def cut(x, end, sizes):
@@ -29,25 +30,31 @@ def in_parts(traced, *shares):
     return unstacked(traced.closed_jaxpr, traced.program, stacks)
 
 
+SHARES_OF_T5 = [(1, 2), (1, 1, 1)]
+
+
 @pytest.mark.parametrize(
-    ("name", "overrides", "shares"),
-    [
-        ("gpt-tiny", {}, [(1, 1)]),
-        ("gpt-tiny", {"optimizer": "adamw", "clip_norm": 0.5}, [(1, 1)]),
-        ("gpt-tiny", {"num_layers": 4, "optimizer": "adamw"}, [(1, 2, 1)]),
-        ("t5-tiny", {"layers": "scan", "num_layers": 3}, [(1, 2), (1, 1, 1)]),
-        pytest.param("llama-tiny", {"remat": True}, [(1, 1)], marks=pytest.mark.slow),
-    ],
+    ("name", "overrides", "shares", "is_compiled"),
+    covering(
+        [
+            ("gpt-tiny", {"optimizer": "adamw", "clip_norm": 0.5}, [(1, 1)], False),
+            ("t5-tiny", {"layers": "scan", "num_layers": 3}, SHARES_OF_T5, False),
+            ("gpt-tiny", {"num_layers": 4, "optimizer": "adamw"}, [(1, 2, 1)], False),
+            ("gpt-tiny", {}, [(1, 1)], True),
+            ("t5-tiny", {"layers": "scan", "num_layers": 3}, SHARES_OF_T5, True),
+            ("llama-tiny", {"remat": True}, [(1, 1)], False),
+        ],
+        2,
+    ),
     ids=str,
 )
-def test_numbers_are_those_of_one_loop(name, overrides, shares):
+def test_numbers_are_those_of_one_loop(name, overrides, shares, is_compiled):
     traced, arrays = of_zoo(name, **overrides)
     made = in_parts(traced, *shares)
     assert {*made.sizes.values()} == {*shares}
     given = [cut(arrays[e.whole], e, made.sizes.get(e.whole)) for e in made.inputs]
-    opened = open_jaxpr(made.closed)
-    got = jax.jit(lambda xs: jax.core.eval_jaxpr(opened, (), *xs))(given)
-    expected = undivided(traced, arrays)
+    run = compiled if is_compiled else interpret
+    got, expected = run(made.closed, given), run(traced.closed_jaxpr, arrays)
     for end, x in zip(made.outputs, got, strict=True):
         sizes = made.sizes.get(traced.program.outputs[end.whole].state_of)
         y = np.asarray(cut(expected[end.whole], end, sizes), np.float64)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers_staged import check, in_equal_parts, of_zoo
 
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
-from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.sides import sides_of
 from rhino_jax.transform.staged.step import Kind, TaskKind
+from tests.cases import covering
+from tests.transform.staged.helpers_staged import (
+    check,
+    in_equal_parts,
+    of_zoo,
+    taken_apart,
+)
+from tests.transform.zoo import random_like, shape
 
 
-@pytest.mark.parametrize("stages", [2, 3])
-def test_an_mlp_is_the_same_in_stages(stages):
-    check(*of_zoo("mlp-tiny"), stages, 4)
+@pytest.mark.parametrize(("stages", "is_compiled"), [(2, True), (3, False)])
+def test_an_mlp_is_the_same_in_stages(stages, is_compiled):
+    check(*of_zoo("mlp-tiny"), stages, 4, is_compiled)
 
 
 @pytest.mark.parametrize("options", [{"is_split": True}, {"v": 2}], ids=str)
@@ -53,7 +59,7 @@ def test_small_state_is_where_its_parameter_is():
 
 def test_nothing_waits_for_gradients_of_weights():
     traced, _ = of_zoo("gpt-tiny-unrolled")
-    apart = take_apart(traced.closed_jaxpr, traced.program, 4)
+    apart = taken_apart(traced, 4)
     step = in_equal_parts(apart, 2, v=2, is_split=True)
     late = [t for tasks in step.tasks for t in tasks if t.kind is TaskKind.WEIGHTS]
     assert len(late) == 4
@@ -65,26 +71,40 @@ def test_nothing_waits_for_gradients_of_weights():
     assert 0 not in {task.place for task in others}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"is_split": True}, {"v": 2}], ids=str)
-@pytest.mark.parametrize("name", ["gpt-tiny-unrolled", "unet-tiny", "gpt-tiny"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    covering(
+        [
+            ("gpt-tiny", {"is_split": True}),  # Its layers are one op.
+            ("gpt-tiny-unrolled", {"is_split": True}),
+            ("gpt-tiny-unrolled", {"v": 2}),
+            ("unet-tiny", {"is_split": True}),
+            ("unet-tiny", {"v": 2}),
+        ]
+    ),
+    ids=str,
+)
 def test_models_of_the_zoo_are_the_same_in_several_tasks(name, options):
-    if name == "gpt-tiny" and "v" in options:
-        pytest.skip("its layers are one op")
     check(*of_zoo(name), 2, 4, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize(
     "name",
-    ["gpt-tiny-unrolled", "llama-tiny-unrolled", "t5-tiny", "unet-tiny", "rnn-tiny"],
+    covering(
+        ["rnn-tiny", "gpt-tiny-unrolled", "llama-tiny-unrolled", "t5-tiny", "unet-tiny"]
+    ),
 )
 def test_models_of_the_zoo_are_the_same_in_stages(name, stages):
     check(*of_zoo(name), stages, 4)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt-tiny-unrolled", "t5-tiny"])
+def test_compiled_models_of_the_zoo_are_the_same_in_stages(name):
+    check(*of_zoo(name), 2, 4, is_compiled=True)
+
+
 def test_clipping_by_the_global_norm_is_an_exchange_of_scalars():
     step = check(*of_zoo("gpt-tiny-unrolled", clip_norm=0.5), 2, 4)
     sent = [s for s in step.sends if s.kind is TaskKind.UPDATE]
@@ -102,18 +122,13 @@ def tied(params, x, y):
 
 
 def test_a_tied_gradient_is_sent_once_a_step():
-    keys = jax.random.split(jax.random.key(0), 6)
-    params = {
-        "w": jax.random.normal(keys[0], (64, 32)) / 8,
-        "middle": [jax.random.normal(k, (32, 32)) / 6 for k in keys[1:4]],
-    }
-    x, y = jax.random.normal(keys[4], (8, 64)), jax.random.normal(keys[5], (8, 64))
+    params = {"w": shape(64, 32), "middle": [shape(32, 32)] * 3}
 
     def step(params, x, y):
         gradients = jax.grad(tied)(params, x, y)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
-    args = (params, x, y)
+    args = random_like((params, shape(8, 64), shape(8, 64)))
     traced = trace(step, args, {}, donate_argnums=(0,))
     made = check(traced, jax.tree.leaves(args), 2, 4)
     large = [s for s in made.sends if made.types[s.key].size == 64 * 32]
@@ -126,8 +141,6 @@ def test_a_tied_gradient_is_sent_once_a_step():
 def test_a_loss_of_terms_of_several_stages(reduce, is_split):
     """As that of a VAE. Only sums of backward passes are taken apart: forward ops stay
     those that were cut."""
-    weights = jax.random.normal(jax.random.key(0), (4, 16, 16)) / 4
-    x = jax.random.normal(jax.random.key(1), (8, 16))
 
     def loss(weights, x):
         of_rows, h = 0.0, x
@@ -140,14 +153,14 @@ def test_a_loss_of_terms_of_several_stages(reduce, is_split):
         value, gradients = jax.value_and_grad(loss)(weights, x)
         return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
 
-    args = ([*weights], x)
+    args = random_like(([shape(16, 16)] * 4, shape(8, 16)))
     traced = trace(step, args, {}, donate_argnums=(0,))
     check(traced, jax.tree.leaves(args), 4, 4, is_split=is_split)
 
 
 def test_gradients_are_where_their_weights_are():
     traced, _ = of_zoo("gpt-tiny-unrolled")
-    step = in_equal_parts(take_apart(traced.closed_jaxpr, traced.program, 4), 2)
+    step = in_equal_parts(taken_apart(traced, 4), 2)
     seen = set()
     for tasks in step.tasks:
         for task in tasks:
@@ -161,7 +174,7 @@ def test_gradients_are_where_their_weights_are():
 
 def test_what_is_free_runs_wherever_it_is_read():
     traced, _ = of_zoo("gpt-tiny-unrolled")
-    apart = take_apart(traced.closed_jaxpr, traced.program, 4)
+    apart = taken_apart(traced, 4)
     sides = sides_of(apart)
     assert 0 < sum(sides.is_free) < 0.2 * len(sides.is_free)
     step = in_equal_parts(apart, 4)
@@ -176,7 +189,7 @@ def test_what_is_free_runs_wherever_it_is_read():
 def test_uneven_micro_batches_are_refused_with_what_works():
     traced, _ = of_zoo("mlp-tiny")
     with pytest.raises(MicrobatchError, match="equal micro-batches") as caught:
-        take_apart(traced.closed_jaxpr, traced.program, 5)
+        taken_apart(traced, 5)
     rows = int(caught.value.numbers.removeprefix("batch of "))
     fewer, more = 4, 8
     assert rows % fewer == rows % more == 0
@@ -184,7 +197,7 @@ def test_uneven_micro_batches_are_refused_with_what_works():
     assert f"take {fewer} or {more} micro-batches" in caught.value.fix
     assert f"pad the batch to {padded} rows" in caught.value.fix
     for count in (fewer, more):
-        assert take_apart(traced.closed_jaxpr, traced.program, count).cut.count == count
+        assert taken_apart(traced, count).cut.count == count
 
 
 def test_a_batch_without_divisors_is_padded():
@@ -194,7 +207,7 @@ def test_a_batch_without_divisors_is_padded():
     args = jnp.ones((4, 4)), jnp.ones((5, 4))
     traced = trace(step, args, {}, donate_argnums=(0,))
     with pytest.raises(MicrobatchError, match="no 2 equal") as caught:
-        take_apart(traced.closed_jaxpr, traced.program, 2)
+        taken_apart(traced, 2)
     assert "take 5 micro-batches, or pad the batch to 6 rows" in caught.value.fix
 
 
@@ -209,16 +222,13 @@ def test_where_time_does_not_divide_the_batch_behind_it_is_cut():
 
     args = jnp.eye(8), jnp.ones((6, 16, 8)), jnp.ones((6, 16, 8))
     traced = trace(train_step, args, {}, donate_argnums=(0,))
-    rows = {
-        count: take_apart(traced.closed_jaxpr, traced.program, count).cut.rows
-        for count in (3, 4)
-    }
+    rows = {count: taken_apart(traced, count).cut.rows for count in (3, 4)}
     assert rows == {3: 6, 4: 16}
 
 
 def test_what_cannot_be_cut_is_refused_with_a_way_out_that_stages_leave():
     traced = trace(lambda x: x + 1, (jnp.ones(16),), {})
     with pytest.raises(MicrobatchError, match="nothing of") as caught:
-        take_apart(traced.closed_jaxpr, traced.program, 4)
+        taken_apart(traced, 4)
     assert "`stages=1, microbatches=1`" in caught.value.fix
     assert "loops" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 
 from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.trace import trace
-from rhino_jax.models import registry
 from rhino_jax.transform.staged.apart import Apart, take_apart
 from rhino_jax.transform.staged.sides import sides_of
 from rhino_jax.transform.token_slices.sliced import Sliced, sliced
+from tests.transform import zoo
+from tests.transform.interpreter import interpret
 
 
 B, S, D, H, V = 4, 12, 8, 2, 16
@@ -29,9 +31,10 @@ def apart_of(step: Callable[..., Any], args: Sequence[Any]) -> tuple[Apart, list
     return take_apart(closed, program, 2), arrays
 
 
+@functools.cache
 def of_zoo(name: str, **overrides: Any) -> tuple[Apart, list[Any]]:
-    workload = registry.get(name, **{"optimizer": "sgd", **overrides})
-    return apart_of(workload.step, workload.make_args(jax.random.key(0)))
+    traced, arrays = zoo.of_zoo(name, **overrides)
+    return take_apart(traced.closed_jaxpr, traced.program, 2), arrays
 
 
 def training(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,13 +48,16 @@ def training(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tokens(key: int = 1, length: int = S) -> Any:
-    return jax.random.randint(jax.random.key(key), (B, length), 0, V)
+    rng = np.random.default_rng(key)
+    return rng.integers(V, size=(B, length), dtype=np.int32)
 
 
 def weights(**shapes: tuple[int, ...]) -> dict[str, Any]:
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    pairs = zip(keys, shapes.items(), strict=True)
-    return {name: jax.random.normal(k, shape) / 2 for k, (name, shape) in pairs}
+    rng = np.random.default_rng(0)
+    return {
+        name: jnp.asarray(rng.normal(size=shape) / 2, jnp.float32)
+        for name, shape in shapes.items()
+    }
 
 
 def attention_weights() -> dict[str, Any]:
@@ -114,13 +120,14 @@ def biased(bias: Callable[..., Any]) -> Callable[..., Any]:
     return attend
 
 
-def run(closed: Any, arrays: Sequence[Any]) -> list[Any]:
-    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
-    return jax.jit(lambda xs: jax.core.eval_jaxpr(opened, consts, *xs))(arrays)
-
-
-def check(apart: Apart, arrays: Sequence[Any], lengths: Sequence[int]) -> Sliced:
-    """Slices leave what the undivided micro-batch leaves, in an order that runs."""
+def check(
+    apart: Apart,
+    arrays: Sequence[Any],
+    lengths: Sequence[int],
+    run: Callable[..., list[Any]] = interpret,
+) -> Sliced:
+    """Check that slices leave what the undivided micro-batch leaves, in an order that
+    runs."""
     cut = sliced(apart, lengths)
     entering = [np.int32(1), *run(apart.before, arrays)]
     expected, got = run(apart.piece, entering), run(cut.piece, entering)

@@ -21,6 +21,8 @@ from helpers_slices import (
 )
 
 from rhino_jax.transform.token_slices.sliced import sequence_length
+from tests.cases import covering
+from tests.transform.zoo import compiled
 
 
 def _added(batch):
@@ -134,13 +136,9 @@ def _tokens_in_the_batch(q, k, v, batch):
     return _is_causal(jnp.sin(flat).reshape(q.shape), k, v, batch)
 
 
-QUICK = {
+ATTENTION = {
     "a captured mask": masked(TRIL),
     "padding": masked(_padded),
-    "is_causal": _is_causal,
-}
-
-MORE = {
     "minus infinity": masked(TRIL, -jnp.inf),
     "-1e4": masked(TRIL, -1e4),
     "the least float": masked(TRIL, jnp.finfo(jnp.float32).min),
@@ -152,7 +150,7 @@ MORE = {
     **{
         f.__name__[1:]: f
         for f in (
-            _alibi_first, _padded_first, _own_softmax, _without_maximum,
+            _is_causal, _alibi_first, _padded_first, _own_softmax, _without_maximum,
             _where_of_softmax, _with_bias, _grouped_queries, _mapped, _dropout,
             _capped, _sigmoid, _linear, _keys_first, _heads_in_the_batch,
             _tokens_in_the_batch,
@@ -160,19 +158,21 @@ MORE = {
     },
 }  # fmt: skip
 
+ALIKE = {
+    "minus infinity", "-1e4", "an added mask", "a multiplied mask", "alibi_first",
+    "padded_first", "with_bias", "capped", "sigmoid", "linear",
+}  # fmt: skip
+"""Attention whose parts are in others, too."""
 
-@pytest.mark.parametrize("name", QUICK)
+
+@pytest.mark.parametrize("name", covering(ATTENTION, lambda name: name not in ALIKE))
 def test_attention_is_the_same_in_slices(name):
-    check(*attention_step(QUICK[name]), (5, 4, 3))
-
-
-@pytest.mark.parametrize("name", MORE)
-def test_attention_is_sliced(name):
-    """That it is found causal; that the numbers are the same is slow to see."""
-    assert sequence_length(attention_step(MORE[name])[0]) == S
+    apart, arrays = attention_step(ATTENTION[name])
+    assert sequence_length(apart) == S
+    check(apart, arrays, (5, 4, 3))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MORE)
-def test_any_attention_is_the_same_in_slices(name):
-    check(*attention_step(MORE[name]), (5, 4, 3))
+@pytest.mark.parametrize("name", ["padding", "is_causal", "dropout"])
+def test_compiled_attention_is_the_same_in_slices(name):
+    check(*attention_step(ATTENTION[name]), (5, 4, 3), compiled)

@@ -7,6 +7,9 @@ from helpers_slices import check, of_zoo
 
 from rhino_jax.errors import TokenSliceError
 from rhino_jax.transform.token_slices.sliced import sequence_length, sliced
+from tests.cases import covering
+from tests.transform.interpreter import interpret
+from tests.transform.zoo import compiled
 
 
 @pytest.fixture(scope="module")
@@ -14,16 +17,17 @@ def gpt():
     return of_zoo("gpt-tiny-unrolled")
 
 
-def test_a_gpt_is_the_same_in_two_slices(gpt):
-    check(*gpt, (5, 27))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "lengths", [(32,), (16, 16), (16, 10, 6), (1, 12, 12, 7)], ids=str
+    ("lengths", "run"),
+    covering(
+        [
+            *((n, interpret) for n in ((5, 27), (32,), (16, 10, 6), (1, 12, 12, 7))),
+            ((16, 16), compiled),
+        ]
+    ),
 )
-def test_a_gpt_is_the_same_in_slices(gpt, lengths):
-    check(*gpt, lengths)
+def test_a_gpt_is_the_same_in_slices(gpt, lengths, run):
+    check(*gpt, lengths, run)
 
 
 def test_the_sequence_is_found(gpt):
