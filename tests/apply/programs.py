@@ -147,7 +147,7 @@ DIFFERENTIABLE = [n for n in PROGRAMS if n not in ("looped", "sorted_rows")]
 
 
 def arguments() -> tuple[jax.Array, jax.Array]:
-    return normal(0, 8, 8), normal(1, 8, 8) * 0.3
+    return normal(0, 8, 8), jnp.asarray(0.3 * np.asarray(normal(1, 8, 8)))
 
 
 def loss_of(fn: Callable[..., Any]) -> Callable[..., Any]:

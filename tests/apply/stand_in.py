@@ -30,8 +30,8 @@ SIZES = (2, 4)
 NAMES = ("x", "y")
 
 
-def mesh_of(kind: AxisType = AxisType.Auto) -> Mesh:
-    return jax.make_mesh(SIZES, NAMES, axis_types=(kind,) * len(SIZES))
+def mesh_of(kind: AxisType = AxisType.Auto, sizes: tuple[int, int] = SIZES) -> Mesh:
+    return jax.make_mesh(sizes, NAMES, axis_types=(kind,) * len(SIZES))
 
 
 def random_spec(shape: tuple[int, ...], rng: random.Random) -> Spec:

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.errors import RhinoWarning
-from tests.apply.stand_in import shard
+from tests.apply.stand_in import mesh_of, shard
+from tests.apply.training import small_state, small_step
 
 
 MESH = {"a": 2, "b": 4}
@@ -87,17 +88,12 @@ def test_pins_of_both_ends_stay_and_nothing_is_said() -> None:
 
 
 def test_ordinary_loops_are_planned_once() -> None:
-    def step(params: Any, opt: Any, batch: Any) -> Any:
-        grads = jax.grad(lambda p: jnp.sum(jnp.tanh(batch @ p["w"]) + p["b"]))(params)
-        opt = jax.tree.map(lambda m, g: 0.9 * m + g, opt, grads)
-        return jax.tree.map(lambda p, m: p - m, params, opt), opt, grads["w"].sum()
-
-    params = {"w": array(0, 32, 32), "b": array(1, 32)}
-    sharded, opt = shard(step, seed=5), jax.tree.map(jnp.zeros_like, params)
+    sharded = shard(small_step, mesh=mesh_of(sizes=(1, 2)), seed=5)
+    params, opt, batch = small_state()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(4):
-            params, opt, _ = sharded(params, opt, array(2, 8, 32))
+            params, opt, _ = sharded(params, opt, batch)
     assert sharded.count == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -24,32 +25,60 @@ from tests.apply.programs import (
     scanned,
 )
 from tests.apply.stand_in import (
+    SIZES,
     assert_close,
     mesh_of,
     random_decisions,
     shard,
 )
+from tests.cases import covering
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    covering(
+        [(name, seed) for seed in (0, 1) for name in PROGRAMS],
+        [(name, 0) for name in ("looped", "sorted_rows")],
+    ),
+)
 def test_numbers_do_not_depend_on_the_decisions(name: str, seed: int) -> None:
     fn, args = PROGRAMS[name], arguments()
     assert_close(shard(fn, seed=seed)(*args), jax.jit(fn)(*args))
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients_inside_keep_custom_rules(name: str) -> None:
-    fn, args = jax.value_and_grad(loss_of(PROGRAMS[name]), argnums=(0, 1)), arguments()
-    assert_close(shard(fn, seed=3)(*args), jax.jit(fn)(*args), rtol=2e-4, atol=1e-4)
+@cache
+def on_one_device(name: str) -> Any:
+    fn = jax.value_and_grad(loss_of(PROGRAMS[name]), argnums=(0, 1))
+    return jax.jit(fn)(*arguments())
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients_from_outside_keep_custom_rules(name: str) -> None:
-    loss, args = loss_of(PROGRAMS[name]), arguments()
-    want = jax.grad(loss, argnums=(0, 1))(*args)
-    got = jax.grad(shard(loss, seed=4), argnums=(0, 1))(*args)
-    assert_close(got, want, rtol=2e-4, atol=1e-4)
+# On one device, as gradients are a matter of what is interpreted; slow on eight.
+INSIDE, OUTSIDE = (
+    covering(
+        [*((n, (1, 1)) for n in on_one), *((n, SIZES) for n in DIFFERENTIABLE)],
+        lambda case: case[1] == (1, 1) or case[0] == "custom_backward",
+    )
+    for on_one in (
+        ["branched", "rematted", "custom_forward", "nested_jit"],
+        ["remat_scan", "custom_forward"],
+    )
+)
+
+
+@pytest.mark.parametrize(("name", "sizes"), INSIDE)
+def test_gradients_inside_keep_custom_rules(name: str, sizes: tuple[int, int]) -> None:
+    fn = jax.value_and_grad(loss_of(PROGRAMS[name]), argnums=(0, 1))
+    got = shard(fn, seed=3, mesh=mesh_of(sizes=sizes))(*arguments())
+    assert_close(got, on_one_device(name), rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "sizes"), OUTSIDE)
+def test_gradients_from_outside_keep_custom_rules(
+    name: str, sizes: tuple[int, int]
+) -> None:
+    loss = shard(loss_of(PROGRAMS[name]), seed=4, mesh=mesh_of(sizes=sizes))
+    got = jax.grad(loss, argnums=(0, 1))(*arguments())
+    assert_close(got, on_one_device(name)[1], rtol=2e-4, atol=1e-4)
 
 
 def _inner(params: Any) -> list[Any]:

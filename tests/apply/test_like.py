@@ -17,6 +17,7 @@ from rhino_jax.ir.program import Input, Program, Region, Value
 from rhino_jax.plan.kept import kept_specs
 from tests.apply.stand_in import shard
 from tests.apply.training import state, train_step
+from tests.cases import covering
 
 
 F = jax.ShapeDtypeStruct
@@ -56,7 +57,7 @@ def test_an_evaluation_like_a_train_step_moves_no_state() -> None:
     assert bound.plan.in_shardings[0] == kept
     assert bound.plan.pins == {}
     assert "like=`train_step`" in " ".join(bound.plan.notes)
-    np.testing.assert_allclose(got, evaluate(state_after(), batch), rtol=1e-5)
+    np.testing.assert_allclose(got, jax.jit(evaluate)(state_after(), batch), rtol=1e-5)
 
 
 def state_after() -> Any:
@@ -116,20 +117,23 @@ def test_an_error_names_like_where_it_is_in_the_way() -> None:
     assert "like=" not in error.value.where
 
 
-def test_a_smaller_batch_keeps_mesh_and_state_and_says_so_once() -> None:
+@pytest.mark.parametrize("counts", covering([(12, 64), (12, 6, 64, 3)], each=True))
+def test_a_smaller_batch_keeps_mesh_and_state_and_says_so_once(
+    counts: tuple[int, ...],
+) -> None:
     pins = {"params['w1']": P("y", "x"), "opt_state['m']['w2']": P(None, "y")}
     train = rhino.auto_shard(train_step, mesh=MESH, pins=pins, progress=False)
     params, opt, _ = state()
     params, opt, _ = train(params, opt, batch_of(64))
     before = train.last_plan
     with pytest.warns(RhinoWarning, match="layout of the 7 arrays") as said:
-        for count in (12, 6, 64, 3):
+        for count in counts:
             shardings = jax.tree.map(lambda x: x.sharding, (params, opt))
             params, opt, _ = train(params, opt, batch_of(count))
             assert jax.tree.map(lambda x: x.sharding, (params, opt)) == shardings
             assert train.last_plan.mesh is before.mesh
     assert len([w for w in said if w.category is RhinoWarning]) == 1
-    assert len(train._bounds) == 4
+    assert len(train._bounds) == len({64, *counts})
 
 
 def test_without_a_mesh_the_first_one_stays() -> None:

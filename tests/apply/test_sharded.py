@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from typing import Any
 
@@ -15,48 +16,73 @@ import rhino_jax as rhino
 from rhino_jax.apply.with_plan import jit_with_plan
 from rhino_jax.errors import PlanFileError
 from tests.apply.stand_in import assert_close, mesh_of, normal, shard
-from tests.apply.training import expected, state, train_step
+from tests.apply.training import PROGRAMS, steps_of_one_device
+from tests.cases import covering
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_three_steps_compile_once_and_equal_one_device(kind: AxisType) -> None:
-    mesh = mesh_of(kind)
-    step = shard(train_step, mesh=mesh, seed=1, donate_argnums=(0, 1))
-    params, opt, batch = state()
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    covering(
+        itertools.product(PROGRAMS, [AxisType.Auto, AxisType.Explicit]),
+    ),
+)
+def test_three_steps_compile_once_and_equal_one_device(
+    name: str, kind: AxisType
+) -> None:
+    mesh, (fn, make) = mesh_of(kind), PROGRAMS[name]
+    step = shard(fn, mesh=mesh, seed=1, donate_argnums=(0, 1))
+    params, opt, batch = make()
     for _ in range(3):
         params, opt, loss = step(params, opt, batch)
-    assert_close((params, opt, loss), expected(3))
+    assert_close((params, opt, loss), steps_of_one_device(name, 3))
     assert step._last is not None
     assert step._last.executable.jitted._cache_size() == 1
     assert step.count == 1
     assert {x.sharding.mesh for x in jax.tree.leaves((params, opt, loss))} == {mesh}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_mesh_of_auto_and_explicit_axes(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    covering(
+        [("small", 0), *(("mlp", seed) for seed in range(3))],
+        [("small", 0)],
+    ),
+)
+def test_a_mesh_of_auto_and_explicit_axes(name: str, seed: int) -> None:
     kinds = (AxisType.Explicit, AxisType.Auto)
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=kinds)
-    step = shard(train_step, mesh=mesh, seed=seed)
-    params, opt, batch = state()
+    fn, make = PROGRAMS[name]
+    step = shard(fn, mesh=mesh, seed=seed)
+    params, opt, batch = make()
     for _ in range(2):
         params, opt, loss = step(params, opt, batch)
-    assert_close((params, opt, loss), expected(2))
+    assert_close((params, opt, loss), steps_of_one_device(name, 2))
     assert step._last is not None and step._last.executable.jitted._cache_size() == 1
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("around", [AxisType.Auto, AxisType.Explicit])
-def test_runs_within_any_mesh_context(kind: AxisType, around: AxisType) -> None:
-    step = shard(train_step, mesh=mesh_of(kind), seed=2)
+@pytest.mark.parametrize(
+    ("name", "around", "kind"),
+    covering(
+        itertools.product(PROGRAMS, *2 * [[AxisType.Auto, AxisType.Explicit]]),
+        lambda case: case[0] == "small" and case[1] != case[2],
+    ),
+)
+def test_runs_within_any_mesh_context(
+    name: str, around: AxisType, kind: AxisType
+) -> None:
+    fn, make = PROGRAMS[name]
+    step = shard(fn, mesh=mesh_of(kind), seed=2)
     with jax.set_mesh(mesh_of(around)):
-        got = step(*state())
-    assert_close(got, expected(1))
+        got = step(*make())
+    assert_close(got, steps_of_one_device(name, 1))
 
 
-def test_results_have_the_planned_shardings() -> None:
-    step = shard(train_step, seed=3)
-    out = step(*state())
-    plan = step.plan(*state())
+@pytest.mark.parametrize("name", covering(PROGRAMS))
+def test_results_have_the_planned_shardings(name: str) -> None:
+    fn, make = PROGRAMS[name]
+    step = shard(fn, seed=3)
+    out = step(*make())
+    plan = step.plan(*make())
     got = jax.tree.map(lambda x: x.sharding, out)
     assert got == plan.out_shardings
     # State comes out as it goes in, donated or not.
@@ -64,15 +90,23 @@ def test_results_have_the_planned_shardings() -> None:
     assert plan.out_specs[1] == plan.in_specs[1]
 
 
+def doubled(params: Any, x: Any) -> Any:
+    return jax.tree.map(lambda p: p * 2, params), x["a"] + params["w"]
+
+
 def test_donated_arrays_are_gone_and_others_stay() -> None:
-    params, opt, batch = state()
-    step = shard(train_step, donate_argnums=0)
-    step(params, opt, batch)
-    assert all(x.is_deleted() for x in jax.tree.leaves(params))
-    assert not any(x.is_deleted() for x in jax.tree.leaves(opt))
-    placed = jax.device_put(state()[0], step.plan(*state()).in_shardings[0])
-    step(placed, opt, batch)
-    assert all(x.is_deleted() for x in jax.tree.leaves(placed))
+    def arguments() -> Any:
+        params = {"w": normal(0, 8, 8), "b": normal(1, 8)}
+        return params, {"a": normal(2, 8, 8)}
+
+    params, x = arguments()
+    step = shard(doubled, donate_argnums=0)
+    step(params, x)
+    assert all(a.is_deleted() for a in jax.tree.leaves(params))
+    assert not x["a"].is_deleted()
+    placed = jax.device_put(arguments()[0], step.plan(*arguments()).in_shardings[0])
+    step(placed, x)
+    assert all(a.is_deleted() for a in jax.tree.leaves(placed))
 
 
 def test_donated_arrays_stay_when_the_run_fails() -> None:
@@ -104,20 +138,18 @@ def test_debug_prints_stay(capfd: Any) -> None:
 
 
 def test_an_existing_plan_is_applied_to_its_function_only() -> None:
-    step = shard(train_step, seed=4)
-    plan = step.plan(*state())
-    again = plan.jit(train_step)
-    assert_close(again(*state()), expected(1))
-    donating = jit_with_plan(train_step, plan, donate_argnums=(0, 1))
-    params, opt, batch = state()
-    donating(params, opt, batch)
-    assert params["w1"].is_deleted()
+    args = {"w": normal(0, 8, 8), "b": normal(1, 8)}, {"a": normal(2, 8, 8)}
+    expected = doubled(*args)
+    plan = shard(doubled, seed=4).plan(*args)
+    assert_close(plan.jit(doubled)(*args), expected)
+    jit_with_plan(doubled, plan, donate_argnums=(0, 1))(*args)
+    assert args[0]["w"].is_deleted()
 
-    def other(params: Any, opt_state: Any, batch: Any) -> Any:
+    def other(params: Any, x: Any) -> Any:
         return jax.tree.map(lambda p: p + 1, params)
 
     with pytest.raises(PlanFileError):
-        plan.jit(other)(*state())
+        plan.jit(other)({"w": normal(0, 8, 8), "b": normal(1, 8)}, args[1])
 
 
 def test_a_plan_that_cuts_unevenly_is_refused() -> None:

@@ -13,8 +13,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from rhino_jax.errors import RhinoWarning, TraceError
-from tests.apply.stand_in import assert_close, normal, shard
-from tests.apply.training import expected, state, train_step
+from tests.apply.stand_in import assert_close, mesh_of, normal, shard
+from tests.apply.training import (
+    small_state,
+    small_step,
+    steps_of_one_device,
+    train_step,
+)
 
 
 def test_keyword_arguments_in_any_order() -> None:
@@ -142,7 +147,8 @@ def test_prng_keys_are_arguments_and_results() -> None:
         key, sub = jax.random.split(key)
         return key, x + jax.random.normal(sub, x.shape)
 
-    step = shard(fn, seed=2, donate_argnums=(0, 1))
+    mesh = mesh_of(sizes=(1, 2))
+    step = shard(fn, mesh=mesh, seed=2, donate_argnums=(0, 1))
     key, x = jax.random.key(3), jnp.zeros((8, 64))
     want_key, want = key, x
     for _ in range(2):
@@ -183,12 +189,12 @@ def test_unhashable_static_values() -> None:
 
 
 def test_arrays_committed_elsewhere_are_moved() -> None:
-    step = shard(train_step)
-    params, opt, batch = state()
+    step = shard(small_step)
+    params, opt, batch = small_state()
     other = Mesh(np.array(jax.devices()).reshape(8), ("z",))
     params = jax.device_put(params, NamedSharding(other, P()))
     opt = jax.device_put(opt, jax.devices()[3])
-    assert_close(step(params, opt, batch), expected(1))
+    assert_close(step(params, opt, batch), steps_of_one_device("small", 1))
 
 
 def test_no_arguments_and_no_results() -> None:

@@ -27,11 +27,17 @@ PINS = {"*['up']": P(None, "model"), "*['down']": P("model")}
 
 
 def make_params(key: Any) -> Any:
-    one, two = jax.random.split(key)
+    """Parameters that depend on a key, and compile fast."""
+
+    def made(scale: float, *shape: int) -> Any:
+        places = (jax.lax.broadcasted_iota(jnp.float32, shape, d) for d in (0, 1))
+        seed = jax.random.key_data(key)[-1].astype(jnp.float32)
+        return 0.15 * jnp.sin(scale * (next(places) + 7.3 * next(places)) + seed)
+
     return {
-        "up": 0.1 * jax.random.normal(one, (64, 512)),
+        "up": made(1.7, 64, 512),
         "bias": jnp.arange(512.0) / 512,
-        "down": 0.1 * jax.random.normal(two, (256, 64)),
+        "down": made(2.9, 256, 64),
     }
 
 
@@ -68,8 +74,16 @@ def shapes() -> Any:
 
 
 @cache
+def sharded_on(*sizes: int) -> Any:
+    """The train step on a mesh of these sizes, compiled once for all tests."""
+    return sharded(sizes=sizes)
+
+
 def plan_of(*sizes: int) -> Plan:
-    return sharded(sizes=sizes or (2, 4)).plan(*shapes())
+    return sharded_on(*sizes or (2, 4)).plan(*shapes())
+
+
+on_one_device = jax.jit(train_step)
 
 
 def state() -> Any:
@@ -105,9 +119,10 @@ def test_a_device_holds_its_share_of_every_part() -> None:
     assert placed["up"].shape == params["up"].shape
     shards = {s.index[1].start or 0: s.data for s in placed["up"].addressable_shards}
     assert sorted(shards) == [0, 128, 256, 384]
+    written = np.asarray(params["up"])
     for k, shard in enumerate(shards[i] for i in sorted(shards)):
-        gate = params["up"][:, 64 * k : 64 * k + 64]
-        up = params["up"][:, 256 + 64 * k : 256 + 64 * k + 64]
+        gate = written[:, 64 * k : 64 * k + 64]
+        up = written[:, 256 + 64 * k : 256 + 64 * k + 64]
         np.testing.assert_array_equal(shard, np.concatenate([gate, up], 1))
 
 
@@ -134,18 +149,18 @@ def test_init_makes_what_put_moves() -> None:
 
 
 def test_three_steps_are_those_of_one_device() -> None:
-    step, (params, opt_state), batch = sharded(), state(), batch_of()
+    step, (params, opt_state), batch = sharded_on(2, 4), state(), batch_of()
     plan = step.plan(params, opt_state, batch)
     placed = plan.put((params, opt_state))
     for _ in range(3):
-        params, opt_state, loss = jax.jit(train_step)(params, opt_state, batch)
+        params, opt_state, loss = on_one_device(params, opt_state, batch)
         *placed, loss_here = step(*placed, batch)
         assert_close(loss_here, loss)
         assert_close(plan.as_written(placed), [params, opt_state])
 
 
 def test_arrays_of_unknown_order_are_refused() -> None:
-    step, written, batch = sharded(), state(), batch_of()
+    step, written, batch = sharded_on(2, 4), state(), batch_of()
     with pytest.raises(RhinoError, match="not known to be stored") as raised:
         step(*written, batch)
     text = str(raised.value)
@@ -165,7 +180,7 @@ def test_arrays_of_unknown_order_are_refused() -> None:
 
 
 def test_other_functions_read_them_only_as_they_are() -> None:
-    step, written, batch = sharded(), state(), batch_of()
+    step, written, batch = sharded_on(2, 4), state(), batch_of()
     plan = step.plan(*written, batch)
     params = plan.put(written[0])
     expected = predict(written[0], batch)
@@ -180,20 +195,21 @@ def test_other_functions_read_them_only_as_they_are() -> None:
 
 
 def test_a_trace_is_refused() -> None:
-    step, written, batch = sharded(), state(), batch_of()
+    step, written, batch = sharded_on(2, 4), state(), batch_of()
     with pytest.raises(RhinoError, match="inside of a trace"):
         jax.jit(lambda *args: step(*args))(*written, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is planned again")
 def test_another_batch_keeps_the_order() -> None:
-    step, written = sharded(), state()
+    step, written = sharded_on(2, 4), state()
     placed = step.plan(*written, batch_of()).put(written)
     params, opt_state, _ = step(*placed, batch_of())
     small = batch_of(16)
     *_, loss = step(params, opt_state, small)
-    expected = jax.jit(train_step)(*written, batch_of())
-    assert_close(loss, jax.jit(train_step)(*expected[:2], small)[-1])
+    expected = on_one_device(*written, batch_of())
+    assert_close(loss, on_one_device(*expected[:2], small)[-1])
 
 
 def test_a_saved_plan_stores_alike(tmp_path: Path) -> None:
@@ -205,13 +221,14 @@ def test_a_saved_plan_stores_alike(tmp_path: Path) -> None:
     loaded = again.plan(*written, batch)
     placed = loaded.put(written)
     assert_equal(placed, plan.put(written))
-    expected = jax.jit(train_step)(*written, batch)
+    expected = on_one_device(*written, batch)
     assert_close(plan.as_written(again(*placed, batch)[0]), expected[0])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_as_written_is_restored_on_another_mesh(tmp_path: Path) -> None:
     plan, batch = plan_of(), batch_of()
-    *placed, _ = sharded()(*plan.put(state()), batch)
+    *placed, _ = sharded_on(2, 4)(*plan.put(state()), batch)
     leaves, tree = jax.tree.flatten(plan.as_written(placed))
     np.savez(tmp_path / "state.npz", *leaves)
     with np.load(tmp_path / "state.npz") as file:
@@ -219,16 +236,18 @@ def test_a_checkpoint_as_written_is_restored_on_another_mesh(tmp_path: Path) -> 
     other = plan_of(4, 2)
     (_, blocks), *_ = stored_in_blocks(other.transforms)[0]
     assert blocks.count == 2
-    again = sharded(sizes=(4, 2))
+    again = sharded_on(4, 2)
     *_, loss = again(*other.put(restored), batch)
-    expected = jax.jit(train_step)(*state(), batch)
-    assert_close(loss, jax.jit(train_step)(*expected[:2], batch)[-1])
+    expected = on_one_device(*state(), batch)
+    assert_close(loss, on_one_device(*expected[:2], batch)[-1])
 
 
-def test_a_plan_is_checked_as_written() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("is_placed", [True, False])
+def test_a_plan_is_checked_as_written(is_placed: bool) -> None:
     plan, written = plan_of(), state()
-    assert plan.check(train_step, *written, batch_of()).ok
-    assert plan.check(train_step, *plan.put(written), batch_of()).ok
+    given = plan.put(written) if is_placed else written
+    assert plan.check(train_step, *given, batch_of()).ok
 
 
 def test_parts_of_processes_are_refused() -> None:

@@ -16,7 +16,8 @@ from flax import nnx
 from jax.sharding import AxisType, PartitionSpec as P
 
 import rhino_jax as rhino
-from tests.apply.stand_in import assert_close, mesh_of, normal, shard
+from tests.apply.stand_in import SIZES, assert_close, mesh_of, normal, shard
+from tests.cases import covering
 
 
 def mapped(x: Any, w: Any) -> Any:
@@ -105,10 +106,21 @@ CASES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_unusual_functions(name: str) -> None:
+# Of many ops: on one device, and slow on eight.
+LONG = ("custom_linear_solve", "associative_scan", "rbg", "pallas")
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    covering(
+        [*((name, (1, 1)) for name in LONG), *((name, SIZES) for name in CASES)],
+        lambda case: case[0] not in LONG or case[1] == (1, 1),
+    ),
+)
+def test_unusual_functions(name: str, sizes: tuple[int, int]) -> None:
     fn, args = CASES[name], (normal(0, 8, 8), normal(1, 8, 8))
-    assert_close(shard(fn, seed=1)(*args), jax.jit(fn)(*args), atol=1e-4)
+    got = shard(fn, mesh=mesh_of(sizes=sizes), seed=1)(*args)
+    assert_close(got, jax.jit(fn)(*args), atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -123,7 +135,8 @@ def test_keys_that_are_drawn_as_a_whole() -> None:
 
     with jax.threefry_partitionable(False):
         x = normal(0, 8, 8)
-        assert_close(shard(draw, seed=1)(x), jax.jit(draw)(x))
+        sharded = shard(draw, mesh=mesh_of(sizes=(1, 2)), seed=1)
+        assert_close(sharded(x), jax.jit(draw)(x))
 
 
 @pytest.mark.parametrize("mesh", [{"a": 1}, {"a": 2, "b": 2}, {"a": 8}])

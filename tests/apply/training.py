@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -38,8 +39,35 @@ def shapes_of_state() -> Any:
 
 
 def expected(steps: int) -> Any:
-    params, opt, batch = state()
+    return steps_of_one_device("mlp", steps)
+
+
+def small_step(params: Any, opt_state: Any, batch: Any) -> Any:
+    """A train step of few ops, for tests that are not about the program."""
+    loss_of = jax.value_and_grad(lambda w: jnp.mean((batch["x"] @ w) ** 2))
+    loss, gradient = loss_of(params["w"])
+    momentum = 0.9 * opt_state["m"] + gradient
+    opt_state = {"m": momentum, "step": opt_state["step"] + 1}
+    return {"w": params["w"] - 0.1 * momentum}, opt_state, loss
+
+
+def small_state() -> tuple[Any, Any, Any]:
+    opt = {"m": jnp.zeros((16, 32)), "step": jnp.int32(0)}
+    return {"w": normal(0, 16, 32) * 0.2}, opt, {"x": np.asarray(normal(1, 64, 16))}
+
+
+PROGRAMS = {"small": (small_step, small_state), "mlp": (train_step, state)}
+
+
+@cache
+def steps_of_one_device(name: str, steps: int) -> Any:
+    step, state = PROGRAMS[name]
+    return _steps(jax.jit(step), state(), steps)
+
+
+def _steps(step: Any, state: Any, steps: int) -> Any:
+    *state, batch = state
     loss = None
     for _ in range(steps):
-        params, opt, loss = jax.jit(train_step)(params, opt, batch)
-    return params, opt, loss
+        *state, loss = step(*state, batch)
+    return (*state, loss)

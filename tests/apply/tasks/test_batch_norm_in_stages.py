@@ -12,6 +12,8 @@ import rhino_jax as rhino
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.models import registry, wide_resnet
 from rhino_jax.models.optim import optimizer
+from tests.apply.stand_in import normal
+from tests.cases import covering
 
 
 COUNT = 4
@@ -76,23 +78,30 @@ def small_step(params, running, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), kept, value
 
 
-def test_running_statistics_are_the_mean_of_those_of_micro_batches():
-    keys = jax.random.split(jax.random.key(0), 4)
-    params = [jax.random.normal(k, (8, 8)) / 3 for k in keys[:3]]
-    running = [(jnp.zeros(8), jnp.ones(8))] * 3
-    batch = jax.random.normal(keys[3], (16, 8))
-    each = [small_step(params, running, batch[i::COUNT]) for i in range(COUNT)]
-    expected = jax.tree.map(lambda *xs: sum(xs) / COUNT, *each)
+@pytest.mark.parametrize("mesh", covering([{"stage": 2}, {"data": 2}]), ids=str)
+def test_running_statistics_are_the_mean_of_those_of_micro_batches(mesh):
+    params = [normal(i, 8, 8) / 3 for i in range(4)]
+    running = [(jnp.zeros(8), jnp.ones(8))] * 4
+    batch = normal(4, 16, 8)
+    step = jax.jit(small_step)
+    each = [step(params, running, np.asarray(batch)[i::COUNT]) for i in range(COUNT)]
+    expected = jax.tree.map(lambda *xs: np.mean(xs, 0), *each)
     options = {"microbatches": COUNT, "per_microbatch": "batch_norm"}
-    for mesh in ({"stage": 2, "data": 2}, {"data": 2}):
-        step = rhino.auto_shard(small_step, mesh=mesh, **options)
-        found = step(params, running, batch)
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    step = rhino.auto_shard(small_step, mesh=mesh, **options)
+    found = step(params, running, batch)
+    stages = {leaf.stage for leaf in step.last_plan.inputs if "running" in leaf.path}
+    assert len(stages) == len(step.last_plan.stages)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_without_a_name_it_is_refused():
     workload = registry.get("wide-resnet-tiny")
     with pytest.raises(MicrobatchError) as caught:
-        rhino.plan(workload.step, *workload.abstract_args(), stages=2, microbatches=4)
+        rhino.plan(
+            workload.step,
+            *workload.abstract_args(),
+            mesh={"stage": 2},
+            microbatches=4,
+        )
     assert "per_microbatch='batch_norm'" in caught.value.fix

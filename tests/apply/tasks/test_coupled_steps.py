@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,10 @@ import rhino_jax as rhino
 from rhino_jax.models import registry
 from rhino_jax.pipeline.tasks import Kind
 from rhino_jax.units import format_bytes, format_seconds
+from tests.cases import covering
+
+
+MESH = {"stage": 2}
 
 
 def two_steps(step):
@@ -22,6 +28,11 @@ def two_steps(step):
     return params, losses
 
 
+@cache
+def two_steps_of_one_device(name):
+    return two_steps(jax.jit(STEPS[name]))
+
+
 def assert_equal(got, expected):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -29,29 +40,33 @@ def assert_equal(got, expected):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("contrastive", {"stages": 2}),
-        ("balanced", {"mesh": {"stage": 4, "data": 2}, "schedule": "gpipe"}),
-        ("weighted", {"stages": 2, "mesh": {"stage": 2, "data": 2}}),
-        ("adversarial", {"stages": 2}),
-        ("contrastive", {"stages": [4, 2, 2], "schedule": "1f1b"}),
-        ("balanced", {"mesh": {"stage": 4, "data": 2}, "schedule": "1f1b"}),
-        ("weighted", {"stages": 2, "schedule": "kfkb"}),
-        ("adversarial", {"stages": 2, "schedule": "1f1b"}),
-        ("balanced", {"mesh": {"stage": 4, "data": 2}, "schedule": "zero-bubble"}),
-        ("adversarial", {"stages": 2, "schedule": "zero-bubble-v"}),
-        ("contrastive", {"stages": 2, "schedule": "interleaved"}),
-        ("weighted", {"stages": 2, "schedule": "searched"}),
-        ("hardest", {"stages": 2}),
-        ("normed", {"stages": 2, "schedule": "1f1b"}),
-    ],
+    covering(
+        [
+            ("normed", {"mesh": MESH, "schedule": "1f1b"}),
+            ("balanced", {"mesh": MESH, "schedule": "zero-bubble"}),
+            ("balanced", {"mesh": {"stage": 2, "data": 2}, "schedule": "1f1b"}),
+            ("adversarial", {"mesh": MESH}),
+            ("contrastive", {"stages": 2}),
+            ("contrastive", {"stages": [4, 2, 2], "schedule": "1f1b"}),
+            ("contrastive", {"mesh": MESH, "schedule": "interleaved"}),
+            ("balanced", {"mesh": {"stage": 4, "data": 2}, "schedule": "gpipe"}),
+            ("balanced", {"mesh": {"stage": 4, "data": 2}, "schedule": "1f1b"}),
+            ("balanced", {"mesh": {"stage": 4, "data": 2}, "schedule": "zero-bubble"}),
+            ("weighted", {"mesh": {"stage": 2, "data": 2}}),
+            ("weighted", {"mesh": MESH, "schedule": "kfkb"}),
+            ("weighted", {"mesh": MESH, "schedule": "searched"}),
+            ("adversarial", {"mesh": {"stage": 2, "data": 2}, "schedule": "1f1b"}),
+            ("adversarial", {"mesh": MESH, "schedule": "zero-bubble-v"}),
+            ("hardest", {"mesh": MESH}),
+        ],
+    ),
     ids=str,
 )
 def test_two_steps_are_those_of_one_device(name, options):
     step = rhino.auto_shard(
-        STEPS[name], donate_argnums=0, **{"microbatches": 4, **options}
+        STEPS[name], donate_argnums=0, microbatches=4, level="fast", **options
     )
-    assert_equal(two_steps(step), two_steps(jax.jit(STEPS[name])))
+    assert_equal(two_steps(step), two_steps_of_one_device(name))
     plan = step.last_plan
     wanted = options.get("schedule", "gpipe")
     assert (plan.schedule, plan.microbatches) == (wanted, 4)
@@ -66,18 +81,21 @@ def plan():
     return rhino.plan(
         STEPS["contrastive"],
         *arguments(),
-        stages=2,
+        mesh=MESH,
         microbatches=4,
         donate_argnums=0,
+        level="fast",
     )
 
 
+@pytest.mark.slow
 def test_a_saved_plan_runs_as_well(plan, tmp_path):
+    assert plan.schedule == "gpipe"
     plan.save(tmp_path / "plan.json")
     loaded = rhino.load_plan(tmp_path / "plan.json")
     assert loaded.pipeline == plan.pipeline
     step = loaded.jit(STEPS["contrastive"], donate_argnums=0)
-    assert_equal(two_steps(step), two_steps(jax.jit(STEPS["contrastive"])))
+    assert_equal(two_steps(step), two_steps_of_one_device("contrastive"))
 
 
 def test_backward_passes_wait_for_all_forward_passes(plan):
@@ -97,9 +115,11 @@ def test_backward_passes_wait_for_all_forward_passes(plan):
         assert f"  {format_seconds(one.seconds)}  " in table
 
 
+@pytest.mark.slow
 def test_compiled_tasks_are_those_of_the_plan(plan):
     found = plan.verify(STEPS["contrastive"], *arguments())
     assert found.compiled.step_time_s > 0
+    assert found.between and "ahead" not in found.table()
 
 
 def large():
@@ -118,33 +138,53 @@ def of_rows():
     return arguments()[0], rows
 
 
+@cache
 def planned(**options):
     return rhino.plan(
         STEPS["balanced"],
         *large(),
-        mesh={"stage": 2},
+        mesh=MESH,
         microbatches=16,
         donate_argnums=0,
+        level="fast",
         **options,
     )
 
 
-def test_forward_passes_run_twice_where_not_all_of_them_fit():
+def test_forward_passes_run_twice_so_that_fewer_are_in_flight():
     once, twice = planned(schedule="gpipe"), planned(schedule="1f1b")
     # Of 16 micro-batches all, or as many as there are stages.
     assert twice.predicted.peak_bytes < 0.5 * once.predicted.peak_bytes
     assert twice.predicted.step_time_s > 1.1 * once.predicted.step_time_s
+    assert (once.pipeline.is_twice, twice.pipeline.is_twice) == (False, True)
+    assert "ahead  forward  whole batch" in twice.table()
+    assert "ahead of it A" in twice.table()
+
+
+@pytest.mark.slow
+def test_compiled_chunks_have_all_their_tasks_and_take_the_memory_of_the_plan():
     assert planned().schedule == "gpipe"
-    budget = (once.predicted.peak_bytes + twice.predicted.peak_bytes) // 2
+    peaks = [planned(schedule=s).predicted.peak_bytes for s in ("gpipe", "1f1b")]
+    budget = sum(peaks) // 2
     plan = planned(memory_budget_bytes=budget, recompute="as written")
     assert plan.schedule in ("1f1b", "kfkb") and plan.pipeline.is_twice
     assert plan.predicted.peak_bytes <= budget
     assert "ahead  forward  whole batch" in plan.table()
     assert "ahead of it A" in plan.table()
-    compiled = plan.verify(STEPS["balanced"], *large()).compiled
-    assert compiled.peak_bytes == pytest.approx(plan.predicted.peak_bytes, rel=0.1)
+    found = plan.verify(STEPS["balanced"], *large())
+    peak = found.compiled.peak_bytes
+    assert peak == pytest.approx(plan.predicted.peak_bytes, rel=0.1)
+    head = "ahead  forward  whole batch  backward  update"
+    words = found.table()
+    assert " ".join(head.split()) in " ".join(words.split())
+    for (before, after), seconds in zip(found.stages, found.between, strict=True):
+        # What the whole batch meets in is a few sums: no time by the plan.
+        assert after.ahead_s > 0 and seconds[1] > 0
+        for pair in ((before.ahead_s, after.ahead_s), seconds):
+            assert " → ".join(map(format_seconds, pair)) in words
 
 
+@pytest.mark.slow
 def test_with_less_memory_backward_passes_run_them_once_more():
     """By GPipe as long as what micro-batches send one another fits."""
     some = planned(memory_budget_bytes="2500KiB")
@@ -173,17 +213,27 @@ def test_only_what_the_batch_meets_in_is_done_twice(tmp_path):
     assert rhino.load_plan(tmp_path / "plan.json").pipeline == plan.pipeline
 
 
-@pytest.mark.parametrize("schedule", ["zero-bubble", "interleaved", "searched"])
-def test_other_schedules_run_either_way(schedule):
-    """With all micro-batches in flight, or in less memory forward passes twice."""
-    once = planned(schedule=schedule)
+def planned_either_way(schedule):
+    """Return plans with all micro-batches in flight, and in less memory."""
     small = {"memory_budget_bytes": 2_400_000, "recompute": "as written"}
-    less = planned(schedule=schedule, **small)
+    return planned(schedule=schedule), planned(schedule=schedule, **small)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["zero-bubble", "interleaved", "searched"])
+def test_in_less_memory_other_schedules_run_forward_passes_twice(schedule):
+    once, less = planned_either_way(schedule)
     assert (once.schedule, less.schedule) == (schedule, schedule)
     assert (once.pipeline.is_twice, less.pipeline.is_twice) == (False, True)
     # The same work either way, and here what is ahead.
     assert once.predicted.step_time_s < less.predicted.step_time_s
     assert less.predicted.peak_bytes <= 2_400_000 < 0.6 * once.predicted.peak_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["zero-bubble", "interleaved", "searched"])
+def test_other_schedules_run_forward_passes_twice(schedule):
+    _, less = planned_either_way(schedule)
     compiled = less.verify(STEPS["balanced"], *large()).compiled
     # How much arrives early depends on what tasks take, which on CPU is far off.
     assert compiled.peak_bytes == pytest.approx(less.predicted.peak_bytes, rel=0.15)
@@ -217,21 +267,6 @@ def test_what_is_sent_ahead_has_its_own_share(tmp_path):
     assert once.pipeline.hops[0].ahead_bytes == 0 and "sends ahead" not in once.table()
 
 
-def test_compiled_chunks_have_all_their_tasks():
-    plan = planned(schedule="1f1b")
-    found = plan.verify(STEPS["balanced"], *large())
-    head = "ahead  forward  whole batch  backward  update"
-    words = found.table()
-    assert " ".join(head.split()) in " ".join(words.split())
-    for (before, after), seconds in zip(found.stages, found.between, strict=True):
-        # What the whole batch meets in is a few sums: no time by the plan.
-        assert after.ahead_s > 0 and seconds[1] > 0
-        for pair in ((before.ahead_s, after.ahead_s), seconds):
-            assert " → ".join(map(format_seconds, pair)) in words
-    once = planned(schedule="gpipe").verify(STEPS["balanced"], *large())
-    assert once.between and "ahead" not in once.table()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "schedule"),
@@ -245,9 +280,15 @@ def test_compiled_chunks_have_all_their_tasks():
 def test_models_of_the_zoo_are_checked_against_one_device(name, stages, schedule):
     workload = registry.get(name, optimizer="sgd")
     args, donated = workload.make_args(jax.random.key(0)), workload.donate_argnums
-    options = {"stages": stages, "microbatches": 4, "schedule": schedule}
-    options |= {"donate_argnums": donated}
-    plan = rhino.plan(workload.step, *args, **options)
+    plan = rhino.plan(
+        workload.step,
+        *args,
+        mesh={"stage": stages, "data": 2},
+        microbatches=4,
+        schedule=schedule,
+        donate_argnums=donated,
+        level="fast",
+    )
     found = plan.check(workload.step, *args)
     # The bias of a key shifts all scores of a row alike: its gradient is noise.
     wrong = [x for x in found.leaves if not x.ok and "['k']['bias']" not in x.path]

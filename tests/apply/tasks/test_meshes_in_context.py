@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from helpers_steps import assert_equal, two_steps
 
 import rhino_jax as rhino
+from tests.apply.stand_in import normal
 
 
 def step(params, key, batch):
@@ -21,15 +22,16 @@ def step(params, key, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
 
-def test_literals_that_were_made_in_the_mesh_run_on_groups():
+def test_literals_that_were_made_in_the_mesh_run_on_stage_devices():
     """Of `fold_in` JAX asks that key and number are on the same mesh."""
-    keys = jax.random.split(jax.random.key(0), 5)
-    params = [jax.random.normal(k, (8, 8)) / 3 for k in keys[:4]]
-    args = params, jax.random.key(7), jax.random.normal(keys[4], (16, 8))
-    expected = jax.jit(step)(*args)
+
+    def made():
+        params = [normal(i, 8, 8) / 3 for i in range(2)]
+        return params, jax.random.key(7), normal(2, 16, 8)
+
+    expected = two_steps(jax.jit(step), made)
     with jax.set_mesh(jax.make_mesh((2, 2), ("stage", "data"))):
-        run = rhino.auto_shard(step, microbatches=4)
-        found = run(*args)
+        run = rhino.auto_shard(step, microbatches=4, donate_argnums=0)
+        found = two_steps(run, made)
     assert len(run.last_plan.stages) == 2
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert_equal(found, expected)

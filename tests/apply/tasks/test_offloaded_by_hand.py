@@ -17,6 +17,7 @@ from rhino_jax.plan.stages import MadeAgain
 from rhino_jax.transform.recompute.choice import Choice
 from rhino_jax.transform.staged.apart import take_apart
 from rhino_jax.transform.staged.sides import sides_of
+from tests.cases import covering
 
 
 WIDTH, ROWS, LAYERS = 16, 64, 4
@@ -73,7 +74,9 @@ def moved(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("kinds", [offload.HOST_KINDS, ("none of these",)], ids=str)
+@pytest.mark.parametrize(
+    "kinds", covering([offload.HOST_KINDS, ("none of these",)], each=True), ids=str
+)
 def test_two_steps_are_those_of_one_device(kinds, moved, monkeypatch):
     monkeypatch.setattr(offload, "HOST_KINDS", kinds)
     mesh = jax.make_mesh((2, 2), ("stage", "data"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,9 +13,10 @@ import rhino_jax as rhino
 from rhino_jax.apply.tasks import controller as running
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
+from tests.apply.stand_in import normal
 
 
-WIDTH, ROWS, LAYERS = 128, 4096, 8
+WIDTH, ROWS = 128, 4096
 
 
 def train_step(params, key, x):
@@ -29,10 +32,9 @@ def train_step(params, key, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
 
-def arguments():
-    keys = jax.random.split(jax.random.key(0), LAYERS + 2)
-    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 11 for k in keys[:LAYERS]]
-    return params, keys[-2], jax.random.normal(keys[-1], (ROWS, WIDTH))
+def arguments(layers=4):
+    params = [normal(i, WIDTH, WIDTH) / 11 for i in range(layers)]
+    return params, jax.random.key(0), normal(layers, ROWS, WIDTH)
 
 
 def planned(step, args, share=None, free=None, **wishes):
@@ -65,6 +67,8 @@ def moves(monkeypatch):
     return found
 
 
+# In the short run `test_offloaded_by_hand` runs such a plan.
+@pytest.mark.slow
 def test_two_steps_are_those_of_one_device(moves, tmp_path):
     wishes = {"sizes": (2,), "schedule": "gpipe"}
     free = planned(train_step, arguments(), **wishes)
@@ -83,16 +87,17 @@ def test_two_steps_are_those_of_one_device(moves, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stages", "schedule", "share"),
-    [(4, "1f1b", 0.6), (4, "gpipe", 0.5), (2, "interleaved", 0.6)],
+    ("stages", "layers", "schedule", "share"),
+    [(4, 8, "1f1b", 0.6), (4, 4, "gpipe", 0.5), (2, 8, "interleaved", 0.6)],
 )
-def test_all_schedules_give_the_same(stages, schedule, share, moves):
+def test_all_schedules_give_the_same(stages, layers, schedule, share, moves):
+    make = partial(arguments, layers)
     wishes = {"sizes": (stages, 8 // stages), "schedule": schedule}
-    free = planned(train_step, arguments(), **wishes)
-    plan = planned(train_step, arguments(), share, free, **wishes)
+    free = planned(train_step, make(), **wishes)
+    plan = planned(train_step, make(), share, free, **wishes)
     assert plan.pipeline.is_offloaded
-    got = two_steps(plan.jit(train_step, donate_argnums=0), arguments)
-    assert_equal(got, two_steps(jax.jit(train_step), arguments))
+    got = two_steps(plan.jit(train_step, donate_argnums=0), make)
+    assert_equal(got, two_steps(jax.jit(train_step), make))
     assert moves
 
 

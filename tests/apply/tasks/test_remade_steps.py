@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,9 +12,10 @@ from helpers_steps import assert_equal, two_steps
 import rhino_jax as rhino
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
+from tests.apply.stand_in import normal
 
 
-WIDTH, LAYERS = 32, 4
+WIDTH = 32
 
 
 def train_step(params, key, x):
@@ -32,18 +35,19 @@ def train_step(params, key, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
 
-def arguments():
-    keys = jax.random.split(jax.random.key(0), 3 * LAYERS + 2)
-    sizes = [(WIDTH, 3 * WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)] * LAYERS
-    leaves = [jax.random.normal(k, s) / 8 for k, s in zip(keys, sizes, strict=False)]
-    params = [tuple(leaves[3 * i : 3 * i + 3]) for i in range(LAYERS)]
-    return params, keys[-2], jax.random.normal(keys[-1], (16, 64, WIDTH))
+def arguments(layers=4):
+    sizes = [(WIDTH, 3 * WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)]
+    params = [
+        tuple(normal(3 * i + k, *size) / 8 for k, size in enumerate(sizes))
+        for i in range(layers)
+    ]
+    return params, jax.random.key(0), normal(100, 16, 64, WIDTH)
 
 
-def planned(step, args, stages, schedule, **wishes):
+def planned(step, args, sizes, schedule, **wishes):
     """For GPUs whose memory is so slow that small arrays cost time to write."""
     options = {
-        "mesh": jax.make_mesh((stages, 8 // stages), ("stage", "data")),
+        "mesh": jax.make_mesh(sizes, ("stage", "data")),
         "hardware": load_target("h100:8").replace(hbm_bytes_per_s=1e9),
         "microbatches": 4,
         "donate_argnums": 0,
@@ -52,32 +56,36 @@ def planned(step, args, stages, schedule, **wishes):
     return rhino.plan(step, *args, schedule=schedule, **options)
 
 
+# In the short run `test_recomputed_steps` runs a plan whose stages recompute.
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stages", "schedule", "is_split"),
+    ("sizes", "layers", "schedule", "is_split"),
     [
-        (2, "1f1b", False),
-        (2, "zero-bubble", True),
-        pytest.param(4, "gpipe", False, marks=pytest.mark.slow),
-        pytest.param(2, "interleaved", False, marks=pytest.mark.slow),
-        pytest.param(4, "zero-bubble", True, marks=pytest.mark.slow),
-        pytest.param(2, "zero-bubble-v", True, marks=pytest.mark.slow),
-        pytest.param(2, "searched", True, marks=pytest.mark.slow),
+        ((2, 2), 2, "1f1b", False),
+        ((2, 2), 2, "zero-bubble", True),
+        ((4, 2), 4, "gpipe", False),
+        ((2, 2), 4, "interleaved", False),
+        ((4, 2), 4, "zero-bubble", True),
+        ((2, 2), 4, "zero-bubble-v", True),
+        ((2, 2), 2, "searched", True),
     ],
 )
-def test_two_steps_are_those_of_one_device(stages, schedule, is_split, tmp_path):
-    plan = planned(train_step, arguments(), stages, schedule)
+def test_two_steps_are_those_of_one_device(sizes, layers, schedule, is_split, tmp_path):
+    args = arguments(layers)
+    plan = planned(train_step, args, sizes, schedule)
     pipeline = plan.pipeline
     assert pipeline.is_split == is_split
     assert all(made.count for made in pipeline.made_again)
     # Scores are handed over for what is made of them.
     assert any('"keep": [' in made.choice for made in pipeline.made_again)
-    kept = planned(train_step, arguments(), stages, schedule, recompute="as written")
+    kept = planned(train_step, args, sizes, schedule, recompute="as written")
     assert plan.predicted.step_time_s < kept.predicted.step_time_s
     plan.save(tmp_path / "plan.json")
     loaded = rhino.load_plan(tmp_path / "plan.json")
     assert loaded.pipeline == pipeline
-    got = two_steps(loaded.jit(train_step, donate_argnums=0), arguments)
-    assert_equal(got, two_steps(jax.jit(train_step), arguments))
+    make = partial(arguments, layers)
+    got = two_steps(loaded.jit(train_step, donate_argnums=0), make)
+    assert_equal(got, two_steps(jax.jit(train_step), make))
 
 
 @pytest.mark.slow
@@ -99,7 +107,7 @@ def test_models_of_the_zoo_give_the_same(name, options, stages, schedule):
     def make():
         return workload.make_args(jax.random.key(0))
 
-    plan = planned(workload.step, make(), stages, schedule, donate_argnums=donated)
+    plan = planned(workload.step, make(), (stages, 2), schedule, donate_argnums=donated)
     assert name == "gpt-tiny" or plan.pipeline.is_remade
     got = two_steps(plan.jit(workload.step, donate_argnums=donated), make, len(donated))
     assert_equal(got, two_steps(jax.jit(workload.step), make, len(donated)))
