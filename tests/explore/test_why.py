@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import rhino_jax as rhino
 from rhino_jax.errors import PinError, PlanFileError, RhinoError, StageError
 from rhino_jax.planning import origin
+from tests.cases import covering
 
 
 MESH = {"data": 4, "model": 2}
@@ -50,20 +51,31 @@ def planned(**options: Any) -> rhino.Plan:
         hardware="v5e:2x4",
         donate_argnums=0,
         progress=False,
-        **options,
+        **{"level": "fast", **options},
     )
 
 
-@pytest.mark.parametrize("key", ["params['up']", "x", "out[2]"])
+@pytest.mark.parametrize(
+    ("key", "level"),
+    covering(
+        [
+            ("params['up']", "fast"),
+            ("params['up']", "best"),
+            ("x", "best"),
+            ("out[2]", "best"),
+        ]
+    ),
+)
 def test_what_is_said_of_a_layout_is_what_its_pin_gives(
-    plan: rhino.Plan, key: str
+    plan: rhino.Plan, key: str, level: str
 ) -> None:
+    plan = plan if level == "fast" else planned(level=level)
     why = plan.why(key)
     assert why.layouts[0].is_planned
     assert why.layouts[0].step_s == pytest.approx(plan.predicted.step_time_s)
     for layout in why.layouts[1:2]:
         pinned = plan.with_(pins={key: layout.partition_spec})
-        fresh = planned(pins={key: layout.partition_spec})
+        fresh = planned(pins={key: layout.partition_spec}, level=level)
         for other in (pinned, fresh):
             gap = max(other.search.gap, 1 - layout.bound_s / layout.step_s, 1e-6)
             assert layout.step_s == pytest.approx(

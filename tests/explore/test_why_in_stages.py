@@ -14,6 +14,7 @@ from rhino_jax.errors import PinError, PlanFileError
 from rhino_jax.explore.why import Why
 from rhino_jax.models import registry
 from rhino_jax.units import format_seconds
+from tests.cases import covering
 
 
 MESH = {"stage": 2, "data": 2, "model": 2}
@@ -51,8 +52,9 @@ OPTIONS = {
 }
 
 
-def planned(pins: Any = None, **options: Any) -> rhino.Plan:
-    return rhino.plan(step, *arguments(), **{**OPTIONS, "pins": pins, **options})
+def planned(pins: Any = None, level: str = "fast", **options: Any) -> rhino.Plan:
+    options = {**OPTIONS, "pins": pins, "level": level, **options}
+    return rhino.plan(step, *arguments(), **options)
 
 
 @pytest.fixture(scope="module")
@@ -118,20 +120,29 @@ def agrees(plan: rhino.Plan, key: str, spec: Any, fresh: rhino.Plan) -> bool:
     return is_alike
 
 
-@pytest.mark.parametrize("key", ["params['layers'][0]", "params['layers'][3]"])
+@pytest.mark.parametrize(
+    ("key", "level"),
+    covering(
+        [
+            ("params['layers'][3]", "fast"),
+            ("params['layers'][0]", "best"),
+            ("params['layers'][3]", "best"),
+        ]
+    ),
+)
 def test_what_is_said_of_a_layout_is_what_its_pin_gives(
-    plan: rhino.Plan, key: str
+    plan: rhino.Plan, key: str, level: str
 ) -> None:
-    spec = P("model")
-    assert agrees(plan, key, spec, planned({key: spec}))
+    plan, spec = plan if level == "fast" else planned(level=level), P("model")
+    assert agrees(plan, key, spec, planned({key: spec}, level))
 
 
 def test_what_several_stages_have_is_answered_for_each() -> None:
-    plan = planned(level="fast")
+    plan = planned()
     # Which of the two it has differs by JAX version.
     is_first = plan.why("params['tied']").spec == str(P(None, ("data", "model")))
     spec = P(None, ("model", "data") if is_first else ("data", "model"))
-    fresh = planned({"params['tied']": spec}, level="fast")
+    fresh = planned({"params['tied']": spec})
     assert agrees(plan, "params['tied']", spec, fresh)
     why = plan.why_not("params['tied']", spec)
     (other,) = why.also
@@ -212,26 +223,39 @@ def test_other_budgets_and_stages_are_planned_for_from_the_beginning(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "options", "key", "spec"),
+    ("model", "options", "key", "spec", "level"),
     [
-        ("gpt-tiny", {}, "params['blocks']['mlp']['up']", P(None, None, "model")),
+        (
+            "gpt-tiny",
+            {},
+            "params['blocks']['mlp']['up']",
+            P(None, None, "model"),
+            "fast",
+        ),
         (
             "gpt-tiny",
             {"layers": "unroll"},
             "params['blocks'][0]['mlp']['up']",
             P("data"),
+            "best",
         ),
-        ("unet-tiny", {}, "params['conv_in']['kernel']", P(None, None, None, "data")),
+        (
+            "unet-tiny",
+            {},
+            "params['conv_in']['kernel']",
+            P(None, None, None, "data"),
+            "fast",
+        ),
     ],
     ids=["scanned", "unrolled", "unet"],
 )
-def test_of_models(model: str, options: Any, key: str, spec: Any) -> None:
+def test_of_models(model: str, options: Any, key: str, spec: Any, level: str) -> None:
     workload = registry.get(model, **options)
 
     def plan_with(pins: Any = None) -> rhino.Plan:
         donated = {"donate_argnums": workload.donate_argnums, "pins": pins}
         args = workload.abstract_args()
-        return rhino.plan(workload.step, *args, **{**OPTIONS, **donated})
+        return rhino.plan(workload.step, *args, **{**OPTIONS, **donated}, level=level)
 
     plan = plan_with()
     agrees(plan, key, spec, plan_with({key: spec}))

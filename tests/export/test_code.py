@@ -89,13 +89,17 @@ def ran(folder: Path, model: str, codes: Iterable[str]) -> list[dict[str, int]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(m, marks=() if m.startswith("llama") else pytest.mark.slow)
-        for m in WORST
-    ],
-)
+def test_specs_compile_to_the_plans_collectives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    plan, work = planned("mlp-tiny")
+    whole = traffic(plan.verify(work.step, *work.abstract_args()).collectives)
+    assert compiled_traffic("mlp-tiny", plan.code("specs")) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", WORST)
 def test_the_code_compiles_to_the_plans_collectives(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +162,7 @@ def test_the_code_gives_the_plans_specs_and_runs(small: Any, style: str) -> None
     assert found["out_specs"](result) == small.out_specs
     with jax.set_mesh(found["mesh"]):
         _, loss = found["jit"](step, *args)(*args)
-    np.testing.assert_allclose(loss, step(*args)[1], rtol=1e-4)
+    np.testing.assert_allclose(loss, jax.jit(step)(*args)[1], rtol=1e-4)
 
 
 @pytest.mark.parametrize("style", ["nnx", "linen", "maxtext"])

@@ -49,4 +49,4 @@ def test_objects_are_placed_and_trained(style: str) -> None:
     assert kernel.sharding.spec == jax.P(None, "model")
     with jax.set_mesh(found["mesh"]):
         loss = nnx.jit(step)(model, opt, found["place"](x, x_specs))
-    np.testing.assert_allclose(loss, step(*make(), x), rtol=1e-4)
+    np.testing.assert_allclose(loss, nnx.jit(step)(*make(), x), rtol=1e-4)

@@ -64,6 +64,7 @@ def test_small_programs_are_bounded_and_near_brute_force(
         assert found.objective == pytest.approx(best)
 
 
+@pytest.mark.slow
 def test_more_overlap_never_costs_and_hides_at_most_the_budget() -> None:
     work = registry.get("gpt-medium", num_layers=2, batch=8)
     times = []

@@ -228,6 +228,7 @@ for i in range(30):
 """
 
 
+@pytest.mark.slow
 def test_writers_do_not_disturb_each_other(folder: Path) -> None:
     environment = {**os.environ, "RHINO_CACHE_BYTES": "3000"}
     writers = [
@@ -259,18 +260,16 @@ print(bool(plan.cached), len(solver))
 
 
 def test_a_second_process_imports_no_solver(folder: Path, tmp_path: Path) -> None:
+    assert not planned().cached  # which is written for the second process
+    assert any(m.startswith("ortools") for m in sys.modules)
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(SECOND))
-    said = [
-        subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True, text=True, timeout=120, check=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        ).stdout.split()
-        for _ in range(2)
-    ]  # fmt: skip
-    assert said[0][0] == "False" and said[0][1] != "0"
-    assert said[1] == ["True", "0"]
+    found = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True, text=True, timeout=120, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ).stdout.split()  # fmt: skip
+    assert found == ["True", "0"]
 
 
 def test_a_plan_can_be_pickled_and_copied() -> None:

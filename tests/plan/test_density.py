@@ -14,9 +14,10 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.plan.density import only_around_matmuls
 from tests.apply.programs import PROGRAMS, arguments
 from tests.apply.stand_in import assert_close, mesh_of, plan_of, random_decisions
+from tests.cases import covering
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", covering(PROGRAMS, ["mlp", "scanned", "branched"]))
 def test_numbers_stay(name: str) -> None:
     fn, args = PROGRAMS[name], arguments()
     traced = trace(fn, args, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import optax
 import pytest
 
 import rhino_jax as rhino
+from tests.cases import covering
 
 
 CODE = """
@@ -70,14 +72,16 @@ def function(edits: Edits) -> Any:
     return names["fit" if "def fit(" in code else "train"]
 
 
+@functools.cache
 def args() -> Any:
     rng = np.random.default_rng(0)
     params = {
-        "w1": jnp.asarray(rng.normal(size=(16, 16)) / 4, jnp.float32),
-        "ws": jnp.asarray(rng.normal(size=(3, 16, 16)) / 4, jnp.float32),
+        "w1": (rng.normal(size=(16, 16)) / 4).astype(np.float32),
+        "ws": (rng.normal(size=(3, 16, 16)) / 4).astype(np.float32),
     }
-    x = jnp.asarray(rng.normal(size=(32, 16)), jnp.float32)
-    return params, OPT.init(params), {"x": x, "y": jnp.arange(32) % 16}
+    x = rng.normal(size=(32, 16)).astype(np.float32)
+    batch = {"x": x, "y": np.arange(32, dtype=np.int32) % 16}
+    return params, jax.jit(OPT.init)(params), batch
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("edit", HARMLESS)
 def test_it_survives(saved: Path, edit: str) -> None:
+    rhino.load_plan(saved).jit(function(HARMLESS[edit])).lower(*args())
+
+
+@pytest.mark.parametrize("edit", covering(HARMLESS, ["other variables"]))
+def test_results_stay(saved: Path, edit: str) -> None:
     fn = function(HARMLESS[edit])
     *_, loss = rhino.load_plan(saved).jit(fn)(*args())
     *_, want = jax.jit(fn)(*args())

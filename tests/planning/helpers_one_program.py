@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -20,7 +21,9 @@ def layer(x: Any, w: Any) -> Any:
     return x + jnp.tanh(x @ w["w"] + w["b"])
 
 
+@functools.cache
 def clipped() -> Any:
+    """Return a training step with its layers under `jax.checkpoint`, and arguments."""
     tx = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1))
     return train_step(jax.checkpoint(layer), tx=tx)
 
@@ -28,6 +31,12 @@ def clipped() -> Any:
 def planned(step: Any, args: Any, mesh: Any = MESH, **options: Any) -> rhino.Plan:
     options = {"schedule": "one-program", "microbatches": 4, "level": "fast", **options}
     return rhino.plan(step, *args, mesh=mesh, donate_argnums=(0, 1), **options)
+
+
+@functools.cache
+def planned_clipped() -> rhino.Plan:
+    """Return the plan of `clipped` on `MESH`, which several tests share."""
+    return planned(*clipped())
 
 
 def assert_two_steps_equal(step: Any, args: Any, plan: rhino.Plan) -> None:

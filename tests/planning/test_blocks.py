@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -30,6 +31,7 @@ SHAPES = {
     "grouped": Shape("grouped", kv_heads=4, width=128, wide=256),
     "scanned": Shape(width=128, wide=256, layers=2, is_scanned=True),
 }
+UPDATES = {**OPTIMIZERS, "momentum": lambda: optax.sgd(1e-2, momentum=0.9)}
 
 
 def sharded(shape: Shape, optimizer: Any, **said: Any) -> Any:
@@ -47,28 +49,42 @@ def sharded(shape: Shape, optimizer: Any, **said: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    ("shape", "optimizer"),
-    [
-        ("split", "clipped adamw"),
-        ("reshape", "adamw"),
-        ("grouped", "adafactor"),
-        ("scanned", "clipped adamw"),
-    ],
-)
-def test_three_steps_are_those_of_one_device(shape: str, optimizer: str) -> None:
-    model, update = SHAPES[shape], OPTIMIZERS[optimizer]()
-    step = sharded(model, update)
-    plan = step.plan(*args_of(model, update, ROWS, LENGTH))
+def check_counts(plan: rhino.Plan) -> None:
+    """Check that blocks are as many as some axes of the mesh have devices."""
     counts = {
         blocks.count
         for dims in stored_in_blocks(plan.transforms).values()
         for _, blocks in dims
     }
-    # As many as some axes of the mesh have devices; which, is a matter of price.
-    assert counts and counts <= {2, 4, 8}
-    params = random_params(model)
-    state, tokens = update.init(params), random_tokens(model, ROWS, LENGTH)
+    assert counts and counts <= {2, 4, 8}  # Which, is a matter of cost.
+
+
+# In the short run: tests/apply/test_storage.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fused_weights_are_stored_in_blocks(shape: str) -> None:
+    model, update = SHAPES[shape], optax.sgd(0.01)
+    plan = sharded(model, update).plan(*args_of(model, update, ROWS, LENGTH))
+    check_counts(plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "optimizer"),
+    [
+        ("reshape", "momentum"),
+        ("split", "clipped adamw"),
+        ("grouped", "adafactor"),
+        ("scanned", "clipped adamw"),
+    ],
+)
+def test_three_steps_are_those_of_one_device(shape: str, optimizer: str) -> None:
+    model, update = SHAPES[shape], UPDATES[optimizer]()
+    step = sharded(model, update)
+    plan = step.plan(*args_of(model, update, ROWS, LENGTH))
+    check_counts(plan)
+    params = jax.jit(random_params, static_argnums=0)(model)
+    state, tokens = jax.jit(update.init)(params), random_tokens(model, ROWS, LENGTH)
     placed = plan.put((params, state))
     one = jax.jit(train_step_of(model, update))
     for _ in range(3):
@@ -92,9 +108,10 @@ def test_what_would_gain_nothing_stays_as_written() -> None:
     assert plan.in_specs == as_written.in_specs
 
 
+@pytest.mark.slow
 def test_activations_do_not_change_places() -> None:
     """Of a layout held fixed, as compiled for the devices here."""
-    update, sent = OPTIMIZERS["adamw"](), {}
+    update, sent = optax.sgd(0.01), {}
     names = {"qkv": 1, "bias": 0, "up": 1}
     for how, storage in (
         ("apart", "as written"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import rhino_jax as rhino
 
@@ -38,6 +39,7 @@ def plan(**options):
     )
 
 
+@pytest.mark.slow
 def test_more_micro_batches_are_tried_where_none_of_the_first_fits():
     peaks = {m: plan(microbatches=m).predicted.peak_bytes for m in (16, 32)}
     assert peaks[32] < peaks[16]

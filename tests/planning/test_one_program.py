@@ -24,24 +24,32 @@ from tests.planning.helpers_one_program import (
     clipped,
     layer,
     planned,
+    planned_clipped,
 )
 from tests.transform.one_program.helpers_one_program import LAYERS, train_step
 from tests.verify.extras import skipped_without_extra
 
 
+PINS = {"*['w']": P("stage", None, "data"), "*['in']": P("data")}
+
+
+@pytest.mark.slow  # On `MESH`, without pins, `test_it_is_saved…` takes two steps.
 @pytest.mark.parametrize(
-    "mesh, count",
+    "mesh, count, options",
     [
-        (MESH, 4),
-        ({"data": 2, "stage": 4}, 8),
-        ({"data": 2, "stage": 2, "model": 2}, 4),
-        ({"stage": 4}, 4),
+        (MESH, 4, {"pins": PINS}),
+        (MESH, 4, {"schedule": "auto"}),
+        ({"data": 2, "stage": 4}, 8, {}),
+        ({"data": 2, "stage": 2, "model": 2}, 4, {}),
+        ({"stage": 4}, 4, {}),
     ],
     ids=str,
 )
-def test_two_steps_equal_one_device(mesh: dict[str, int], count: int) -> None:
+def test_two_steps_equal_one_device(
+    mesh: dict[str, int], count: int, options: dict[str, Any]
+) -> None:
     step, args = clipped()
-    plan = planned(step, args, mesh, microbatches=count)
+    plan = planned(step, args, mesh, microbatches=count, **options)
     assert plan.schedule == "one-program"
     assert plan.microbatches == count
     specs = plan.in_specs[0]["layers"]
@@ -51,8 +59,7 @@ def test_two_steps_equal_one_device(mesh: dict[str, int], count: int) -> None:
 
 
 def test_it_says_what_it_is() -> None:
-    step, args = clipped()
-    plan = planned(step, args)
+    plan = planned_clipped()
     text = " ".join(plan.table().split())
     assert "one program: its 2 stages are the axis `stage`" in text
     assert "4 micro-batches pass in 5 ticks forward and as many back" in text
@@ -76,12 +83,18 @@ def test_it_says_what_layers_without_a_checkpoint_leave() -> None:
 
 def test_what_is_compiled_moves_what_the_plan_says() -> None:
     step, args = clipped()
-    plan = planned(step, args)
+    plan = planned_clipped()
     found = plan.verify(step, *args)
     assert found.ok
     assert found.compiled is not None
     assert found.stage_peak_bytes == (found.compiled.peak_bytes,) * 2
     assert "what a device holds, planned → compiled" in found.table()
+
+
+@pytest.mark.slow
+def test_it_is_compiled_to_as_many_permutes_as_planned_and_checked() -> None:
+    step, args = clipped()
+    plan = planned_clipped()
     text = plan.jit(step).lower(*args).compile().as_text()
     planned_to = sum(c.kind == "collective-permute" for c in plan.collectives)
     assert text.count(" collective-permute(") == planned_to
@@ -90,7 +103,11 @@ def test_what_is_compiled_moves_what_the_plan_says() -> None:
 
 def test_it_is_saved_and_its_state_is_one_array(tmp_path: Path) -> None:
     step, args = clipped()
-    plan = planned(step, args)
+    plan = planned_clipped()
+    assert plan.schedule == "one-program" and plan.microbatches == 4
+    specs = plan.in_specs[0]["layers"]
+    assert all(spec[0] == "stage" for spec in jax.tree.leaves(specs))
+    assert "stage" not in plan.in_specs[0]["in"]
     plan.save(tmp_path / "plan.json")
     again = rhino.load_plan(tmp_path / "plan.json").with_mesh(plan.mesh)
     assert again == plan
@@ -100,6 +117,7 @@ def test_it_is_saved_and_its_state_is_one_array(tmp_path: Path) -> None:
     assert {s.data.shape[0] for s in params["layers"]["w"].addressable_shards} == {2}
 
 
+@pytest.mark.slow
 def test_rhino_chooses_mesh_and_micro_batches() -> None:
     step, args = clipped()
     plan = planned(step, args, None, stages=2, microbatches="auto")
@@ -111,12 +129,9 @@ def test_rhino_chooses_mesh_and_micro_batches() -> None:
 
 
 def test_pins_hold() -> None:
-    step, args = clipped()
-    pins = {"*['w']": P("stage", None, "data"), "*['in']": P("data")}
-    plan = planned(step, args, pins=pins)
+    plan = planned(*clipped(), pins=PINS)
     assert plan.in_specs[0]["layers"]["w"] == P("stage", None, "data")
     assert plan.in_specs[0]["in"] == P("data")
-    assert_two_steps_equal(step, args, plan)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +163,7 @@ def test_uneven_groups_are_told_how_many_even_ones_there_may_be() -> None:
 
 
 def test_refuses_what_one_stage_cannot_say() -> None:
-    step, args = clipped()
-    plan = planned(step, args)
+    plan = planned_clipped()
     with pytest.raises(RhinoError, match="stages"):
         plan.code()
     with pytest.raises(StageError, match="several stages") as found:
@@ -157,6 +171,7 @@ def test_refuses_what_one_stage_cannot_say() -> None:
     assert found.value.where and found.value.numbers and found.value.fix
 
 
+@pytest.mark.slow
 def test_another_signature_keeps_its_stages() -> None:
     step, args = clipped()
     sharded = rhino.auto_shard(
@@ -170,6 +185,7 @@ def test_another_signature_keeps_its_stages() -> None:
     assert again.in_specs[0] == sharded.plan(*args).in_specs[0]
 
 
+@pytest.mark.slow
 def test_in_an_outer_jit() -> None:
     step, args = clipped()
     sharded = rhino.auto_shard(
@@ -181,6 +197,7 @@ def test_in_an_outer_jit() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_planned_is_not_differentiated_from_outside() -> None:
     _, args = clipped()
 

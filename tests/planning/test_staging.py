@@ -8,6 +8,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
+from tests.cases import covering
 
 
 MESH = {"stage": 2, "data": 2}
@@ -36,9 +37,8 @@ def arguments():
 
 
 def test_what_passes_once_a_step_is_not_counted_for_every_micro_batch():
-    plan = rhino.plan(
-        train_step, *arguments(), mesh=MESH, microbatches=4, donate_argnums=0
-    )
+    options = {"mesh": MESH, "schedule": "1f1b", "donate_argnums": 0}
+    plan = rhino.plan(train_step, *arguments(), microbatches=4, **options)
     (hop,) = plan.pipeline.hops
     one = 4 * ROWS // plan.microbatches * NARROW
     assert 0 < hop.forward_bytes <= 2 * one and 0 < hop.backward_bytes <= 2 * one
@@ -54,19 +54,22 @@ def test_results_are_pinned_and_programs_may_have_no_backward_pass(pin):
 
 
 def test_a_pin_of_a_stack_may_name_the_axis_of_the_stages():
-    workload = registry.get("gpt-tiny", optimizer="sgd")
-    args, path = workload.abstract_args(), "params['blocks']['mlp']['up']"
-    pin = jax.P("stage", None, "data")
-    plan = rhino.plan(
-        workload.step,
-        *args,
-        mesh=MESH,
-        pins={path: pin},
-        donate_argnums=workload.donate_argnums,
-    )
+    def step(params, x):
+        def loss(params):
+            h = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params["up"])[0]
+            return jnp.mean((h - x) ** 2)
+
+        gradients = jax.grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+    params = {"up": jax.ShapeDtypeStruct((4, NARROW, NARROW), jnp.float32)}
+    x = jax.ShapeDtypeStruct((ROWS, NARROW), jnp.float32)
+    path, pin = "params['up']", jax.P("stage", None, "data")
+    options = {"mesh": MESH, "schedule": "1f1b", "level": "fast", "donate_argnums": 0}
+    plan = rhino.plan(step, params, x, pins={path: pin}, microbatches=4, **options)
     (leaf,) = [leaf for leaf in plan.inputs if leaf.path == path]
     assert leaf.spec == ((0,), (), (1,))
-    assert plan.in_specs[0]["blocks"]["mlp"]["up"] == pin
+    assert plan.in_specs[0]["up"] == pin
 
 
 def three_kinds(params, x):
@@ -90,8 +93,15 @@ def planned_with(pins, **wishes):
         return jax.ShapeDtypeStruct(shape, jnp.float32)
 
     params = {"first": [f32(NARROW, NARROW)] * 6, "last": [f32(NARROW, NARROW)] * 2}
-    wishes = {"mesh": MESH, "microbatches": 4, **wishes}
+    usual = {"mesh": MESH, "microbatches": 4, "schedule": "1f1b", "level": "fast"}
+    wishes = {**usual, **wishes}
     return rhino.plan(pinned_step, params, f32(ROWS, NARROW), pins=pins, **wishes)
+
+
+@pytest.fixture(scope="module")
+def free():
+    """The stages of arguments where none is pinned."""
+    return homes(planned_with(None))
 
 
 def homes(plan):
@@ -107,11 +117,10 @@ def homes(plan):
     ],
     ids=["scopes", "path", "glob"],
 )
-def test_what_is_pinned_to_a_stage_is_there(pins, path, stage):
-    free = homes(planned_with(None))
-    assert homes(planned_with(pins))[path] == stage
-    assert homes(planned_with(pins))["params['last'][1]"] == 1
-    assert free != homes(planned_with(pins))
+def test_what_is_pinned_to_a_stage_is_there(free, pins, path, stage):
+    found = homes(planned_with(pins))
+    assert found[path] == stage and found["params['last'][1]"] == 1
+    assert found != free
 
 
 def test_pins_of_stages_that_cannot_be_are_refused():
@@ -127,7 +136,7 @@ def test_pins_of_stages_that_cannot_be_are_refused():
         planned_with({"encoder": 1, "decoder": 0})
 
 
-@pytest.mark.parametrize("model", ["gpt-tiny", "unet-tiny"])
+@pytest.mark.parametrize("model", covering(["mlp-tiny", "gpt-tiny", "unet-tiny"]))
 def test_tasks_take_together_what_their_stage_is_predicted_to(model):
     """Values that are laid out anew for several readers, and new state that is laid out
     as the old, are some task's too."""
@@ -140,6 +149,7 @@ def test_tasks_take_together_what_their_stage_is_predicted_to(model):
         donate_argnums=workload.donate_argnums,
         microbatches=4,
         schedule="1f1b",
+        level="fast",
     )
     for stage, cost in zip(plan.stages, plan.pipeline.costs, strict=True):
         took = 4 * (cost.forward_s + cost.backward_s) + cost.update_s

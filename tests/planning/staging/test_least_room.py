@@ -12,6 +12,7 @@ import rhino_jax as rhino
 from rhino_jax import models
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.planning.staging import least, plan as planning
+from tests.cases import covering
 
 
 def train_step(params, x):
@@ -47,14 +48,16 @@ def test_what_no_cut_changes_is_refused_before_anything_is_planned(monkeypatch):
     assert "params[0]" in error.where
 
 
+@pytest.mark.slow
 def test_more_micro_batches_are_not_tried_where_they_save_too_little():
     with pytest.raises(InfeasiblePlanError) as refused:
-        planned(memory_budget_bytes="16KiB", stages=1)
+        mesh = {"data": 8}
+        planned(memory_budget_bytes="16KiB", stages=1, mesh=mesh, level="fast")
     counts = re.findall(r"(\d+) micro-batches", refused.value.numbers)
     assert counts == ["2", "4"]
 
 
-@pytest.mark.parametrize("model", ["mlp-tiny", "gpt-tiny", "moe-tiny"])
+@pytest.mark.parametrize("model", covering(["mlp-tiny", "gpt-tiny", "moe-tiny"]))
 def test_stages_that_fit_hold_no_less(model, monkeypatch):
     """What groups hold all the time, all of them together."""
     needed = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import jax
@@ -33,6 +34,7 @@ def train_step(params, batch):
     return jax.tree.map(lambda p, g: p - scale * g, params, gradients), value
 
 
+@functools.partial(jax.jit, static_argnames=("layers", "head"))
 def arguments(layers=3, head=WIDTH):
     keys = iter(jax.random.split(jax.random.key(0), 5))
 
@@ -46,7 +48,7 @@ def arguments(layers=3, head=WIDTH):
 
 def planned(layers=3, head=WIDTH, **options):
     wishes = {"stages": 4, "microbatches": 4, "schedule": "1f1b", **options}
-    args = arguments(layers, head)
+    args = jax.eval_shape(lambda: arguments(layers, head))
     return rhino.plan(train_step, *args, donate_argnums=0, **wishes)
 
 
@@ -83,20 +85,35 @@ def test_three_layers_are_on_three_of_four_stages(plan):
     assert jax.tree.map(lambda x: x.sharding, params) == plan.in_shardings[0]
 
 
+PINNED = {
+    "layers": 2,
+    "pins": {"params['head']": 2},
+    "schedule": "gpipe",
+    "stages": 3,
+    "mesh": {"stage": 3, "data": 2},
+}
+UNEQUAL = {"layers": 6, "head": 1024, "stages": [4, 2, 2]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [PINNED, UNEQUAL], ids=["pinned", "unequal"])
+def test_two_steps_are_those_of_one_device(options):
+    check_two_steps(
+        planned(**options), *arguments(options["layers"], options.get("head", WIDTH))
+    )
+
+
 def test_parts_are_where_what_is_pinned_leaves_room():
-    plan = planned(layers=2, pins={"params['head']": 2}, schedule="gpipe", stages=3,
-                   mesh={"stage": 3, "data": 2})  # fmt: skip
+    plan = planned(**PINNED)
     assert places(plan)["params['layers']['up']"] == (0, 2)
-    check_two_steps(plan, *arguments(2))
 
 
 def test_groups_of_unequal_size_have_unequal_parts():
-    plan = planned(layers=6, head=1024, stages=[4, 2, 2])
+    plan = planned(**UNEQUAL)
     at = places(plan)["params['layers']['up']"]
     assert at == (0, 2)
     up = plan.in_shardings[0]["layers"]["up"]
     assert up.mesh.shape["stage"] == 3 and len(up.device_set) == 6
-    check_two_steps(plan, *arguments(6, 1024))
 
 
 def test_state_is_made_where_it_lies(plan):
@@ -104,8 +121,12 @@ def test_state_is_made_where_it_lies(plan):
     assert jax.tree.map(lambda x: x.sharding, made) == plan.in_shardings[0]
 
 
-def test_a_changed_plan_and_an_evaluation_have_parts_too(plan):
+def test_a_changed_plan_has_parts_too(plan):
     assert places(plan.with_(microbatches=8)) == places(plan)
+
+
+@pytest.mark.slow
+def test_an_evaluation_has_parts_too(plan):
     params, batch = arguments()
     step = rhino.auto_shard(loss, like=plan)
     found = step.plan(params, batch)
@@ -114,8 +135,12 @@ def test_a_changed_plan_and_an_evaluation_have_parts_too(plan):
     np.testing.assert_allclose(step(placed, rows), loss(params, batch), rtol=1e-5)
 
 
-def test_tasks_are_compiled_and_places_told(plan):
+@pytest.mark.slow
+def test_tasks_are_compiled(plan):
     assert plan.verify(train_step, *arguments()).ok
+
+
+def test_places_are_told(plan):
     why = " ".join(str(plan.why("params['layers']['up']")).split())
     assert "each of stages 0 to 2 has its part of the stack, this one layer 0" in why
 

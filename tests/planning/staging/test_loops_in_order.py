@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.errors import StageError
+from tests.cases import covering
 
 
 WIDTH, ROWS, LAYERS = 16, 16, 4
@@ -32,6 +35,7 @@ def train_step(params, source, target):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
 
+@functools.partial(jax.jit, static_argnames="layers")
 def arguments(layers=LAYERS):
     keys = jax.random.split(jax.random.key(0), 4)
     shape = (layers, WIDTH, WIDTH)
@@ -45,7 +49,8 @@ def arguments(layers=LAYERS):
 def plan(stages, layers=LAYERS, **options):
     options = {"microbatches": 4, "schedule": "1f1b", **options}
     mesh = {"stage": stages, "data": 2}
-    return rhino.plan(train_step, *arguments(layers), mesh=mesh, **options)
+    args = jax.eval_shape(lambda: arguments(layers))
+    return rhino.plan(train_step, *args, mesh=mesh, **options)
 
 
 def test_an_encoder_and_a_decoder_are_a_stage_each():
@@ -57,11 +62,17 @@ def test_an_encoder_and_a_decoder_are_a_stage_each():
     assert "stage 0" in str(found.why("params['encoder']"))
 
 
+@functools.cache
+def two_steps_on_one_device(layers):
+    params, *rest = arguments(layers)
+    for _ in range(2):
+        params, value = jax.jit(train_step)(params, *rest)
+    return params, value
+
+
 def check_two_steps(found, layers=LAYERS, **options):
     params, *rest = arguments(layers)
-    expected = params
-    for _ in range(2):
-        expected, value = jax.jit(train_step)(expected, *rest)
+    expected, value = two_steps_on_one_device(layers)
     step = found.jit(train_step, **options)
     got = found.put((params, *rest))[0]
     for _ in range(2):
@@ -71,6 +82,7 @@ def check_two_steps(found, layers=LAYERS, **options):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_steps_are_those_of_one_device(tmp_path):
     found = plan(2)
     found.save(tmp_path / "plan.json")
@@ -78,18 +90,29 @@ def test_two_steps_are_those_of_one_device(tmp_path):
         check_two_steps(each)
 
 
+@functools.cache
+def plan_in_four(schedule):
+    return plan(4, schedule=schedule, donate_argnums=0)
+
+
 def places(found):
     return {leaf.path: (leaf.stage, leaf.num_stages) for leaf in found.inputs}
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_an_encoder_and_a_decoder_have_several_stages_each(schedule, tmp_path):
-    found = plan(4, schedule=schedule, donate_argnums=0)
+@pytest.mark.parametrize("schedule", covering(["1f1b", "gpipe"]))
+def test_an_encoder_and_a_decoder_have_several_stages_each(schedule):
+    found = plan_in_four(schedule)
     at = places(found)
     assert at["params['encoder']"] == (0, 2) and at["params['decoder']"] == (2, 2)
     assert not any("almost nothing" in note for note in found.notes)
     why = str(found.why("params['decoder']"))
     assert "on stage 2 of 4" in why and "layers 0 to 1 of 4" in why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_two_steps_of_several_stages_each_are_those_of_one_device(schedule, tmp_path):
+    found = plan_in_four(schedule)
     found.save(tmp_path / "plan.json")
     loaded = rhino.load_plan(tmp_path / "plan.json")
     assert (loaded.inputs, loaded.outputs) == (found.inputs, found.outputs)

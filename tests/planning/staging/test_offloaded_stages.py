@@ -88,6 +88,7 @@ def test_where_nothing_may_be_made_again_nothing_waits_on_the_host(free, recompu
         planned(int(0.5 * free.predicted.peak_bytes), recompute=recompute)
 
 
+@pytest.mark.slow
 def test_the_slower_the_link_the_less_goes_over_it(free):
     budget = int(0.35 * free.predicted.peak_bytes)
     plans = [planned(budget, target(rate)) for rate in (1e12, 1e10, 1e8)]
@@ -97,6 +98,7 @@ def test_the_slower_the_link_the_less_goes_over_it(free):
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_at_the_rate_of_a_tpu_it_is_faster_than_to_make_all_of_it_again():
     def mlp_step(params, x):
         def loss(params):

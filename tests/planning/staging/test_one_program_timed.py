@@ -12,13 +12,18 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from tests.planning.helpers_one_program import MESH, clipped, layer, planned
+from tests.planning.helpers_one_program import (
+    MESH,
+    clipped,
+    layer,
+    planned,
+    planned_clipped,
+)
 
 
 @pytest.fixture(scope="module")
 def plan() -> Any:
-    step, args = clipped()
-    return planned(step, args)
+    return planned_clipped()
 
 
 def test_the_simulated_step_is_the_predicted_one(plan: Any) -> None:
@@ -62,6 +67,7 @@ def test_every_stage_has_a_record(plan: Any) -> None:
     assert first.sends[0].bytes == 5 * 4 * plan.pipeline.passes[0].handed_bytes
 
 
+@pytest.mark.slow
 def test_the_axis_of_stages_may_be_any() -> None:
     step, args = clipped()
     plan = planned(step, args, {"data": 2, "stage": 2, "model": 2})

@@ -62,6 +62,7 @@ def test_the_stage_that_does_not_fit_makes_what_is_cheap_again(free, tmp_path):
     assert loaded.pipeline == plan.pipeline
 
 
+@pytest.mark.slow
 def test_the_less_memory_the_more_is_made_again(free):
     shares = (0.7, 0.6, 0.55, 0.5)
     plans = [planned(int(s * free.predicted.peak_bytes)) for s in shares]
@@ -91,6 +92,7 @@ def test_where_nothing_may_be_recomputed_the_plan_is_refused(free, wishes, told)
     assert told in refused.value.fix
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_either_is_refused_with_what_was_tried(free):
     with pytest.raises(rhino.InfeasiblePlanError, match="again already") as refused:
         planned(int(0.4 * free.predicted.peak_bytes))
@@ -101,6 +103,7 @@ def test_what_does_not_fit_either_is_refused_with_what_was_tried(free):
     assert "again" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_no_slower_plan_is_taken_where_more_micro_batches_fit(free):
     budget = int(0.9 * free.predicted.peak_bytes)
     fixed = planned(budget)

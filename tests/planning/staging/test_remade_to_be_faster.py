@@ -63,6 +63,7 @@ def test_stacks_that_fit_are_made_again(plan):
     assert plan.predicted.peak_bytes < kept.predicted.peak_bytes
 
 
+@pytest.mark.slow
 def test_what_split_passes_cannot_make_again_is_no_reason_to_split():
     # Of tasks that take long, as it takes time to start more of them.
     large = {"rows": 65536, "mesh": {"stage": 4}, "schedule": "auto"}
@@ -76,6 +77,7 @@ def test_what_split_passes_cannot_make_again_is_no_reason_to_split():
     assert auto.predicted.step_time_s < 0.97 * kept.predicted.step_time_s
 
 
+@pytest.mark.slow
 def test_stages_that_do_the_same_are_asked_once(monkeypatch):
     from rhino_jax.planning.staging import remade
 
