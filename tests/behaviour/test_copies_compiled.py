@@ -76,7 +76,7 @@ def branches(x: Any) -> Any:
         # To be cut by all axes along dim 0 takes two steps, each made once.
         (three_matmuls, "xy", ROW),
         (running_product, "x", ROW),
-        (running_product, "xy", BOTH),
+        pytest.param(running_product, "xy", BOTH, marks=pytest.mark.slow),
         (rotation, "xy", SWAPPED),
         (normalisation, "x", ROW),
         (shifts, "xy", ROW),

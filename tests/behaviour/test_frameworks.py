@@ -10,44 +10,41 @@ from helpers_models import CASES, OPTIMIZERS
 
 import rhino_jax as rhino
 from tests.behaviour.compare import assert_same, mesh_of
+from tests.cases import covering
 
 
-# Every model with one optimizer in the fast tests, with the others in the slow ones.
 # Adam and Adafactor divide a gradient by its own size: where that is rounding noise
 # (the key bias of an attention layer) the update is noise too, so attention models
 # are compared with SGD.
-PAIRED = {
-    "linen_transformer": ("sgd",),
-    "linen_cnn": ("adamw", "clip"),
-    "nnx_split": ("sgd",),
-    "nnx_state": ("sgd",),
-    "equinox_mlp": ("multi_steps", "adafactor", "clip"),
-    "equinox_attention": ("sgd",),
-}
+PAIRED = [
+    ("linen_transformer", "sgd"),
+    ("linen_cnn", "adamw"),
+    ("linen_cnn", "clip"),
+    ("nnx_split", "sgd"),
+    ("nnx_state", "sgd"),
+    ("equinox_mlp", "multi_steps"),
+    ("equinox_mlp", "adafactor"),
+    ("equinox_mlp", "clip"),
+    ("equinox_attention", "sgd"),
+]
+# Flax NNX models with their optimizers are in test_nnx_models.py, too.
+SHORT = [("equinox_mlp", "adafactor")]
 
 
 # 2 % of the learning rate, see test_same_numbers.py; SGD needs none of it.
 ATOL = {"sgd": 1e-8, "adafactor": 2e-4}
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param(name, optimizer, marks=(pytest.mark.slow,) if i else ())
-        for name, optimizers in PAIRED.items()
-        for i, optimizer in enumerate(optimizers)
-    ]
-
-
 def test_every_model_and_optimizer_is_compared() -> None:
-    assert set(PAIRED) == set(CASES)
-    assert {o for row in PAIRED.values() for o in row} == set(OPTIMIZERS)
+    assert {name for name, _ in PAIRED} == set(CASES)
+    assert {optimizer for _, optimizer in PAIRED} == set(OPTIMIZERS)
 
 
 def copied(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, tree)
 
 
-@pytest.mark.parametrize(("name", "optimizer"), cases())
+@pytest.mark.parametrize(("name", "optimizer"), covering(PAIRED, SHORT))
 def test_two_steps_equal_the_single_device_run(name: str, optimizer: str) -> None:
     step, args, donate_argnums = CASES[name](optimizer)
     single = jax.jit(step)
@@ -58,6 +55,7 @@ def test_two_steps_equal_the_single_device_run(name: str, optimizer: str) -> Non
         mesh=mesh_of((2, 4)),
         hardware="v5e",
         donate_argnums=donate_argnums,
+        level="fast",
         progress=False,
     )
     *expected, batch = args

@@ -16,7 +16,6 @@ import rhino_jax as rhino
 from tests.behaviour.test_nnx_objects import assert_close, nnx, sharded, states
 
 
-SLOW = pytest.mark.slow
 SGD = optax.sgd(0.1, momentum=0.9)
 
 
@@ -79,10 +78,10 @@ def transformer(is_scanned: bool) -> Any:
 
 
 class Mlp(nnx.Module):
-    def __init__(self, inner: int, outer: int, rngs: Any) -> None:
+    def __init__(self, inner: int, outer: int, rngs: Any, rate: float = 0.2) -> None:
         self.first = nnx.Linear(inner, 32, rngs=rngs)
         self.last = nnx.Linear(32, outer, rngs=rngs)
-        self.drop = nnx.Dropout(0.2, rngs=rngs)
+        self.drop = nnx.Dropout(rate, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.last(self.drop(nnx.tanh(self.first(x))))
@@ -112,7 +111,7 @@ def adversarial(models: Any, optimizers: Any, rngs: Any, x: jax.Array) -> Any:
 
 
 def averaged() -> Any:
-    model = Mlp(16, 16, nnx.Rngs(0))
+    model = Mlp(16, 16, nnx.Rngs(0), rate=0.0)
     optimizer = nnx.Optimizer(model, optax.MultiSteps(SGD, 2), wrt=nnx.Param)
     metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
     return model, nnx.clone(model), optimizer, metrics, jnp.ones((16, 16))
@@ -168,13 +167,8 @@ STEPS: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "average of weights" else SLOW)
-        for name in STEPS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
 def test_steps_are_as_under_nnx_jit(name: str) -> None:
     make, step = STEPS[name]
     (*got, x), (*expected, _) = make(), make()
@@ -189,7 +183,8 @@ def test_what_a_call_adds_changes_and_returns() -> None:
         model.twice = nnx.Param(model.first.kernel[...] * 2)
         model.tag = "seen"
         model.sow(nnx.Intermediate, "sum", x.sum())
-        return model, nnx.Linear(8, 8, rngs=nnx.Rngs(3)), nnx.state(model, nnx.Param)
+        fresh = nnx.Linear(8, 8, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(3))
+        return model, fresh, nnx.state(model, nnx.Param)
 
     got, expected = Mlp(8, 8, nnx.Rngs(0)), Mlp(8, 8, nnx.Rngs(0))
     model, fresh, params = sharded(step)(got, jnp.ones((8, 8)))
@@ -250,7 +245,7 @@ def test_a_bare_state_is_a_pytree() -> None:
 
 def test_plans_of_abstract_objects_are_kept_and_applied(tmp_path: Any) -> None:
     def make() -> Any:
-        model = Mlp(16, 16, nnx.Rngs(0))
+        model = Mlp(16, 16, nnx.Rngs(0), rate=0.0)
         return model, nnx.Optimizer(model, SGD, wrt=nnx.Param)
 
     def step(model: Any, optimizer: Any, x: jax.Array) -> jax.Array:
@@ -261,9 +256,8 @@ def test_plans_of_abstract_objects_are_kept_and_applied(tmp_path: Any) -> None:
     x = jnp.ones((16, 16))
     shapes = (*nnx.eval_shape(make), jax.ShapeDtypeStruct(x.shape, x.dtype))
     fn = sharded(step)
-    plan = rhino.plan(
-        step, *shapes, mesh={"x": 4, "y": 2}, hardware="v5e", progress=False
-    )
+    mesh = {"x": 4, "y": 2}
+    plan = rhino.plan(step, *shapes, mesh=mesh, hardware="v5e", level="fast")
     assert plan.fingerprint == fn.plan(*make(), x).fingerprint
     assert fn.eval_shape(*shapes).shape == ()
     plan.save(tmp_path / "plan.json")

@@ -17,7 +17,7 @@ X = jnp.arange(16.0).reshape(16, 1) * jnp.ones(8)
 
 
 def shard(fn: Any, **options: Any) -> Any:
-    return rhino.auto_shard(fn, mesh={"a": 8}, progress=False, **options)
+    return rhino.auto_shard(fn, mesh={"a": 8}, level="fast", progress=False, **options)
 
 
 def make() -> tuple[Any, dict[str, Any]]:
@@ -95,6 +95,7 @@ def test_what_the_user_holds_of_them_is_not_deleted() -> None:
         np.testing.assert_array_equal(value, np.full(8, k + 1.0))
 
 
+@pytest.mark.slow
 def test_under_jit_they_are_those_of_outside() -> None:
     (step, got), (plain, expected) = make(), make()
     sharded = shard(step)

@@ -14,9 +14,18 @@ from hypothesis import assume, given, settings, strategies as st
 from jax import lax
 
 from rhino_jax.frontend.check.rule import check_rule
+from tests.cases import covering
 
 
-quick = settings(deadline=None, derandomize=True, max_examples=12, database=None)
+EXAMPLES = covering([3, 25])
+
+
+def on_examples(count: int, test: Any, *strategies: Any) -> None:
+    """Run a test on so many examples, the same in every run."""
+    options = settings(
+        deadline=None, derandomize=True, max_examples=count, database=None
+    )
+    options(given(*strategies)(test))()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,12 +60,14 @@ def same_product(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return grouped(), grouped()
 
 
-@settings(quick, max_examples=40)
-@given(same_product())
-def test_reshape(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    old, new = shapes
-    if old != new:
-        count("reshape", lambda x: lax.reshape(x, new), normals(*old))
+@pytest.mark.parametrize("examples", covering([4, 40]))
+def test_reshape(examples: int) -> None:
+    def test(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        old, new = shapes
+        if old != new:
+            count("reshape", lambda x: lax.reshape(x, new), normals(*old))
+
+    on_examples(examples, test, same_product())
 
 
 def test_reshape_keeps_what_the_major_side_shares() -> None:
@@ -124,9 +135,7 @@ def indexing(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(quick, max_examples=25)
-@given(indexing())
-def test_gather(case: dict[str, Any]) -> None:
+def check_gather(case: dict[str, Any]) -> None:
     numbers = lax.GatherDimensionNumbers(
         offset_dims=case["offset_dims"],
         collapsed_slice_dims=case["dropped"],
@@ -141,12 +150,12 @@ def test_gather(case: dict[str, Any]) -> None:
     count("gather", fn, normals(*case["operand"]), case["indices"])
 
 
-@pytest.mark.parametrize(
-    "kind", ["scatter", "scatter_add", "scatter_max", "scatter_mul"]
-)
-@settings(quick, max_examples=8)
-@given(indexing())
-def test_scatter(kind: str, case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_gather(examples: int) -> None:
+    on_examples(examples, check_gather, indexing())
+
+
+def check_scatter(kind: str, case: dict[str, Any]) -> None:
     # XLA:CPU loses updates where index vectors are empty (three into one element).
     assume(case["indexed"])
     numbers = lax.ScatterDimensionNumbers(
@@ -162,6 +171,22 @@ def test_scatter(kind: str, case: dict[str, Any]) -> None:
 
     args = normals(*case["operand"]), case["indices"], normals(*case["updates"])
     count(kind.replace("_", "-"), fn, *args)
+
+
+@pytest.mark.parametrize(
+    ("kind", "examples"),
+    covering(
+        [
+            ("scatter_add", 3),
+            ("scatter", 8),
+            ("scatter_add", 8),
+            ("scatter_max", 8),
+            ("scatter_mul", 8),
+        ]
+    ),
+)
+def test_scatter(kind: str, examples: int) -> None:
+    on_examples(examples, lambda case: check_scatter(kind, case), indexing())
 
 
 @st.composite
@@ -187,9 +212,7 @@ def windows(draw: st.DrawFn) -> dict[str, Any]:
             }
 
 
-@settings(quick, max_examples=25)
-@given(windows(), st.sampled_from([lax.add, lax.max]))
-def test_reduce_window(w: dict[str, Any], op: Any) -> None:
+def check_reduce_window(w: dict[str, Any], op: Any) -> None:
     start = 0.0 if op is lax.add else -jnp.inf
 
     def fn(x: Any) -> Any:
@@ -208,9 +231,13 @@ def test_reduce_window(w: dict[str, Any], op: Any) -> None:
     count(name, fn, normals(4, w["size"]))
 
 
-@settings(quick, max_examples=15)
-@given(windows(), st.sampled_from([(1, 1), (2, 1), (1, 2)]), st.integers(0, 2))
-def test_conv(w: dict[str, Any], groups: tuple[int, int], grad: int) -> None:
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_reduce_window(examples: int) -> None:
+    ops = st.sampled_from([lax.add, lax.max])
+    on_examples(examples, check_reduce_window, windows(), ops)
+
+
+def check_conv(w: dict[str, Any], groups: tuple[int, int], grad: int) -> None:
     """A one-dimensional convolution (0), its input's (1) and kernel's gradient (2)."""
 
     def fn(x: Any, k: Any) -> Any:
@@ -233,6 +260,12 @@ def test_conv(w: dict[str, Any], groups: tuple[int, int], grad: int) -> None:
 
     args = normals(4, w["size"], 4), normals(w["window"], 4 // groups[0], 4)
     count("conv_general_dilated", run, *args, num_shards=(2,))
+
+
+@pytest.mark.parametrize("examples", covering([2, 15]))
+def test_conv(examples: int) -> None:
+    groups = st.sampled_from([(1, 1), (2, 1), (1, 2)])
+    on_examples(examples, check_conv, windows(), groups, st.integers(0, 2))
 
 
 def test_kernel_gradient_can_be_cut_in_space() -> None:
@@ -322,7 +355,7 @@ def _cell(carry: Any, x: Any) -> tuple[Any, Any]:
     return carry, carry
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", covering(MODELS, ["segment_sum"]))
 def test_every_op_of_a_gradient(name: str) -> None:
     fn, args = MODELS[name]
     report = check_rule(fn, *args, num_shards=(2,), max_pairs=1)
@@ -332,7 +365,10 @@ def test_every_op_of_a_gradient(name: str) -> None:
 
 def test_vocabulary_can_be_sharded_forward_and_backward() -> None:
     fn, args = MODELS["embedding"]
-    rules = {name: rule for name, rule, _ in check_rule(fn, *args).strategies}
+    options: dict[str, Any] = {"num_shards": (2,), "max_pairs": 0}
+    options["only"] = {"gather", "scatter-add"}
+    report = check_rule(fn, *args, **options)
+    rules = {name: rule for name, rule, _ in report.strategies}
     assert rules["gather"] == "c@ d, a b _ -> a b d"
     assert rules["scatter-add"] == "c@ d, a b _, a b d -> c@ d"
 

@@ -15,6 +15,7 @@ from rule_cases_windows import WINDOW_CASES
 from rhino_jax.frontend import importer  # noqa: F401  registers the rules
 from rhino_jax.frontend.check.rule import check_rule
 from rhino_jax.frontend.registry import OpContext, lookup, registered
+from tests.cases import covering
 
 
 ALL_CASES: dict[str, tuple[Case, ...]] = {**CASES, **DATA_CASES, **WINDOW_CASES}
@@ -65,25 +66,65 @@ def test_every_rule_has_a_case() -> None:
     assert not set(ALL_CASES) & excluded
 
 
-THOROUGH: dict[str, Any] = {"max_pairs": 3}
-FOUR: dict[str, Any] = {"num_shards": (4,), "max_pairs": 2}
+# One rule stands for hundreds of elementwise ops: the first of its ops, by numbers of
+# operands, stands for all in the short run. Of the other ops, it has every third case,
+# with one factor cut in one way; the slow run has what is left.
+FEW: dict[str, Any] = {"num_shards": (2,), "max_pairs": 0}
+FOUR: dict[str, Any] = {"num_shards": (4,), "max_pairs": 0}
 """Of four shards of an image, two have neighbours on both sides."""
-LIGHT: dict[str, Any] = {"num_shards": (2,), "max_pairs": 1}
-"""One rule stands for hundreds of elementwise ops."""
 
 
-@pytest.mark.parametrize("name", sorted(ALL_CASES))
-def test_rule_is_true(name: str) -> None:
+def options_of(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return options of `check_rule` of the short run, and of what it leaves out."""
+    if name in CASES:
+        return FEW, {"num_shards": (), "max_pairs": 1}
+    if name in WINDOW_CASES:
+        return FOUR, {"num_shards": (), "max_pairs": 2}
+    return FEW, {"num_shards": (4,), "max_pairs": 3}
+
+
+def checked(name: str, *, is_short: bool) -> int:
+    """Check the rule of an op on its cases; return how many strategies are true."""
     if primitive(name) is None:
         pytest.skip("this version of JAX has no such primitive")
-    num_checked, rng = 0, np.random.default_rng(len(name))
-    options = LIGHT if name in CASES else FOUR if name in WINDOW_CASES else THOROUGH
-    for case in ALL_CASES[name]:
+    total, rng = 0, np.random.default_rng(len(name))
+    few, more = options_of(name)
+    both = {key: few[key] + more[key] for key in few}
+    for i, case in enumerate(ALL_CASES[name]):
         fn, args = case(rng)
+        is_in_short = name in CASES or i % (5 if name.startswith("conv") else 3) == 0
+        if is_short and not is_in_short:
+            continue
+        options = few if is_short else more if is_in_short else both
         report = check_rule(fn, *args, only={name}, **options)
         assert name in {n for n, *_ in report.strategies}
-        num_checked += sum(count for n, _, count in report.strategies if n == name)
-    assert num_checked or name in NEVER_CUT
+        total += sum(count for n, _, count in report.strategies if n == name)
+    return total
+
+
+def first_of_each_rule() -> set[str]:
+    """Return elementwise ops of different rules or numbers of operands."""
+    found: dict[Any, str] = {}
+    for name in sorted(CASES):
+        if primitive(name) is not None:
+            _, args = CASES[name][0](np.random.default_rng(len(name)))
+            found.setdefault((lookup(name), len(jax.tree.leaves(args))), name)
+    return {*found.values()}
+
+
+LONG = {"random_gamma", "random_bits", "threefry4x32", "philox4x32"}
+FIRST = (first_of_each_rule() - LONG) | {*DATA_CASES} | {*WINDOW_CASES}
+
+
+@pytest.mark.parametrize("name", covering(sorted(ALL_CASES), lambda n: n in FIRST))
+def test_rule_is_true(name: str) -> None:
+    assert checked(name, is_short=True) or name in NEVER_CUT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALL_CASES))
+def test_rule_is_true_when_cut_otherwise(name: str) -> None:
+    checked(name, is_short=False)
 
 
 NEVER_CUT = {"cholesky_update"}

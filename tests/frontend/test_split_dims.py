@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs
 from rhino_jax.frontend.split_dims import emit, split_merged_dims
 from rhino_jax.frontend.trace import trace
+from tests.cases import covering
 
 
 B, S, D = 2, 6, 4
@@ -51,18 +51,25 @@ def merges(jaxpr: Any) -> int:
 
 
 def run(jaxpr: Any, *args: Any) -> list[Any]:
-    evaluate = functools.partial(jax.core.eval_jaxpr, open_jaxpr(jaxpr))
-    return jax.jit(functools.partial(evaluate, jaxpr_consts(jaxpr)))(*args)
+    return jax.core.eval_jaxpr(open_jaxpr(jaxpr), jaxpr_consts(jaxpr), *args)
 
 
-def check_same(fn: Callable[..., Any], *args: Any) -> Any:
-    """Results of the function with its dims apart are its own; gives its jaxpr."""
-    before = jax.make_jaxpr(fn)(*args)
-    after = split_merged_dims(before)
-    old, new = open_jaxpr(before), open_jaxpr(after)
-    assert [v.aval for v in old.invars] == [v.aval for v in new.invars]
-    assert [v.aval for v in old.outvars] == [v.aval for v in new.outvars]
-    for a, b in zip(run(before, *args), run(after, *args), strict=True):
+def check_same(*fns: Callable[..., Any]) -> Any:
+    """Results of functions of X with dims apart are their own; gives the jaxprs."""
+    before = [jax.make_jaxpr(fn)(X) for fn in fns]
+    after = [split_merged_dims(jaxpr) for jaxpr in before]
+    for one, other in zip(before, after, strict=True):
+        old, new = open_jaxpr(one), open_jaxpr(other)
+        assert [v.aval for v in old.invars] == [v.aval for v in new.invars]
+        assert [v.aval for v in old.outvars] == [v.aval for v in new.outvars]
+
+    # Compiled together: these are many small programs.
+    @jax.jit
+    def run_all(x: Any) -> Any:
+        return [[run(jaxpr, x) for jaxpr in jaxprs] for jaxprs in (before, after)]
+
+    one, other = map(jax.tree.leaves, run_all(X))
+    for a, b in zip(one, other, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     return after
 
@@ -126,13 +133,16 @@ def test_ops_on_parts_give_the_same_and_merge_nothing(name: str) -> None:
     def fn(x: Any) -> Any:
         return apart(ON_FLAT[name](flat(x)))
 
-    after = check_same(fn, X)
+    (after,) = check_same(fn)
     assert merges(after) == 0, after
 
-    def loss(x: Any) -> Any:
-        return (fn(x) ** 2).sum()
 
-    check_same(jax.grad(loss), X)
+GRADIENTS = ["matmul", "softmax", "looked up in each", "loop that stacks", "remat"]
+
+
+@pytest.mark.parametrize("name", covering(ON_FLAT, GRADIENTS))
+def test_gradients_of_ops_on_parts_are_the_same(name: str) -> None:
+    check_same(jax.grad(lambda x: (apart(ON_FLAT[name](flat(x))) ** 2).sum()))
 
 
 def test_what_cannot_be_spelled_is_merged_and_nothing_else() -> None:
@@ -143,7 +153,7 @@ def test_what_cannot_be_spelled_is_merged_and_nothing_else() -> None:
         places = jnp.cumsum((y > 0).astype(jnp.float32)[:, :1], axis=0)
         return apart(y @ W * places), places
 
-    after = check_same(fn, X)
+    (after,) = check_same(fn)
     assert merges(after) == 1
     dot = next(e for e in open_jaxpr(after).eqns if e.primitive.name == "dot_general")
     assert dot.outvars[0].aval.shape == (B, S, 5)
@@ -231,29 +241,30 @@ def test_branches_and_loops_inside_keep_their_borders() -> None:
             x[0, 0, 0] > 0, lambda a: apart(jnp.sin(flat(a))), lambda a: a, y
         )
 
-    assert merges(check_same(fn, X)) == 0
+    (after,) = check_same(fn)
+    assert merges(after) == 0
 
 
-def test_random_chains_give_the_same() -> None:
+@pytest.mark.parametrize("seed", covering(range(1, 9)))
+def test_random_chains_give_the_same(seed: int) -> None:
     """Chains of ops that keep the shape, merged and taken apart anywhere."""
     kept = [
         name
         for name, op in ON_FLAT.items()
         if jax.eval_shape(op, flat(X)).shape == (B * S, D)
     ]
-    rng = np.random.default_rng(1)
-    for _ in range(8):
-        chain = [str(name) for name in rng.choice(kept, size=5)]
+    rng = np.random.default_rng(seed)
+    chain = [str(name) for name in rng.choice(kept, size=5)]
 
-        def fn(x: Any, chain: list[str] = chain) -> Any:
-            y = flat(x)
-            for k, name in enumerate(chain):
-                y = y + ON_FLAT[name](y / 4)
-                if k == 2:
-                    y = flat(jnp.tanh(apart(y)))
-            return apart(y), y.mean(), y[0]
+    def fn(x: Any) -> Any:
+        y = flat(x)
+        for k, name in enumerate(chain):
+            y = y + ON_FLAT[name](y / 4)
+            if k == 2:
+                y = flat(jnp.tanh(apart(y)))
+        return apart(y), y.mean(), y[0]
 
-        check_same(fn, X)
+    check_same(fn)
 
 
 def _step(is_flat: bool, params: Any, x: Any) -> Any:
@@ -286,6 +297,7 @@ def test_a_sequence_inside_of_merged_tokens_is_cut_for_nothing() -> None:
     assert tokens.spec == ((), (0,), ())
 
 
+@pytest.mark.slow
 def test_it_compiles_to_what_was_promised_and_runs() -> None:
     plan, step, args = _plan(True, mesh={"x": 8}, hardware="cpu:8")
     verified = plan.verify(step, *args, compile_for="cpu")
@@ -329,6 +341,7 @@ def _language_model(is_flat: bool) -> tuple[Any, Any]:
     return step, (params, tokens, tokens)
 
 
+@pytest.mark.slow
 def test_a_model_on_flat_tokens_is_planned_as_one_on_sequences() -> None:
     found = []
     for is_flat in (True, False):

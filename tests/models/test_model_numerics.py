@@ -22,6 +22,11 @@ from rhino_jax.models import (
     weights,
     wide_resnet,
 )
+from tests.cases import covering
+
+
+def _normals(*shape):
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
 
 def _decoding(**overrides):
@@ -33,8 +38,11 @@ def _decoding(**overrides):
     return workload, {**params, "blocks": blocks}, prompt
 
 
+@pytest.mark.slow
 def test_decoding_is_what_the_whole_model_says():
-    workload, params, prompt = _decoding(batch=2, seq_len=16, prompt_len=4)
+    workload, params, prompt = _decoding(
+        num_layers=1, batch=2, seq_len=16, prompt_len=4
+    )
     config = workload.config
     got = jax.jit(workload.step)(params, prompt)
     logits = jax.jit(lambda p, t: gpt.logits(config.model, p, t))
@@ -51,19 +59,21 @@ def test_decoding_is_what_the_whole_model_says():
     assert len(np.unique(tokens[:, 4:])) > 3
 
 
+@pytest.mark.slow
 def test_decoding_stops_when_all_have_ended():
-    workload, params, prompt = _decoding(batch=1)
+    workload, params, prompt = _decoding(num_layers=1, batch=1)
     answer = jax.jit(workload.step)(params, prompt)[0]
     start = workload.config.prompt_len
     # What is written second, or the first token that differs from it, ends the text.
     end = int(next(t for t in answer[start:] if t > 0))
     config = dataclasses.replace(workload.config, end_token=end)
-    stopped = decode.decode(config, params, prompt)[0]
+    stopped = jax.jit(partial(decode.decode, config))(params, prompt)[0]
     first = start + int(jnp.argmax(answer[start:] == end))
     np.testing.assert_array_equal(stopped[: first + 1], answer[: first + 1])
     assert (stopped[first + 1 :] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_sequence_that_ended_writes_only_the_end_token():
     workload, params, prompt = _decoding()
     free = np.asarray(jax.jit(workload.step)(params, prompt))
@@ -71,7 +81,7 @@ def test_a_sequence_that_ended_writes_only_the_end_token():
     firsts = free[:, start]
     end = next(int(t) for t in firsts if t > 0 and (firsts != t).any())
     config = dataclasses.replace(workload.config, end_token=end)
-    tokens = np.asarray(decode.decode(config, params, prompt))
+    tokens = np.asarray(jax.jit(partial(decode.decode, config))(params, prompt))
     for row in tokens[firsts == end]:
         answer = row[start:]
         written = answer[: len(answer) - int((answer[::-1] != 0).argmax())]
@@ -80,28 +90,32 @@ def test_a_sequence_that_ended_writes_only_the_end_token():
 
 
 def test_rope_scores_depend_on_distance_only():
-    x = jnp.ones((1, 8, 1, 16))
-    rotated = llama.rope(x, 10000.0)[0, :, 0]
-    scores = np.asarray(rotated @ rotated.T)
+    x = np.ones((1, 8, 1, 16), np.float32)
+    rotated = np.asarray(jax.jit(partial(llama.rope, theta=10000.0))(x))[0, :, 0]
+    scores = rotated @ rotated.T
     for distance in range(8):
         np.testing.assert_allclose(np.diag(scores, distance), scores[0, distance], 1e-5)
     assert scores[0, 5] != pytest.approx(scores[0, 0])
 
 
 def test_rope_takes_any_number_of_head_dims():
-    x = jax.random.normal(jax.random.key(0), (2, 8, 4, 3, 16))
-    grouped = llama.rope(x, 10000.0)
-    flat = llama.rope(x.reshape(2, 8, 12, 16), 10000.0)
+    x, rope = _normals(2, 8, 4, 3, 16), jax.jit(partial(llama.rope, theta=10000.0))
+    grouped, flat = rope(x), rope(x.reshape(2, 8, 12, 16))
     np.testing.assert_array_equal(grouped.reshape(flat.shape), flat)
 
 
 def test_grouped_attention_is_repeated_heads():
     config = models.get("llama-tiny").config
     params = weights.draw(llama.block_weights(config), jax.random.key(0))["attention"]
-    x = jax.random.normal(jax.random.key(1), (2, 8, config.d_model))
+    x = _normals(2, 8, config.d_model)
     mask = layers.causal_mask(8)
-    got = llama.grouped_attention(params, x, mask, config.rope_theta)
+    fn = partial(llama.grouped_attention, theta=config.rope_theta)
+    got = jax.jit(fn)(params, x, mask)
+    want = jax.jit(partial(_repeated_heads, config))(params, x, mask)
+    np.testing.assert_allclose(got, want, atol=1e-5)
 
+
+def _repeated_heads(config, params, x, mask):
     heads = (config.d_model, config.num_heads, config.d_head)
     repeats = config.num_heads // config.num_kv_heads
     theta = config.rope_theta
@@ -111,12 +125,12 @@ def test_grouped_attention_is_repeated_heads():
     v = jnp.einsum("bsd,dhk->bshk", x, params["v"]).repeat(repeats, axis=2)
     mixed = layers.attention(q, k, v, scale=config.d_head**-0.5, mask=mask)
     out = params["out"].reshape(config.num_heads, config.d_head, config.d_model)
-    np.testing.assert_allclose(got, jnp.einsum("bshk,hkd->bsd", mixed, out), atol=1e-5)
+    return jnp.einsum("bshk,hkd->bsd", mixed, out)
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+@pytest.mark.parametrize("name", covering(["gpt-tiny", "llama-tiny"]))
 def test_the_future_is_not_seen(name):
-    workload = models.get(name)
+    workload = models.get(name, num_layers=1)
     params, _, batch = workload.make_args(jax.random.key(0))
     family = gpt if name.startswith("gpt") else llama
     tokens = batch["tokens"]
@@ -129,10 +143,9 @@ def test_the_future_is_not_seen(name):
 
 @pytest.mark.parametrize("two_way", [True, False])
 def test_position_buckets_grow_with_distance(two_way):
-    distance = jnp.arange(-200, 201)
-    bucket = np.asarray(
-        t5.position_bucket(distance, two_way=two_way, buckets=32, max_distance=128)
-    )
+    distance = np.arange(-200, 201)
+    options = {"two_way": two_way, "buckets": 32, "max_distance": 128}
+    bucket = np.asarray(jax.jit(partial(t5.position_bucket, **options))(distance))
     past = bucket[distance <= 0]
     assert (np.diff(past) <= 0).all()
     assert (past[-8:] == np.arange(7, -1, -1)).all()
@@ -144,22 +157,25 @@ def test_position_buckets_grow_with_distance(two_way):
         assert (bucket[201:] == 0).all()
 
 
+@pytest.mark.slow
 def test_experts_with_room_for_all_are_the_weighted_two_best():
     config = models.get("moe-tiny", capacity_factor=8.0).config
     drawn = weights.draw(moe.group_weights(config), jax.random.key(0))
     params = drawn["sparse"]["experts"]
-    x = jax.random.normal(jax.random.key(1), (2, config.seq_len, config.d_model))
+    x = _normals(2, config.seq_len, config.d_model)
     got, balance = jax.jit(lambda p, x: moe.experts(config, p, x))(params, x)
+    np.testing.assert_allclose(got, jax.jit(_two_best)(params, x), atol=2e-5)
+    assert 0.9 < float(balance) < 2
 
+
+def _two_best(params, x):
     gates = jax.nn.softmax(x @ params["router"])
     hidden = jax.nn.gelu(jnp.einsum("bsd,edf->bsef", x, params["up"]))
     every = jnp.einsum("bsef,efd->bsed", hidden, params["down"])
     value, index = jax.lax.top_k(gates, 2)
     value = value / value.sum(-1, keepdims=True)
     best = jnp.take_along_axis(every, index[..., None], axis=2)
-    want = jnp.einsum("bsk,bskd->bsd", value, best)
-    np.testing.assert_allclose(got, want, atol=2e-5)
-    assert 0.9 < float(balance) < 2
+    return jnp.einsum("bsk,bskd->bsd", value, best)
 
 
 def test_batch_norm_uses_and_averages_the_batch():
@@ -176,9 +192,10 @@ def test_batch_norm_uses_and_averages_the_batch():
 
 def test_capacity_is_not_exceeded():
     config = models.get("moe-tiny", capacity_factor=0.5).config
-    x = jax.random.normal(jax.random.key(1), (2, config.seq_len, config.d_model))
-    router = jnp.zeros((config.d_model, config.num_experts)).at[:, 0].set(0.3)
-    combine, dispatch, _ = moe.route(config, router, x)
+    x = _normals(2, config.seq_len, config.d_model)
+    router = np.zeros((config.d_model, config.num_experts), np.float32)
+    router[:, 0] = 0.3
+    combine, dispatch, _ = jax.jit(partial(moe.route, config))(router, x)
     assert config.capacity == 4
     assert dispatch.shape == (2, config.seq_len, config.num_experts, 4)
     assert (dispatch.sum(1) <= 1).all(), "two tokens in one slot"
@@ -188,6 +205,7 @@ def test_capacity_is_not_exceeded():
     assert (sums == 0).any(), "no token passed by"
 
 
+@pytest.mark.slow
 def test_lstm_trains():
     workload = models.get("rnn-tiny", cell="lstm")
     *state, batch = workload.make_args(jax.random.key(0))
@@ -200,11 +218,13 @@ def test_lstm_trains():
 
 
 def test_cross_entropy_is_the_textbook_one():
-    logits = jax.random.normal(jax.random.key(0), (3, 5, 7))
-    labels = jax.random.randint(jax.random.key(1), (3, 5), 0, 7)
-    log_probability = np.asarray(jax.nn.log_softmax(logits))
-    want = -np.take_along_axis(log_probability, np.asarray(labels)[..., None], -1)
-    assert float(layers.cross_entropy(logits, labels)) == pytest.approx(want.mean())
+    logits = _normals(3, 5, 7)
+    labels = np.random.default_rng(2).integers(0, 7, (3, 5))
+    log_probability = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    want = -np.take_along_axis(log_probability, labels[..., None], -1)
+    assert float(jax.jit(layers.cross_entropy)(logits, labels)) == pytest.approx(
+        want.mean()
+    )
 
 
 @pytest.mark.parametrize("upsample", ["repeat", "transpose"])

@@ -11,11 +11,10 @@ from rhino_jax.models import text
 
 
 def test_text_is_bounded_and_repeats():
-    one, other = text.stdlib_bytes(50_000), text.stdlib_bytes(50_000)
+    one, other = text.stdlib_bytes(50_000), text.stdlib_bytes(20_000)
     assert one.dtype == np.uint8
     assert len(one) == 50_000
-    np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(text.stdlib_bytes(20_000), one[:20_000])
+    np.testing.assert_array_equal(other, one[:20_000])
     assert b"import" in one.tobytes()
 
 

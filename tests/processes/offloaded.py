@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tests.processes.staged import sums
-from tests.processes.worker import run
+from tests.processes.worker import patch
 
 
 WIDTH, ROWS, LAYERS, STEPS = 128, 1024, 8, 2
@@ -52,7 +51,7 @@ def trained(mesh: Mesh) -> Any:
         moved.extend(x.sharding.memory_kind for x in found)
         return found
 
-    controller.moved_to = moved_to
+    patch.setattr(controller, "moved_to", moved_to)
     options: dict[str, Any] = {
         "mesh": mesh,
         "microbatches": 8,
@@ -82,7 +81,3 @@ def stages_over_all(i: int) -> Any:
     """Each of two stages has devices of every process."""
     devices = np.array(jax.devices()).reshape(jax.process_count(), -1).T
     return trained(Mesh(devices, ("stage", "data")))
-
-
-if __name__ == "__main__":
-    run(globals()[sys.argv[1]], *map(int, sys.argv[2:]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+from functools import cache
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from tests.helpers_coupled import STEPS, arguments
-from tests.processes.worker import run
+from tests.processes.worker import patch
 
 
 D, F, ROWS = 16, 32, 16
@@ -42,13 +42,14 @@ def step_of(optimizer: Any) -> Any:
     return train_step
 
 
-def arrays() -> Any:
+def arrays(count: int = 4) -> Any:
+    """Parameters of so many layers, and a batch."""
     rng = np.random.default_rng(0)
 
     def draw(*shape: int) -> Any:
         return rng.normal(size=shape).astype(np.float32)
 
-    layers = [{"up": draw(D, F) / 4, "down": draw(F, D) / 6} for _ in range(4)]
+    layers = [{"up": draw(D, F) / 4, "down": draw(F, D) / 6} for _ in range(count)]
     params = {"layers": layers, "head": draw(D, 8) / 4}
     return params, {"x": draw(ROWS, D), "y": draw(ROWS, 8)}
 
@@ -94,7 +95,7 @@ def causal_arrays() -> Any:
     def draw(*shape: int) -> Any:
         return rng.normal(size=shape).astype(np.float32)
 
-    layers = [{name: draw(D, D) / 8 for name in "qkv"} for _ in range(4)]
+    layers = [{name: draw(D, D) / 8 for name in "qkv"} for _ in range(2)]
     return layers, {"x": draw(4, 12, D), "y": draw(4, 12, D)}
 
 
@@ -110,19 +111,19 @@ def sums(tree: Any) -> list[float | None]:
 
 
 def trained(
-    optimizer: Any, steps: int = 2, **options: Any
+    optimizer: Any, layers: int = 4, **options: Any
 ) -> tuple[list[float], list[Any], Any]:
     """Losses, and what this process has of the state afterwards."""
     import rhino_jax as rhino
 
-    params, batch = arrays()
+    params, batch = arrays(layers)
     step = rhino.auto_shard(step_of(optimizer), donate_argnums=(0, 1), **options)
     shapes = jax.eval_shape(optimizer.init, params)
     plan = step.plan(params, shapes, batch)
     params = plan.put(params)
     state = plan.init(optimizer.init, params)
     losses = []
-    for _ in range(steps):
+    for _ in range(2):
         before = params
         params, state, loss = step(params, state, batch)
         assert all(x.is_deleted() for x in jax.tree.leaves(before))
@@ -139,18 +140,21 @@ def mesh(stages: int, *, is_first: bool = True) -> dict[str, int]:
 
 
 def in_two_stages(i: int) -> Any:
-    """SGD and adamw; state is where its stage is, the loss everywhere."""
-    sgd = trained(SGD, stages=2)
-    adamw = trained(ADAMW, mesh=mesh(2), microbatches=4)
-    assert len(adamw[2].stages) == 2
-    return [sgd[:2], adamw[:2]]
+    """State is where its stage is, the loss everywhere."""
+    losses, state, plan = trained(ADAMW, 2, mesh=mesh(2), microbatches=4)
+    assert len(plan.stages) == 2
+    return losses, state
+
+
+def in_two_stages_of_any_mesh(i: int) -> Any:
+    return trained(SGD, stages=2)[:2]
 
 
 def in_unequal_stages(i: int) -> Any:
     """A group of four devices, and two of two."""
     losses, state, plan = trained(ADAMW, stages=[4, 2, 2], microbatches=4)
     assert [len(stage.devices) for stage in plan.stages] == [4, 2, 2]
-    return [[losses, state]]
+    return losses, state
 
 
 def in_slices(i: int) -> Any:
@@ -175,7 +179,7 @@ def in_slices(i: int) -> Any:
 
 
 def in_four_stages(i: int) -> Any:
-    return [trained(ADAMW, mesh=mesh(4), microbatches=8)[:2]]
+    return trained(ADAMW, mesh=mesh(4), microbatches=8)[:2]
 
 
 def in_some_stages(i: int) -> Any:
@@ -210,7 +214,7 @@ def with_dropout(i: int) -> Any:
     def step(params: Any, batch: Any, key: Any) -> Any:
         def loss(p: Any) -> Any:
             kept = jax.random.bernoulli(key, 0.9, batch["x"].shape)
-            first, second = p["layers"][:2], p["layers"][2:]
+            first, second = p["layers"][:1], p["layers"][1:]
             x = through(first, batch["x"] * kept)
             x = through(second, x * kept)
             return jnp.mean((x @ p["head"] - batch["y"]) ** 2)
@@ -218,7 +222,7 @@ def with_dropout(i: int) -> Any:
         value, gradients = jax.value_and_grad(loss)(params)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
-    params, batch = arrays()
+    params, batch = arrays(2)
     want = jax.jit(step)(params, batch, jax.random.key(1))
     sharded = rhino.auto_shard(step, donate_argnums=0, mesh=mesh(2))
     plan = sharded.plan(params, batch, jax.random.key(1))
@@ -232,36 +236,49 @@ def with_dropout(i: int) -> Any:
 
 
 def groups_over_processes(i: int) -> Any:
-    return [trained(ADAMW, mesh=mesh(2, is_first=False), microbatches=4)[:2]]
+    return trained(ADAMW, 2, mesh=mesh(2, is_first=False), microbatches=4)[:2]
 
 
-def coupled(i: int) -> Any:
-    """Two steps of each, whose backward passes wait for all forward passes; groups
-    apart, then each with devices of all processes; then forward passes run twice."""
+def contrastive(i: int) -> Any:
+    return coupled("contrastive")
+
+
+def balanced_in_shared_groups(i: int) -> Any:
+    """Each group has devices of all processes."""
+    return coupled("balanced", is_first=False)
+
+
+def contrastive_twice(i: int) -> Any:
+    """Forward passes run twice."""
+    return coupled("contrastive", schedule="1f1b")
+
+
+def coupled_arrays(name: str) -> Any:
+    """Parameters with as few layers as can be partitioned, and a batch."""
+    params, batch = jax.tree.map(np.asarray, arguments())
+    count = 4 if name == "contrastive" else 2
+    return {**params, "a": params["a"][:count], "b": params["b"][:count]}, batch
+
+
+def coupled(name: str, *, is_first: bool = True, schedule: str = "gpipe") -> Any:
+    """Two steps whose backward passes wait for all forward passes."""
     import rhino_jax as rhino
 
-    found = []
-    for name, is_first, schedule in (
-        ("contrastive", True, "gpipe"),
-        ("balanced", False, "gpipe"),
-        ("contrastive", True, "1f1b"),
-    ):
-        params, batch = jax.tree.map(np.asarray, arguments())
-        step = rhino.auto_shard(
-            STEPS[name],
-            donate_argnums=0,
-            mesh=mesh(2, is_first=is_first),
-            microbatches=4,
-            schedule=schedule,
-        )
-        plan = step.plan(params, batch)
-        assert plan.schedule == schedule and plan.pipeline.between
-        params, losses = plan.put(params), []
-        for _ in range(2):
-            params, loss = step(params, batch)
-            losses.append(float(loss))
-        found.append([losses, sums(params)])
-    return found
+    params, batch = coupled_arrays(name)
+    step = rhino.auto_shard(
+        STEPS[name],
+        donate_argnums=0,
+        mesh=mesh(2, is_first=is_first),
+        microbatches=4,
+        schedule=schedule,
+    )
+    plan = step.plan(params, batch)
+    assert plan.schedule == schedule and plan.pipeline.between
+    params, losses = plan.put(params), []
+    for _ in range(2):
+        params, loss = step(params, batch)
+        losses.append(float(loss))
+    return losses, sums(params)
 
 
 def killed_in_a_shared_group(i: int) -> Any:
@@ -287,19 +304,26 @@ def raises(i: int) -> Any:
     return failing(i, fail, again=True)
 
 
-def failing(i: int, fail: Any, *, again: bool = False, is_first: bool = True) -> Any:
+@cache
+def sharded(is_first: bool) -> tuple[Any, Any, Any]:
+    """A step in two stages, its plan and its arguments; compiled once."""
     import rhino_jax as rhino
+
+    params, batch = arrays(2)
+    step = rhino.auto_shard(
+        step_of(SGD), donate_argnums=(0, 1), mesh=mesh(2, is_first=is_first)
+    )
+    state = SGD.init({})
+    return step, step.plan(params, state, batch), (params, state, batch)
+
+
+def failing(i: int, fail: Any, *, again: bool = False, is_first: bool = True) -> Any:
     from rhino_jax.apply.tasks.processes import ProcessController
     from rhino_jax.errors import ProcessError
     from rhino_jax.transform.staged.step import TaskKind
 
-    params, batch = arrays()
-    step = rhino.auto_shard(
-        step_of(SGD), donate_argnums=(0, 1), mesh=mesh(2, is_first=is_first)
-    )
-    params, state, batch = step.plan(params, SGD.init({}), batch).put(
-        (params, SGD.init({}), batch)
-    )
+    step, plan, args = sharded(is_first)
+    params, state, batch = plan.put(args)
     params, state, first = step(params, state, batch)
     dispatched, count = ProcessController._dispatched, [0]
 
@@ -310,7 +334,7 @@ def failing(i: int, fail: Any, *, again: bool = False, is_first: bool = True) ->
                 fail()
         dispatched(self, name, *args)
 
-    ProcessController._dispatched = dispatch  # type: ignore[method-assign]
+    patch.setattr(ProcessController, "_dispatched", dispatch)
     try:
         step(params, state, batch)
     except ProcessError as error:
@@ -339,7 +363,3 @@ def in_one_program(i: int) -> Any:
         params, loss = step(params, batch)
         losses.append(float(loss))
     return losses, sums(params)
-
-
-if __name__ == "__main__":
-    run(globals()[sys.argv[1]], *map(int, sys.argv[2:]))

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from rhino_jax.errors import ProcessError
-from rhino_jax.processes import agree, service, signs
+from rhino_jax.processes import agree, meeting, service, signs
 
 
 def devices(*processes: int, runtime: str = "") -> list[Any]:
@@ -76,6 +76,29 @@ def test_a_service_that_fails_or_hangs_is_told() -> None:
 
     with pytest.raises(ProcessError, match=r"no answer for 0\.2 s"):
         service.Service(hanging, 0.2, "f").find("a")
+
+
+class Store:
+    """A coordination service in which process 0 shows one sign of life, and no more."""
+
+    def key_value_try_get(self, key: str) -> str:
+        if key != "rhino_jax/alive/0":
+            raise jax.errors.JaxRuntimeError("NOT_FOUND: no")
+        return "1 at work 3"
+
+    def blocking_key_value_get_bytes(self, key: str, wait_ms: int) -> bytes:
+        raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: no")
+
+
+@pytest.mark.usefixtures("several")
+def test_a_process_that_is_lost_while_it_plans_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RHINO_LOST_AFTER_S", "0.1")
+    met = meeting.Meeting(Store(), (0, 1), "`f`", "step")
+    with pytest.raises(ProcessError, match="process 0 is lost") as error:
+        met.wait("made", met.first, "to plan")
+    assert "to plan" in error.value.what and "RHINO_LOST" in error.value.fix
 
 
 def test_times_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,19 +7,20 @@ import numpy as np
 import pytest
 
 from tests.processes import offloaded
+from tests.processes.pool import Pool, results
 from tests.processes.staged import sums
-from tests.processes.test_processes import results, together
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["a_stage_each", "stages_over_all"])
-def test_two_steps_are_those_of_one_device(scenario: str) -> None:
+def test_two_steps_are_those_of_one_device(pool: Pool, scenario: str) -> None:
     params, x = offloaded.deep_arrays()
     step, wanted = jax.jit(offloaded.deep_step), []
     for _ in range(offloaded.STEPS):
         params, loss = step(params, x)
         wanted.append(float(loss))
-    found = results(together(scenario, worker="offloaded"))
+    found = results(pool.run(scenario, module="offloaded"))
     for losses, _, kinds in found:
         np.testing.assert_allclose(losses, wanted, rtol=1e-4)
         assert kinds == ["device", "pinned_host"]

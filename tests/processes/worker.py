@@ -1,23 +1,27 @@
-"""One of several processes of a test: `python -m tests.processes.worker NAME I N PORT`.
+"""One of several processes of a test: `python -m tests.processes.worker I N PORT`.
 
-Says what it found as one line of JSON.
+Runs scenarios, functions of this and other modules, that it is sent as lines of JSON
+(see `pool`), and reports on each as one line. Ends with its input.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import itertools
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pytest import MonkeyPatch
 
 
 def train_step(params: Any, x: Any, y: Any) -> Any:
@@ -52,6 +56,10 @@ def mesh_over_all() -> Any:
     return jax.make_mesh((jax.device_count() // 2, 2), ("data", "model"))
 
 
+# Scenarios change what they wish by it: what it did is undone after each.
+patch = MonkeyPatch()
+
+
 def slowed(seconds: float) -> None:
     """Let this process's search take so much longer."""
     from rhino_jax.search import solve_on_mesh
@@ -62,7 +70,7 @@ def slowed(seconds: float) -> None:
         time.sleep(seconds)
         return solve_mesh_problem(*args, **kwargs)
 
-    solve_on_mesh.solve_mesh_problem = slow
+    patch.setattr(solve_on_mesh, "solve_mesh_problem", slow)
 
 
 def plans(i: int) -> Any:
@@ -112,9 +120,9 @@ def killed_while_planning(i: int) -> Any:
     devices = [d for d in jax.devices() if d.process_index > 0]
     mesh = jax.sharding.Mesh(np.array(devices), ("data",))
     if i == 0:
-        time.sleep(600)
+        return None
     if i == 1:
-        search.find = lambda *args, **kwargs: os.kill(os.getpid(), 9)
+        patch.setattr(search, "find", lambda *_, **__: os.kill(os.getpid(), 9))
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh))
 
 
@@ -161,7 +169,7 @@ def refines(i: int) -> Any:
     from rhino_jax.verify import refine
 
     if i:
-        refine.refine = None  # type: ignore[assignment]
+        patch.setattr(refine, "refine", None)
     plan = rhino.plan(train_step, *shapes(), mesh=mesh_over_all(), refine=2)
     return [len(plan.refined), said_of(plan)]
 
@@ -169,14 +177,16 @@ def refines(i: int) -> Any:
 def comes_late(i: int) -> Any:
     """Slow to trace, and slow to plan, for longer than a lost process is given."""
     import rhino_jax as rhino
+    from rhino_jax.processes import signs
 
     def step(w: Any) -> Any:
         if i == 1:
-            time.sleep(4)
+            time.sleep(2.5)
         return w.sum()
 
+    patch.setattr(signs, "BEAT_S", 0.2)
     if i == 0:
-        slowed(4)
+        slowed(2.5)
     plan = rhino.plan(step, jnp.ones(16), mesh=mesh_over_all())
     return said_of(plan)
 
@@ -185,7 +195,7 @@ def plans_alone(i: int) -> Any:
     import rhino_jax as rhino
 
     if i == 1:
-        time.sleep(600)
+        return None
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
 
 
@@ -194,7 +204,7 @@ def first_is_killed(i: int) -> Any:
     from rhino_jax.planning import search
 
     if i == 0:
-        search.find = lambda *args, **kwargs: os.kill(os.getpid(), 9)
+        patch.setattr(search, "find", lambda *_, **__: os.kill(os.getpid(), 9))
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
 
 
@@ -203,7 +213,8 @@ def first_is_stopped(i: int) -> Any:
     from rhino_jax.planning import search
 
     if i == 0:
-        search.find = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGSTOP)
+        stop = partial(os.kill, os.getpid(), signal.SIGSTOP)
+        patch.setattr(search, "find", lambda *_, **__: stop())
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
 
 
@@ -245,7 +256,7 @@ def plans_together_in_a_hurry(i: int) -> Any:
             found, specs=specs if i else found.specs, objective_s=objective_s
         )
 
-    together.search_layout = differently
+    patch.setattr(together, "search_layout", differently)
     params, x, y = shapes()
     programs = {
         "train": (train_step, (params, x, y)),
@@ -327,23 +338,37 @@ def one_state(i: int) -> Any:
     return [losses, shapes_here, said_of(plans["eval"])]
 
 
-def run(scenario: Callable[[int], Any], i: int, n: int, port: int) -> None:
+def serve(i: int, n: int, port: int) -> None:
+    """Run scenarios, as they come, in process i of n."""
+    from rhino_jax.processes import meeting, signs
+
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", n, i)
     jax.devices()
-    started = time.monotonic()
-    try:
-        found: dict[str, Any] = {"result": scenario(i)}
-    except Exception as error:
-        traceback.print_exc()
-        found = {"error": type(error).__name__, "text": str(error)}
-    found["seconds"] = time.monotonic() - started
-    print("FOUND " + json.dumps(found), flush=True)
-    if "error" in found:
-        if i == 0:
-            time.sleep(3)  # JAX ends the others with it, on a busy machine too early
-        os._exit(0)  # without waiting for others, which may be lost
+    for line in sys.stdin:
+        request = json.loads(line)
+        module, _, name = request["scenario"].partition(".")
+        for key, value in request["settings"].items():
+            patch.setenv(key, value)
+        # Some scenarios end where the processes have met differently often.
+        signs._visits = start = 1000 * request["number"]
+        meeting._numbers.clear()
+        meeting._numbers.default_factory = partial(itertools.count, start)
+        scenario = getattr(importlib.import_module(f"tests.processes.{module}"), name)
+        started = time.monotonic()
+        try:
+            found: dict[str, Any] = {"result": scenario(i)}
+        except Exception as error:
+            traceback.print_exc()
+            found = {"error": type(error).__name__, "text": str(error)}
+        found["seconds"] = time.monotonic() - started
+        patch.undo()
+        print("FOUND " + json.dumps(found), flush=True)
+    os._exit(0)  # without waiting for others, which may be lost
 
 
 if __name__ == "__main__":
-    run(globals()[sys.argv[1]], *map(int, sys.argv[2:]))
+    # The module that scenarios import, of which there is one `patch`.
+    from tests.processes import worker
+
+    worker.serve(*map(int, sys.argv[1:]))
