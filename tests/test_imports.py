@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import rhino_jax
+from tests.helpers_source import PACKAGE as ROOT, TESTS, parsed
 
-
-ROOT = Path(rhino_jax.__file__).parent
 
 PLAIN = (
     "errors units version memo garbage numbering disjoint keywords streams children"
@@ -126,7 +124,7 @@ def imports() -> tuple[Import, ...]:
     return tuple(
         Import(name, imported, node.lineno, is_inside, is_for_types)
         for name, path in modules().items()
-        for node, is_inside, is_for_types in statements(ast.parse(path.read_text()))
+        for node, is_inside, is_for_types in statements(parsed(path))
         for imported in named(node)
     )
 
@@ -137,6 +135,8 @@ def statements(
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, is_inside, is_for_types
+            continue
+        if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
             continue
         is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
         is_check = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
@@ -251,7 +251,7 @@ def test_imports_inside_of_functions_have_a_reason() -> None:
 def names_in(module: str) -> frozenset[str]:
     """What may be imported from a module: names of its top level, and modules below."""
     found = {n.rpartition(".")[2] for n in modules() if n.rpartition(".")[0] == module}
-    todo = list(ast.parse(modules()[module].read_text()).body)
+    todo = list(parsed(modules()[module]).body)
     while todo:
         node = todo.pop()
         if isinstance(node, ast.If | ast.Try | ast.With):
@@ -268,8 +268,8 @@ def names_in(module: str) -> frozenset[str]:
 def test_tests_import_what_is_there() -> None:
     """Of tests that are not run beside a change, too."""
     wrong, count = [], 0
-    for path in Path(__file__).parent.rglob("*.py"):
-        for node, *_ in statements(ast.parse(path.read_text())):
+    for path in TESTS.rglob("*.py"):
+        for node, *_ in statements(parsed(path)):
             if not isinstance(node, ast.ImportFrom) or not node.module:
                 continue
             package, _, module = node.module.partition(".")

@@ -18,6 +18,7 @@ from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.model.build import build_model
 from rhino_jax.models import registry
 from rhino_jax.numbering import for_each, groups, number, number_rows
+from tests.cases import covering
 
 
 def test_rows_are_numbered_as_their_tuples_are() -> None:
@@ -43,7 +44,7 @@ def test_groups_and_what_is_made_for_each() -> None:
     assert "".join(found) == "abcab" and made == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["moe-tiny", "rnn-tiny", "unet-tiny"])
+@pytest.mark.parametrize("name", covering(["moe-tiny", "rnn-tiny", "unet-tiny"], 2))
 def test_nodes_that_are_alike_have_options_of_their_own_as_the_shared_ones(
     name: str,
 ) -> None:

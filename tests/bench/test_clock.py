@@ -115,6 +115,6 @@ def test_steps_run_and_feed_back_what_was_donated(
 
 def test_overhead_is_of_all_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_module, "CALLS", 3)
-    args = registry.get("gpt-tiny").make_args(jax.random.key(0))
+    args = registry.get("mlp-tiny").make_args(jax.random.key(0))
     _, num_arrays = call_overhead_s(jax.device_get(args))
     assert num_arrays == len(jax.tree.leaves(args))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rhino_jax.bench import command as command_module
+from rhino_jax.bench import cell, child, command as command_module
+from rhino_jax.bench.process import Outcome
+from rhino_jax.bench.store import write_json
 from rhino_jax.bench.suite import suite_names
 from rhino_jax.cli import main
+from tests.cases import covering
 
 
 SUITE = """
@@ -64,9 +68,26 @@ def test_bad_words(
     assert message in capsys.readouterr().err
 
 
+def run_here(job: Any, log: Path, timeout_s: float, stop: Any = None) -> Outcome:
+    """Do a job in this process, as `run_job` does it in one of its own."""
+    path = log.with_suffix(".json")
+    write_json(path, dict(job))
+    code = child.main(str(path))
+    return Outcome(status="error" if code else "ok", error="", seconds=1.0)
+
+
+@pytest.mark.parametrize("has_processes", covering([False, True]))
 def test_from_end_to_end_and_on(
-    suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    suite: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    has_processes: bool,
 ) -> None:
+    if not has_processes:
+        monkeypatch.setattr(cell, "run_job", run_here)
+        for name in ("_emulate", "keep_captured"):
+            monkeypatch.setattr(child, name, lambda _: None)
     (tmp_path / "READ.md").write_text("<!-- bench:mine -->\n<!-- /bench:mine -->\n")
     tables = tmp_path / "rhino_jax" / "bench" / "RESULTS.md"
     tables.parent.mkdir(parents=True)
@@ -80,11 +101,11 @@ def test_from_end_to_end_and_on(
     found = json.loads((tmp_path / "rhino_bench" / "mine.json").read_text())
     recipe, missing, best = found["results"]
     assert missing["status"] == "not allowed" and missing["compiled"] is None
-    for cell in (recipe, best):
-        assert cell["status"] == "ok"
-        assert cell["compiled"]["peak_bytes"] > 0
-        assert cell["compiled"]["step_time_s"] > 0
-        assert cell["versions"]["jax"]
+    for result in (recipe, best):
+        assert result["status"] == "ok"
+        assert result["compiled"]["peak_bytes"] > 0
+        assert result["compiled"]["step_time_s"] > 0
+        assert result["versions"]["jax"]
     assert recipe["predicted"]["wire_bytes"] > 0
     assert found["figures"]["fidelity"]["programs"] >= 1
     assert "| mlp-tiny | little | cpu:4 |" in tables.read_text()

@@ -36,7 +36,7 @@ SUITE = parse_suite({"kind": "pipelines", "rows": [ROW]}, name="mine", file="min
 
 def test_a_row_is_planned_as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RHINO_CACHE", "0")
-    (row,) = SUITE.rows
+    row = replace(SUITE.rows[0], model="mlp-tiny")
     found = PlannedPipeline(**plan_pipeline(row))
     workload = workload_of(row)
     plan = rhino.plan(

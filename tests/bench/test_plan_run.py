@@ -40,6 +40,15 @@ SUITE = parse_suite(
 )
 
 
+SMALL = replace(
+    SUITE.rows[1],
+    model="mlp-tiny",
+    target="v5e:2x1",
+    mesh=(("data", 2),),
+    overrides=(("depth", 2),),
+)
+
+
 def measured(method: str, plan_s: float, step_s: float) -> dict[str, Any]:
     return {
         "num_ops": 1234,
@@ -53,7 +62,7 @@ def measured(method: str, plan_s: float, step_s: float) -> dict[str, Any]:
 
 def test_a_row_is_planned_within_its_share_of_memory() -> None:
     free, half = (
-        Planner.of(replace(SUITE.rows[1], memory_share=share)) for share in (None, 0.7)
+        Planner.of(replace(SMALL, memory_share=share)) for share in (None, 0.7)
     )
     peaks = [
         planned.plan.predicted.peak_bytes
@@ -66,9 +75,8 @@ def test_a_row_is_planned_within_its_share_of_memory() -> None:
 
 
 def test_a_row_without_room_is_planned_within_the_least_memory() -> None:
-    row = replace(SUITE.rows[1], model="mlp-tiny", overrides=())
     none, some, free = (
-        Planner.of(replace(row, memory_room=room)) for room in (0.0, 0.5, 1.0)
+        Planner.of(replace(SMALL, memory_room=room)) for room in (0.0, 0.5, 1.0)
     )
     assert none.budget_bytes < some.budget_bytes < free.budget_bytes
     for planner in (none, some, free):
@@ -80,7 +88,8 @@ def test_a_row_without_room_is_planned_within_the_least_memory() -> None:
 
 
 def test_a_row_is_planned_by_each_method() -> None:
-    found = time_row(SUITE.rows[1])
+    row = replace(SUITE.rows[1], model="mlp-tiny", overrides=(("depth", 12),))
+    found = time_row(row)
     assert set(found["methods"]) == {"fast", "best"}
     assert found["mesh"] == {"data": 4, "model": 4}
     assert found["num_ops"] > 100 and found["num_nodes"][0] > found["num_nodes"][1]
@@ -91,12 +100,12 @@ def test_a_row_is_planned_by_each_method() -> None:
 
 def test_a_method_without_a_plan_is_told_in_four_parts() -> None:
     row = replace(
-        SUITE.rows[1], mesh=(("x", 16),), methods=(parse_method("megatron+fsdp"),)
+        SUITE.rows[0], mesh=(("x", 16),), methods=(parse_method("megatron+fsdp"),)
     )
     with pytest.raises(BenchError, match=r"megatron\+fsdp gives no plan") as caught:
         time_row(row)
     error = caught.value
-    assert error.where == "gpt-tiny (plenty), v5e:4x4, x=16"
+    assert error.where == "mlp-tiny (plenty), v5e:4x4, x=16"
     assert "a mesh of more axes" in error.numbers
     assert "method" in error.fix
 

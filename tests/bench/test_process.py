@@ -50,7 +50,7 @@ def test_a_process_that_hangs_goes_with_its_children(tmp_path: Path) -> None:
         "print(child.pid, flush=True)\n"
         "time.sleep(600)"
     )
-    outcome = run(code, tmp_path, timeout_s=5.0)
+    outcome = run(code, tmp_path, timeout_s=3.0)
     assert outcome.status == "timeout"
     _wait_until_gone(int((tmp_path / "log").read_text()))
 

@@ -23,15 +23,15 @@ ROW = {
 }
 
 
-def _row(**alpa: Any) -> Any:
-    row = {**ROW, "alpa": {**ROW["alpa"], **alpa}}
+def _row(model: str = ROW["model"], **alpa: Any) -> Any:
+    row = {**ROW, "model": model, "alpa": {**ROW["alpa"], **alpa}}
     suite = parse_suite({"kind": "pipelines", "rows": [row]}, name="a", file="a.toml")
     return suite.rows[0]
 
 
 def test_its_stages_devices_and_micro_batches_are_planned() -> None:
-    blocks = {"params['blocks'][0]*": 0, "params['blocks'][1]*": 1}
-    row = _row(stages=[1, 3], microbatches=8, pins=blocks)
+    layers = {"params['layer_0']*": 0, "params['layer_1']*": 1}
+    row = _row("mlp-tiny", stages=[1, 3], microbatches=8, pins=layers)
     found = PlannedPipeline(**plan_pipeline(row))
     assert not found.error and found.schedule == "1f1b"
     assert (found.places, found.micro_batches) == ([1, 3], 8)
@@ -40,7 +40,7 @@ def test_its_stages_devices_and_micro_batches_are_planned() -> None:
 
 
 def test_all_devices_as_one_stage_are_one_mesh() -> None:
-    row = _row(stages=[4], mesh={"x": 4})
+    row = _row("mlp-tiny", stages=[4], mesh={"x": 4})
     found = PlannedPipeline(**plan_pipeline(row))
     assert not found.places and found.micro_batches == 4 and found.mesh == {"x": 4}
 

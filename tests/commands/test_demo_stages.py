@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from rhino_jax.cli import main
+
 
 @pytest.mark.slow
 def test_a_unet_trains_in_two_stages_as_on_one_device():
@@ -27,12 +29,6 @@ def test_a_unet_trains_in_two_stages_as_on_one_device():
         assert float(staged) == pytest.approx(float(single), rel=1e-4)
 
 
-def test_stages_that_do_not_divide_the_devices_are_refused():
-    done = subprocess.run(
-        [sys.executable, "-m", "rhino_jax", "demo", "--stages", "3"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 2 and "3 equal groups" in done.stderr
+def test_stages_that_do_not_divide_the_devices_are_refused(capsys):
+    assert main(["demo", "--stages", "3"]) == 2
+    assert "3 equal groups" in capsys.readouterr().err

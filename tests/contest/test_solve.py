@@ -10,7 +10,7 @@ import pytest
 from rhino_jax.contest.check import check
 from rhino_jax.contest.engine import solve_instance
 from rhino_jax.contest.instance import parse_instance
-from rhino_jax.optimize import cpsat_memory, limited, solve_limited
+from rhino_jax.optimize import cpsat_memory, limited
 from rhino_jax.optimize.bounds.time_prices import price_times
 from rhino_jax.optimize.cpsat import Limits
 from rhino_jax.optimize.errors import UnsatisfiedError
@@ -22,6 +22,7 @@ from rhino_jax.optimize.moves.moves import Moves
 from rhino_jax.optimize.moves.repair import repair
 from rhino_jax.optimize.parameters import CPSAT
 from rhino_jax.optimize.presolve.simplify import simplify
+from tests.cases import covering
 from tests.contest.instances import best_by_trying, random_instance
 
 
@@ -41,14 +42,13 @@ def is_solved_to_the_best(instance):
     assert answer.is_optimal and answer.bound == best
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", covering(range(30), 6))
 @pytest.mark.parametrize("forbidden", [0.0, 0.2])
-def test_small_instances_are_solved_to_the_best(seed, forbidden, monkeypatch):
-    monkeypatch.setitem(solve_limited.INTERVALS_SHARE, True, 0.001)
+def test_small_instances_are_solved_to_the_best(seed, forbidden, short_phases):
     is_solved_to_the_best(random_instance(seed, forbidden=forbidden, tightness=0.3))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", covering(range(8), 1))
 def test_without_cpsat_on_the_whole_the_same_is_found(seed, monkeypatch):
     """Prices first, then neighbourhoods, as large networks are solved."""
     monkeypatch.setattr(limited, "MOST_CELLS", -1)
@@ -86,9 +86,10 @@ def test_prices_per_time_bound_what_fits(seed, tightness):
         assert search.memory.excess(search.best) <= 0
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_memory_rows_that_come_when_needed_change_nothing(seed, monkeypatch):
-    monkeypatch.setitem(solve_limited.INTERVALS_SHARE, True, 0.001)
+@pytest.mark.parametrize("seed", covering(range(12), 4))
+def test_memory_rows_that_come_when_needed_change_nothing(
+    seed, short_phases, monkeypatch
+):
     few = replace(CPSAT, most_amounts=0, rows_at_once=1)
     monkeypatch.setattr(cpsat_memory, "CPSAT", few)
     is_solved_to_the_best(random_instance(seed, forbidden=0.0, tightness=0.2))
@@ -145,7 +146,7 @@ def test_the_network_keeps_objective_and_memory(seed):
         assert is_within == (checked.peak <= instance.limit)
 
 
-def test_followers_are_merged():
+def test_followers_are_merged(short_phases):
     """A chain whose strategies follow from each other is one node."""
     count = 12
     values = {

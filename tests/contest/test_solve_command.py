@@ -20,7 +20,7 @@ VALUES = random_values(1, 6, 3, 8, 0.5, 0.0)
 
 
 @pytest.mark.parametrize("is_gzipped", [False, True])
-def test_choices_are_printed_and_written(tmp_path, capsys, is_gzipped):
+def test_choices_are_printed_and_written(tmp_path, capsys, is_gzipped, short_phases):
     file = tmp_path / "instance.json.gz"
     data = json.dumps(VALUES).encode()
     file.write_bytes(gzip.compress(data) if is_gzipped else data)
@@ -158,7 +158,7 @@ def test_the_checker_counts_on_its_own():
             check(instance, choices)
 
 
-def test_a_share_of_the_limit_is_what_must_do(tmp_path, capsys):
+def test_a_share_of_the_limit_is_what_must_do(tmp_path, capsys, short_phases):
     file = write(tmp_path, VALUES)
     limit = parse_instance(VALUES).limit
     assert main(["solve", file, "--limit-share", "0.9", "--time-limit-s", "5"]) == 0

@@ -15,6 +15,7 @@ from rhino_jax.model.neighbourhood import Seed, _Full, groupings, taken_together
 from rhino_jax.model.pricing import PRICING
 from rhino_jax.models import registry
 from rhino_jax.search import mesh_problem
+from tests.cases import covering
 from tests.search.brute_force import model_of
 from tests.search.zoo import planned
 
@@ -23,12 +24,7 @@ MESH = {"a": 2, "b": 2, "c": 2}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "gpt-tiny",
-        pytest.param("moe-tiny", marks=pytest.mark.slow),
-        "wide-resnet-tiny",
-    ],
+    "name", covering(["mlp-tiny", "gpt-tiny", "moe-tiny", "wide-resnet-tiny"])
 )
 def test_little_is_lost_and_recipes_are_kept(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -57,11 +53,12 @@ def test_pins_hold_though_seeds_know_none(monkeypatch: pytest.MonkeyPatch) -> No
     assert {leaf.path: leaf.spec for leaf in pinned.inputs}[path] == ((2,), (1,))
 
 
+@pytest.mark.parametrize("name", covering(["mlp-tiny", "gpt-tiny"]))
 def test_what_is_near_compiles_to_what_was_promised(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh_problem, "PRICING", replace(PRICING, most_cells=0))
-    work = registry.get("gpt-tiny")
+    work = registry.get(name)
     plan = planned(work, MESH, "cpu:8")
     verified = plan.verify(work.step, *work.abstract_args(), compile_for="cpu")
     assert verified.ok, verified.table()

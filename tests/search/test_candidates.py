@@ -15,12 +15,14 @@ from rhino_jax.search.driver import make_candidates, make_plan, make_recipe_plan
 from rhino_jax.search.records import Request
 
 
-AXES = (("data", 2), ("model", 4))
-TARGET = load_target("v5e:2x4")
+AXES = (("data", 2), ("model", 2))
+TARGET = load_target("v5e:2x2")
 
 
 def request(budget_bytes: float = TARGET.hbm_bytes) -> Request:
-    return Request(memory_budget_bytes=budget_bytes, pins={}, output_pins={})
+    return Request(
+        memory_budget_bytes=budget_bytes, pins={}, output_pins={}, level="fast"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +31,21 @@ def program() -> Program:
     return trace(workload.step, workload.abstract_args(), {}).program
 
 
-def test_the_best_comes_first_then_a_recipe_and_all_differ(program: Program) -> None:
+@pytest.fixture(scope="module")
+def best(program: Program) -> Plan:
+    return make_plan(program, AXES, TARGET, request())
+
+
+@pytest.fixture(scope="module")
+def recipes(program: Program) -> dict[str, Plan | None]:
+    """Plans of every recipe at its best."""
+    return make_recipe_plans(program, AXES, TARGET, request())
+
+
+def test_the_best_comes_first_then_a_recipe_and_all_differ(
+    program: Program, best: Plan
+) -> None:
     found = make_candidates(program, [AXES], TARGET, request(), 5)
-    best = make_plan(program, AXES, TARGET, request())
     assert found[0].name == "best"
     assert found[0].plan.decisions == best.decisions
     recipe, _, density = found[1].name.partition("@")
@@ -52,18 +66,19 @@ def plenty() -> Program:
     return trace(workload.step, workload.abstract_args(), {}).program
 
 
-def plain_plans(program: Program) -> dict[str, Plan | None]:
+@pytest.fixture(scope="module")
+def plain_plans(plenty: Program) -> dict[str, Plan | None]:
     asked = replace(request(), density="batch")
-    return make_recipe_plans(program, AXES, TARGET, asked)
+    return make_recipe_plans(plenty, AXES, TARGET, asked)
 
 
-def test_plain_recipes_come_along_whatever_the_count(plenty: Program) -> None:
+def test_plain_recipes_come_along_whatever_the_count(
+    plenty: Program, plain_plans: dict[str, Plan | None]
+) -> None:
     first, *plain = make_candidates(plenty, [AXES], TARGET, request(), 1)
     assert first.name == "best"
     predicted = {
-        f"{n}@batch": p.predicted.step_time_s
-        for n, p in plain_plans(plenty).items()
-        if p
+        f"{n}@batch": p.predicted.step_time_s for n, p in plain_plans.items() if p
     }
     assert set(predicted) == {"dp@batch", "zero1@batch", "fsdp@batch"}
     limit = 1.3 * first.plan.predicted.step_time_s
@@ -74,17 +89,20 @@ def test_plain_recipes_come_along_whatever_the_count(plenty: Program) -> None:
 def test_plain_recipes_far_above_the_plan_are_left_out_and_said(
     program: Program,
 ) -> None:
-    best, *plain = make_candidates(program, [AXES], TARGET, request(), 1)
+    axes, target = (("data", 2), ("model", 4)), load_target("v5e:2x4")
+    best, *plain = make_candidates(program, [axes], target, request(), 1)
     assert best.name == "best"
     assert {c.name for c in plain} <= {"dp@batch"}
     (note,) = [n for n in best.plan.notes if "not compiled" in n]
     assert "fsdp@batch (" in note and "times the plan" in note
 
 
-def test_plain_recipes_say_arguments_and_the_batch_only(plenty: Program) -> None:
+def test_plain_recipes_say_arguments_and_the_batch_only(
+    plenty: Program, plain_plans: dict[str, Plan | None]
+) -> None:
     both = (0, 1)
     outside = {e.value for e in (*plenty.inputs, *plenty.outputs)}
-    for name, plan in plain_plans(plenty).items():
+    for name, plan in plain_plans.items():
         assert plan is not None
         decisions = plan.decisions
         inner = [s for v, s in decisions.values.items() if v not in outside]
@@ -98,20 +116,23 @@ def test_plain_recipes_say_arguments_and_the_batch_only(plenty: Program) -> None
 
 
 def test_other_meshes_are_candidates(program: Program) -> None:
-    meshes = [(("x", 8),), (("x", 2), ("y", 4))]
+    meshes = [(("x", 4),), (("x", 2), ("y", 2))]
     found = make_candidates(program, meshes, TARGET, request(), 20)
     assert {len(c.plan.mesh_axes) for c in found} == {1, 2}
 
 
-def test_recipes_as_plans_cost_what_the_table_says(program: Program) -> None:
-    plans = make_recipe_plans(program, AXES, TARGET, request())
-    table = make_plan(program, AXES, TARGET, request()).recipes
-    assert {n: p and p.predicted for n, p in plans.items()} == table
-    assert any(plans.values())
+def test_recipes_as_plans_cost_what_the_table_says(
+    best: Plan, recipes: dict[str, Plan | None]
+) -> None:
+    assert {n: p and p.predicted for n, p in recipes.items()} == best.recipes
+    assert any(recipes.values())
 
 
-def test_recipes_that_do_not_fit_are_plans_but_no_candidates(program: Program) -> None:
-    plans = make_recipe_plans(program, AXES, TARGET, request())
+@pytest.mark.slow
+def test_recipes_that_do_not_fit_are_plans_but_no_candidates(
+    program: Program, recipes: dict[str, Plan | None]
+) -> None:
+    plans = recipes
     peaks = sorted(p.predicted.peak_bytes for p in plans.values() if p is not None)
     tight = request(peaks[-1] - 1)
     largest = {n for n, p in plans.items() if p and p.predicted.peak_bytes == peaks[-1]}

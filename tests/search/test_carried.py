@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,20 +14,29 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.search.carried import carried
 from rhino_jax.search.driver import find
 from rhino_jax.search.records import Request
+from tests.cases import covering
 
 
-AXES = (("x", 2), ("y", 4))
+AXES = (("x", 2), ("y", 2))
+LINE = (("x", 4),)
 TARGET = load_target("h100:8")
 REQUEST = Request(math.inf, {}, {}, level="fast", has_recipes=False)
 
 
+@cache
 def program(name, **options):
     return trace_workload(models.get(name, **options)).program
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny", "unet-tiny"])
+@cache
+def found_on(axes, name, **options):
+    """Return what the search finds for a workload on one mesh."""
+    return find(program(name, **options), [axes], TARGET, REQUEST)
+
+
+@pytest.mark.parametrize("name", covering(["gpt-tiny", "moe-tiny", "unet-tiny"]))
 def test_the_same_program_does_the_same(name):
-    (solved,) = find(program(name), [AXES], TARGET, REQUEST).solved
+    (solved,) = found_on(AXES, name).solved
     again = carried(solved, solved.mesh_problem)
     assert again is not None
     options = solved.mesh_problem.model.options
@@ -37,11 +47,11 @@ def test_the_same_program_does_the_same(name):
     )
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "gpt-tiny-unrolled", "t5-tiny"])
+@pytest.mark.parametrize("name", covering(["gpt-tiny", "gpt-tiny-unrolled", "t5-tiny"]))
 def test_another_batch_is_searched_from_there(name):
-    before = find(program(name, batch=16), [AXES], TARGET, REQUEST)
+    before = found_on(AXES, name)
     other = program(name, batch=64)
-    free = find(other, [AXES], TARGET, REQUEST)
+    free = found_on(AXES, name, batch=64)
     like = find(other, [AXES], TARGET, REQUEST, like=before)
     assert like.step_s <= 1.02 * free.step_s
     labels = like.solved[0].solution.labels
@@ -51,8 +61,7 @@ def test_another_batch_is_searched_from_there(name):
 
 
 def test_on_another_mesh_it_is_searched_as_ever():
-    before = find(program("gpt-tiny"), [(("x", 8),)], TARGET, REQUEST)
-    free = find(program("gpt-tiny"), [AXES], TARGET, REQUEST)
+    before, free = found_on(LINE, "gpt-tiny"), found_on(AXES, "gpt-tiny")
     like = find(program("gpt-tiny"), [AXES], TARGET, REQUEST, like=before)
     assert like.step_s == free.step_s
     assert np.array_equal(
@@ -61,7 +70,7 @@ def test_on_another_mesh_it_is_searched_as_ever():
 
 
 def test_of_an_estimate_the_best_mesh_is_not_searched_again():
-    meshes = [(("x", 8),), AXES]
+    meshes = [LINE, AXES]
     seen = []
     request = replace(REQUEST, watch=lambda done, _: seen.append(done.name))
     free = find(program("gpt-tiny"), meshes, TARGET, request)

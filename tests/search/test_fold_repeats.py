@@ -5,25 +5,32 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 from rhino_jax.hardware.files import load_target
+from rhino_jax.model.build import Model
 from rhino_jax.models import registry
+from rhino_jax.optimize.overlap import Overlap
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.search.folding import fold
-from rhino_jax.search.folding.symmetry import find_symmetry, marks_of
+from rhino_jax.search.folding.symmetry import Symmetry, find_symmetry, marks_of
 from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.read_back.extract import overlap_of
 from rhino_jax.search.read_back.traffic import ChoiceTraffic
+from tests.cases import covering
 from tests.search.brute_force import model_of
 from tests.search.zoo import WITHOUT_TILES, planned
 
 
-MESH = {"data": 4, "model": 4}
+MESH = {"data": 2, "model": 2}
+LARGER = {"data": 4, "model": 4}
 UNROLLED = {
+    "mlp-tiny": {"depth": 8},
     "gpt-tiny-unrolled": {"num_layers": 4},
     "llama-tiny-unrolled": {"num_layers": 4},
     "moe-tiny": {"num_layers": 4, "layers": "unroll"},
@@ -32,18 +39,33 @@ UNROLLED = {
 }
 
 
-def whole_and_symmetry(name, **overrides):
-    """The whole problem and its folding."""
+@cache
+def folded_model(name: str) -> tuple[Model, Overlap, Symmetry]:
+    """Return the search model of one of `UNROLLED`, its problem and its folding."""
+    return fold_model(name, **UNROLLED[name])
+
+
+def fold_model(name: str, **overrides: Any) -> tuple[Model, Overlap, Symmetry]:
+    """Return the search model of a workload, its whole problem and its folding."""
     work = registry.get(name, **overrides)
     target = load_target("v5e:4x4")
     model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
     overlap = overlap_of(model)
-    return overlap, find_symmetry(overlap, marks_of(RecipeBook.of(model)))
+    return model, overlap, find_symmetry(overlap, marks_of(RecipeBook.of(model)))
 
 
-@pytest.mark.parametrize("name", UNROLLED)
+@pytest.fixture
+def folds_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fold programs that are searched in a second, too."""
+    monkeypatch.setattr(fold, "LIMITS", replace(LIMITS, unfolded_s=0.0))
+
+
+SHORT = ["mlp-tiny", "gpt-tiny-unrolled", "moe-tiny"]
+
+
+@pytest.mark.parametrize("name", covering(UNROLLED, SHORT))
 def test_a_folded_choice_costs_and_holds_what_its_expansion_does(name: str) -> None:
-    whole, symmetry = whole_and_symmetry(name, **UNROLLED[name])
+    _, whole, symmetry = folded_model(name)
     folded = symmetry.overlap(whole)
     assert len(symmetry.first) < 0.8 * len(symmetry.orbits)
     rng = np.random.default_rng(0)
@@ -59,13 +81,9 @@ def test_a_folded_choice_costs_and_holds_what_its_expansion_does(name: str) -> N
         )
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny-unrolled", "wide-resnet-tiny"])
+@pytest.mark.parametrize("name", covering(["gpt-tiny-unrolled", "wide-resnet-tiny"]))
 def test_a_folded_choice_sends_what_its_expansion_does(name: str) -> None:
-    work = registry.get(name, **UNROLLED[name])
-    target = load_target("v5e:4x4")
-    model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
-    overlap = overlap_of(model)
-    symmetry = find_symmetry(overlap, marks_of(RecipeBook.of(model)))
+    model, _, symmetry = folded_model(name)
     every, one = ChoiceTraffic.of(model), ChoiceTraffic.folded(model, symmetry)
     assert len(one.sites) < 0.8 * len(every.sites)
     rng = np.random.default_rng(0)
@@ -81,15 +99,7 @@ def test_a_folded_choice_sends_what_its_expansion_does(name: str) -> None:
         assert one.flops(labels) == pytest.approx(every.flops(whole), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name in ("moe-tiny", "t5-tiny")
-        else name
-        for name in UNROLLED
-    ],
-)
+@pytest.mark.parametrize("name", covering(UNROLLED))
 def test_the_folded_optimum_is_the_plain_one(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +108,7 @@ def test_the_folded_optimum_is_the_plain_one(
     found = {}
     for kind, unfolded_s in (("folded", 0.0), ("plain", math.inf)):
         monkeypatch.setattr(fold, "LIMITS", replace(LIMITS, unfolded_s=unfolded_s))
-        found[kind] = planned(work, MESH, WITHOUT_TILES).search
+        found[kind] = planned(work, LARGER, WITHOUT_TILES).search
     folded, plain = found["folded"], found["plain"]
     assert folded.objective_s == pytest.approx(plain.objective_s, rel=2e-3)
     assert folded.objective_s >= plain.bound_s
@@ -107,16 +117,19 @@ def test_the_folded_optimum_is_the_plain_one(
 
 @pytest.mark.parametrize(
     ("name", "few", "many"),
-    [("gpt-tiny-unrolled", 6, 12), ("moe-tiny", 8, 16)],
+    covering(
+        [
+            ("mlp-tiny", {"depth": 8}, {"depth": 16}),
+            ("gpt-tiny-unrolled", {"num_layers": 4}, {"num_layers": 8}),
+            ("moe-tiny", {"num_layers": 6}, {"num_layers": 12}),
+        ]
+    ),
 )
 def test_orbits_do_not_grow_in_number_with_depth(
-    name: str, few: int, many: int
+    name: str, few: dict[str, int], many: dict[str, int]
 ) -> None:
     """Every second layer of the MoE has experts: those fold with each other."""
-    sizes = [
-        whole_and_symmetry(name, num_layers=depth, layers="unroll")[1]
-        for depth in (few, many)
-    ]
+    sizes = [fold_model(name, **{**UNROLLED[name], **size})[2] for size in (few, many)]
     assert len(sizes[1].orbits) > 1.8 * len(sizes[0].orbits)
     assert len(sizes[1].first) == len(sizes[0].first)
 
@@ -131,21 +144,21 @@ def test_programs_that_are_searched_in_a_second_are_left_as_they_are(
     assert not fold.fold(model, "all").symmetry.is_identity
 
 
+@pytest.mark.usefixtures("folds_all")
 def test_a_pin_holds_for_one_layer_of_many() -> None:
-    work = registry.get("gpt-tiny-unrolled", num_layers=12)
+    work = registry.get("mlp-tiny", depth=8)
     free = {leaf.path: leaf.spec for leaf in planned(work, MESH, "v5e:4x4").inputs}
-    path = next(p for p in free if "[5]" in p and len(free[p]) == 2)
+    path = "params['layer_3']['weight']"
     pins = {path: P("model", "data")}
     pinned = planned(work, MESH, "v5e:4x4", pins=pins)
     specs = {leaf.path: leaf.spec for leaf in pinned.inputs}
     assert specs[path] == ((1,), (0,))
-    others = [p for p in specs if p == path.replace("[5]", "[8]")]
-    assert others and all(specs[p] == free[p] for p in others)
+    assert all(specs[p] == free[p] for p in specs if p != path)
 
 
 def test_nodes_of_an_orbit_see_equal_surroundings() -> None:
     """Each orbit of a chain a - b - a - b has neighbours of one kind."""
-    whole, symmetry = whole_and_symmetry("gpt-tiny-unrolled", num_layers=6)
+    _, whole, symmetry = folded_model("gpt-tiny-unrolled")
     around: dict[int, Counter] = {}
     for edge in whole.problem.edges:
         for here, there in ((edge.source, edge.target), (edge.target, edge.source)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -15,6 +16,8 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
 from rhino_jax.search.driver import make_plan
+from rhino_jax.search.folding import fold
+from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.passes import FOLD, PASSES, PRICE, READ_BACK, SOLVE
 from rhino_jax.search.records import Request
 
@@ -66,9 +69,10 @@ def test_the_walk_through_is_what_happens(tmp_path: Path) -> None:
     assert "16384,8192" in lowered.compile().as_text()
 
 
-def test_forms_fit_together() -> None:
+def test_forms_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass was called, and what it gave leads to the plan."""
-    work = registry.get("gpt-tiny-unrolled", num_layers=4)
+    monkeypatch.setattr(fold, "LIMITS", replace(LIMITS, unfolded_s=0.0))
+    work = registry.get("mlp-tiny", depth=8)
     program = trace(work.step, work.abstract_args(), {}).program
     seen: dict[str, object] = {}
     request = Request(2**34, {}, {}, watch=lambda p, form: seen.update({p.name: form}))
@@ -78,6 +82,7 @@ def test_forms_fit_together() -> None:
     labels = found.solution.labels
     assert len(labels) == len(model.options) == len(model.graph.nodes)
     few = folded.symmetry.contract(labels)
+    assert len(few) < len(labels)
     assert len(few) == len(folded.folded.problem.costs) <= len(labels)
     assert FOLD.undo is not None
     if np.array_equal(FOLD.undo(folded, few), labels):

@@ -20,7 +20,7 @@ from tests.search.zoo import WITHOUT_TILES, planned
 
 @pytest.fixture(scope="module")
 def sweep() -> list[rhino.Plan]:
-    """Plans of a GPT of layers that repeat, under smaller and smaller budgets."""
+    """Plan a GPT of layers that repeat under smaller and smaller budgets."""
     work = registry.get("gpt-tiny-unrolled", num_layers=4)
     plans: list[rhino.Plan] = []
     for share in (None, 0.65, 0.5):
@@ -60,12 +60,14 @@ def test_as_many_repeats_save_memory_as_must() -> None:
     assert found.bound <= 6.0 + 1e-9
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_never_takes_less_time(sweep: list[rhino.Plan]) -> None:
     times = [p.search.objective_s for p in sweep]
     assert times == sorted(times)
     assert times[0] < times[-1]
 
 
+@pytest.mark.slow
 def test_plans_under_a_budget_fit_it_and_are_near_their_bounds(
     sweep: list[rhino.Plan],
 ) -> None:

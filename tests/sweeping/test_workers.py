@@ -22,59 +22,55 @@ from rhino_jax._compat import new_primitive, pickled
 from rhino_jax.children import environment_of_child
 from rhino_jax.errors import ProcessError, RhinoError
 from rhino_jax.frontend import registry
-from rhino_jax.frontend.trace import trace
+from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry as models
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.sweeping.children import Children, _Child
 from rhino_jax.sweeping.meshes import Meshes
 from rhino_jax.sweeping.searching import Searching
-from rhino_jax.sweeping.whole import to_bytes
+from rhino_jax.sweeping.whole import of_bytes, to_bytes
 from rhino_jax.transform.retraced import imported_again
+from tests.cases import covering
 from tests.sweeping.test_sweep import arguments, staged, step
 
 
 LISTS: dict[str, Any] = {
-    "hardware": ["v5e", "h100", load_target("v5p").replace(launch_s=1e-5)],
+    "hardware": ["v5e", load_target("v5p").replace(launch_s=1e-5)],
     "devices": [4, 8],
-    "memory_budget_bytes": [None, "1MiB", "1KiB"],
+    "memory_budget_bytes": [None, "1KiB"],
     "batch": [512, 1024],
     "microbatches": [2, 600],
 }
 
 
 def swept(workers: int | None, **lists: Any) -> Any:
-    return rhino.sweep(
-        step, *arguments(), donate_argnums=0, progress=False, workers=workers, **lists
+    options = {"donate_argnums": 0, "progress": False, "workers": workers}
+    return rhino.sweep(step, *arguments(), **{**options, **lists})
+
+
+def test_processes_find_what_one_finds_and_their_progress_is_counted() -> None:
+    told: list[tuple[int, int, Any]] = []
+    several = swept(
+        2,
+        progress=lambda *of: told.append(of),
+        **LISTS,
     )
-
-
-def test_processes_find_what_one_finds() -> None:
-    alone, several = swept(1, **LISTS), swept(2, **LISTS)
-    assert len(alone) == 72
+    alone = swept(1, **LISTS)
+    assert len(alone) == 32
     assert several.points == alone.points
+    # Both budgets of a configuration are told together.
+    assert [t[:2] for t in told] == [(i, 32) for i in range(2, 33, 2)]
+    # The best is that of the least time per example.
+    steps = [best.step_s / best.batch for *_, best in told if best is not None]
+    assert len(steps) > 4 and steps == sorted(steps, reverse=True)
+    assert told[-1][2] == several.best
     assert {p.fits for p in alone} == {True, False}
     point = several.best
     assert point is not None
     plan = point.plan()
     assert plan.predicted.step_time_s == pytest.approx(point.step_s)
     assert plan.mesh_axes == point.mesh
-
-
-def test_progress_counts_what_processes_answer() -> None:
-    told: list[tuple[int, int, float]] = []
-    found = rhino.sweep(
-        step,
-        *arguments(),
-        hardware="v5e",
-        devices=[2, 4, 8],
-        workers=2,
-        progress=lambda done, of, best: told.append((done, of, best.step_s)),
-    )
-    assert found.best is not None
-    assert [t[:2] for t in told] == [(1, 3), (2, 3), (3, 3)]
-    assert [t[2] for t in told] == sorted((t[2] for t in told), reverse=True)
-    assert told[-1][2] == found.best.step_s
 
 
 def test_small_sweeps_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +88,7 @@ def test_long_sweeps_start_as_many_as_there_are_cores() -> None:
         assert searching._is_worth_it() == (searching._most > 1)
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_names_the_configuration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -167,11 +164,13 @@ def started(tmp_path: Path, wait_s: float) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     out, err = started(tmp_path, 0).communicate(timeout=120)
     assert out.splitlines() == ["script", "done 1", "done 2", "done 3", "3 found"], err
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_processes(tmp_path: Path) -> None:
     script = started(tmp_path, 60)
     assert script.stdout is not None
@@ -201,6 +200,7 @@ def is_alive(process: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_stages_are_planned_in_processes_too() -> None:
     """The plan behind a point is made in this process, with the same figures."""
     lists: dict[str, Any] = {
@@ -238,33 +238,38 @@ def test_what_holds_the_users_objects_is_planned_here(
     assert to_bytes(traced) is None
 
 
-@pytest.mark.parametrize("model", ["gpt-tiny", "mlp-data", "two-tower-tiny"])
-def test_functions_are_the_same_elsewhere(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_elsewhere", covering([False, True]))
+def test_functions_are_the_same_elsewhere(is_elsewhere: bool, tmp_path: Path) -> None:
     """Of a custom derivative, of 64-bit types, and of loops over layers."""
-    workload = models.get(model)
-    with jax.enable_x64(model == "mlp-data"):
-        traced = trace(workload.step, workload.abstract_args(), {})
-        (tmp_path / "function").write_bytes(to_bytes(traced) or b"")
-        made = imported_again(traced.closed_jaxpr, traced.program)
-    script = textwrap.dedent(ELSEWHERE)
-    out = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "function")],
-        env=environment_of_child(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert out.stdout.split() == [fingerprint(made, ()), str(len(made.ops))]
+    files, expected = [], []
+    for model in ("gpt-tiny", "mlp-data", "two-tower-tiny"):
+        workload = models.get(model)
+        files.append(tmp_path / model)
+        with jax.enable_x64(model == "mlp-data"):
+            traced = trace(workload.step, workload.abstract_args(), {})
+            files[-1].write_bytes(to_bytes(traced) or b"")
+            expected.append(fingerprint_of(traced))
+    if is_elsewhere:
+        code = "from tests.sweeping.test_workers import read, sys\\n"
+        code += "for file in sys.argv[1:]: print(*read(file))"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, files)],
+            cwd=Path(__file__).parents[2],
+            env=environment_of_child(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.split() == [str(x) for pair in expected for x in pair]
+    else:
+        assert [read(file) for file in files] == expected
 
 
-ELSEWHERE = """
-import sys
-from pathlib import Path
-from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.sweeping.whole import of_bytes
-from rhino_jax.transform.retraced import imported_again
+def read(file: str | Path) -> tuple[str, int]:
+    """Return the fingerprint of a function that was written to a file."""
+    return fingerprint_of(of_bytes(Path(file).read_bytes()))
 
-traced = of_bytes(Path(sys.argv[1]).read_bytes())
-made = imported_again(traced.closed_jaxpr, traced.program)
-print(fingerprint(made, ()), len(made.ops))
-"""
+
+def fingerprint_of(traced: Traced) -> tuple[str, int]:
+    made = imported_again(traced.closed_jaxpr, traced.program)
+    return fingerprint(made, ()), len(made.ops)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
+from rhino_jax.face.audit import Audit
 from rhino_jax.models import registry
 from rhino_jax.verify.hlo.records import OutOfMemory
 from tests.verify.audited import (
@@ -51,8 +53,15 @@ def test_data_parallel_moves_both_gradients_once() -> None:
     assert found.rhino is not None and found.rhino.ok
 
 
+@cache
+def megatron(**options: Any) -> Audit:
+    """Return the audit of the MLP that Megatron's recipe shards."""
+    args = mlp_args(P(None, "model"), P("model"), P("data"))
+    return audit(mlp_step, *args, **options)
+
+
 def test_megatron_sums_what_its_second_matmul_leaves_partial() -> None:
-    found = audit(mlp_step, *mlp_args(P(None, "model"), P("model"), P("data")))
+    found = megatron()
     by_kind = moved(found)
     activations = BATCH // 2 * DIM * F32
     assert by_kind["all-reduce", ("model",)] == round(2 * 3 / 4 * activations)
@@ -164,7 +173,7 @@ def test_a_jit_object_is_compiled_with_its_own_shardings_and_donation() -> None:
     jitted = jax.jit(mlp_step, in_shardings=shardings, donate_argnums=0)
     bare = jax.tree.map(lambda x: shape(*x.shape), (params, data))
     found = audit(jitted, *bare)
-    named = audit(mlp_step, params, data, donate_argnums=0)
+    named = megatron(donate_argnums=0)
     assert moved(found) == moved(named)
     assert found.memory == named.memory
 
@@ -174,9 +183,8 @@ def test_arrays_are_audited_without_running() -> None:
         lambda x: jax.device_put(jnp.ones(x.shape), x.sharding),
         mlp_args(P(None, "model"), P("model"), P("data")),
     )
-    shapes = mlp_args(P(None, "model"), P("model"), P("data"))
     found = audit(mlp_step, *args, donate_argnums=0)
-    assert moved(found) == moved(audit(mlp_step, *shapes))
+    assert moved(found) == moved(megatron())
     assert not any(x.is_deleted() for x in jax.tree.leaves(args))
 
 
@@ -206,7 +214,7 @@ def test_a_program_that_fits_nowhere_is_a_result() -> None:
 
 
 def test_gain_where_one_side_does_not_fit() -> None:
-    found = audit(mlp_step, *mlp_args(P(), P(), P("data")))
+    found = megatron()
     out = OutOfMemory(needed_bytes=2**35, available_bytes=2**34, message="HbmOom")
     theirs = replace(found, compiled=None, out_of_memory=out, costs=(), collectives=())
     assert theirs.gain == math.inf

@@ -18,7 +18,8 @@ from rhino_jax.plan.records import Predicted
 from rhino_jax.verify.hlo.records import OutOfMemory
 from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.problems import problems_of
-from tests.verify.extras import skipped_without_extra
+from tests.cases import covering
+from tests.verify.extras import mesh_of_target
 
 
 def mesh_of(*shape: int) -> Mesh:
@@ -254,17 +255,22 @@ IDLE_AXIS = pytest.mark.xfail(
 
 
 @pytest.mark.parametrize(
-    ("name", "dims"),
-    [
-        ("mlp-tiny", (2, 4)),
-        ("gpt-tiny", (2, 4)),
-        pytest.param("gpt-demo", (2, 4), marks=pytest.mark.slow),
-        pytest.param("wide-resnet-tiny", (2, 4), marks=pytest.mark.slow),
-        pytest.param("moe-tiny", (2, 4), marks=pytest.mark.slow),
-        pytest.param("llama-tiny", (2, 2, 2), marks=[pytest.mark.slow, IDLE_AXIS]),
-    ],
+    ("name", "dims", "recompute"),
+    covering(
+        [
+            ("mlp-tiny", (2, 4), "auto"),
+            ("gpt-tiny", (2, 4), "auto"),
+            ("gpt-demo", (2, 4), "auto"),
+            ("wide-resnet-tiny", (2, 4), "auto"),
+            ("moe-tiny", (2, 4), "auto"),
+            pytest.param("llama-tiny", (2, 2, 2), "as written", marks=IDLE_AXIS),
+        ],
+        2,
+    ),
 )
-def test_plans_of_the_zoo_hold_on_cpu(name: str, dims: tuple[int, ...]) -> None:
+def test_plans_of_the_zoo_hold_on_cpu(
+    name: str, dims: tuple[int, ...], recompute: str
+) -> None:
     work = registry.get(name)
     args = work.abstract_args()
     plan = rhino.plan(
@@ -272,6 +278,7 @@ def test_plans_of_the_zoo_hold_on_cpu(name: str, dims: tuple[int, ...]) -> None:
         *args,
         mesh=mesh_of(*dims),
         hardware="v5e",
+        recompute=recompute,
         donate_argnums=work.donate_argnums,
         progress=False,
     )
@@ -286,6 +293,7 @@ def test_plans_of_the_zoo_hold_on_cpu(name: str, dims: tuple[int, ...]) -> None:
 def test_plans_hold_on_tpu_and_gpu(name: str, hardware: str) -> None:
     """As written: without `jax.checkpoint`, XLA:TPU makes one all-reduce of gradients'
     reduce-scatters over both axes of the GPT."""
+    mesh_of_target(hardware)
     work = registry.get(name)
     args = work.abstract_args()
     plan = rhino.plan(
@@ -297,8 +305,7 @@ def test_plans_hold_on_tpu_and_gpu(name: str, hardware: str) -> None:
         donate_argnums=work.donate_argnums,
         progress=False,
     )
-    with skipped_without_extra():
-        found = plan.verify(work.step, *args, compile_for=hardware)
+    found = plan.verify(work.step, *args, compile_for=hardware)
     assert found.hardware == hardware
     assert found.platform == ("tpu" if hardware.startswith("v") else "gpu")
     assert found.rematerialised == ()
