@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tests.helpers_causal import causal_step
 from tests.helpers_coupled import STEPS, arguments
 from tests.processes.worker import patch
 
@@ -71,22 +72,6 @@ def stacked_arrays(count: int = 4) -> Any:
     params, batch = arrays()
     layers = jax.tree.map(lambda *xs: np.stack(xs[:count]), *params["layers"])
     return {**params, "layers": layers}, batch
-
-
-def causal_step(params: Any, batch: Any) -> Any:
-    """Layers of causal attention with one head, and SGD."""
-
-    def loss(params: Any) -> Any:
-        x, at = batch["x"], jnp.arange(batch["x"].shape[1])
-        for p in params:
-            scores = jnp.einsum("bqd,bkd->bqk", x @ p["q"], x @ p["k"])
-            scores = jnp.where(at[:, None] >= at, scores, -1e9)
-            weights = jax.nn.softmax(scores, axis=-1)
-            x = x + jnp.einsum("bqk,bkd->bqd", weights, x @ p["v"])
-        return jnp.mean((x - batch["y"]) ** 2)
-
-    value, gradients = jax.value_and_grad(loss)(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
 
 def causal_arrays() -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import helpers_steps
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,6 +11,7 @@ import rhino_jax as rhino
 from rhino_jax.errors import ScheduleError
 from rhino_jax.models import registry
 from tests.apply.stand_in import normal
+from tests.helpers_causal import causal_step
 
 
 def workload_of(model="gpt-tiny-unrolled", **overrides):
@@ -76,22 +76,6 @@ def assert_equal(got, workload):
 def test_two_steps_of_many_kinds_are_those_of_one_device(overrides, options):
     plan = assert_steps_equal(workload_of(**overrides), **options)
     assert sum(plan.pipeline.slices) == 32 and len(plan.pipeline.slices) > 1
-
-
-def causal_step(params, batch):
-    """Layers of causal attention with one head, and SGD."""
-
-    def loss(params):
-        x, at = batch["x"], jnp.arange(batch["x"].shape[1])
-        for p in params:
-            scores = jnp.einsum("bqd,bkd->bqk", x @ p["q"], x @ p["k"])
-            scores = jnp.where(at[:, None] >= at, scores, -1e9)
-            weights = jax.nn.softmax(scores, axis=-1)
-            x = x + jnp.einsum("bqk,bkd->bqd", weights, x @ p["v"])
-        return jnp.mean((x - batch["y"]) ** 2)
-
-    value, gradients = jax.value_and_grad(loss)(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
 
 def causal_arguments():
