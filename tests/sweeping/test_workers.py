@@ -250,8 +250,8 @@ def test_functions_are_the_same_elsewhere(is_elsewhere: bool, tmp_path: Path) ->
             files[-1].write_bytes(to_bytes(traced) or b"")
             expected.append(fingerprint_of(traced))
     if is_elsewhere:
-        code = "from tests.sweeping.test_workers import read, sys\\n"
-        code += "for file in sys.argv[1:]: print(*read(file))"
+        code = "import sys; from tests.sweeping.test_workers import read; "
+        code += "[print(*read(file)) for file in sys.argv[1:]]"
         done = subprocess.run(
             [sys.executable, "-c", code, *map(str, files)],
             cwd=Path(__file__).parents[2],

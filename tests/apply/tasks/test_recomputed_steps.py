@@ -119,7 +119,7 @@ def test_all_schedules_give_the_same(stages, schedule, share):
         ("gpt-tiny-unrolled", {}, 2, "1f1b", 0.7),
         ("gpt-tiny-unrolled", {"clip_norm": 0.5}, 4, "gpipe", 0.6),
         ("gpt-tiny", {}, 2, "gpipe", 0.7),
-        ("gpt-tiny", {"remat": False}, 2, "1f1b", 0.6),
+        ("gpt-tiny", {"remat": False}, 2, "1f1b", 0.65),
         ("t5-tiny", {}, 2, "1f1b", 0.6),
         ("unet-tiny", {}, 4, "gpipe", 0.6),
     ],
