@@ -60,6 +60,14 @@ def test_every_route_ends_at_its_goal_and_moves_at_most_a_gather(
         assert moved <= 4096 * (1 + len(sizes))
 
 
+def test_axes_are_added_only_behind_those_that_are_wanted_before_them() -> None:
+    """A dim sharded by axis 1 cannot take axis 2 of (0, 2): 0 must come first."""
+    src, dst, sizes = ((1,),), ((0, 2),), (2, 2, 2)
+    (step,) = reshard_steps(src, dst, 64, sizes)
+    assert (step.kind, step.axes, step.local_bytes) == (ALL_GATHER, (1,), 64)
+    assert reshard_route(src, dst, sizes) == (((),), dst)
+
+
 def test_an_all_to_all_moves_less_than_a_gather() -> None:
     src, dst = ((0,), ()), ((), (0,))
     (swap,) = reshard_steps(src, dst, 4096, SIZES)
