@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 
+SLOW = pytest.mark.slow
+
+
 def covering(
     cases: Iterable[Any],
     short: int | Iterable[Any] | Callable[[Any], bool] = 1,
@@ -43,6 +46,3 @@ def _slow(case: Any, each: bool) -> Any:
         return pytest.param(*case.values, id=case.id, marks=[*case.marks, SLOW])
     values = case if isinstance(case, tuple) and not each else (case,)
     return pytest.param(*values, marks=SLOW)
-
-
-SLOW = pytest.mark.slow

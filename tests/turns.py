@@ -4,7 +4,9 @@ A run on a machine without memory reaches every slow test within N runs: `--turn
 keeps those at places K, K + N, … of the selected slow tests, so that neighbours, which
 are mostly cases of one matrix, are in different turns. `--end-after` starts no test
 after so many seconds. What either leaves out is listed at the end. Tests that
-`--first FILE` names, one a line, run first and in every turn.
+`--first FILE` names, one a line, run first and in every turn. `--log FILE` appends a
+line for each test that was left out or failed: "left out", "no time" or "failed", a
+tab, and its name.
 """
 
 from __future__ import annotations
