@@ -1,4 +1,4 @@
-"""What NumPy computes of a jaxpr is what XLA computes of it."""
+"""Compare what NumPy computes of a jaxpr with what XLA computes of it."""
 
 from __future__ import annotations
 

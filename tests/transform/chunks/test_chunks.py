@@ -241,7 +241,7 @@ def test_logits_of_a_gpt_never_exist_whole():
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_logits_never_exist_whole(pieces):
-    """Of a step, and of one in its user's own micro-batches."""
+    """Chunk a step's loss, and that of a step in its user's own micro-batches."""
     params, batch = arguments()
     classes = 200 * V
     params |= {"head": np.zeros((D, classes)), "bias": np.zeros(classes)}

@@ -1,4 +1,4 @@
-"""Steps written anew and run beside those that their users wrote."""
+"""Run rewritten steps next to those that their users wrote."""
 
 from __future__ import annotations
 

@@ -36,10 +36,10 @@ def check(function: Any, *args: Any) -> tuple[Any, Any]:
     traced = trace(function, args, {})
     kept = find_kept(traced.program)
     values = tuple(k.value for k in kept if k.lines)
-    anew = with_choice(traced, Choice(recompute=values))
+    rewritten = with_choice(traced, Choice(recompute=values))
     arrays = jax.tree.leaves(args)
-    assert_same(interpreted(anew)(*arrays), interpreted(traced)(*arrays))
-    return traced, anew
+    assert_same(interpreted(rewritten)(*arrays), interpreted(traced)(*arrays))
+    return traced, rewritten
 
 
 def count(traced: Any, name: str) -> int:
@@ -67,9 +67,9 @@ def test_loops_over_micro_batches() -> None:
     stacks = [k for k in find_kept(traced.program) if k.forward is not None]
     assert stacks and all(k.loop is not None for k in stacks)
     values = tuple(k.value for k in stacks if k.lines)
-    anew = with_choice(traced, Choice(recompute=values))
-    assert_same(interpreted(anew)(*args), interpreted(traced)(*args))
-    assert count(anew, "tanh") == count(traced, "tanh") + 1
+    rewritten = with_choice(traced, Choice(recompute=values))
+    assert_same(interpreted(rewritten)(*args), interpreted(traced)(*args))
+    assert count(rewritten, "tanh") == count(traced, "tanh") + 1
 
 
 def test_two_gradients_one_after_the_other() -> None:
@@ -94,8 +94,8 @@ def test_what_is_never_kept_is_made_of_what_is() -> None:
     traced = trace(jax.grad(layers), (PARAMS, BATCH), {})
     kept = find_kept(traced.program)
     largest = max((k for k in kept if k.lines), key=lambda k: k.lines)
-    anew = with_choice(traced, Choice(recompute=(largest.value,)))
-    assert len(anew.program.ops) == len(traced.program.ops) + largest.lines + 1
+    rewritten = with_choice(traced, Choice(recompute=(largest.value,)))
+    assert len(rewritten.program.ops) == len(traced.program.ops) + largest.lines + 1
 
 
 def test_few_barriers_and_old_names() -> None:
@@ -106,11 +106,11 @@ def test_few_barriers_and_old_names() -> None:
         v for v, op in by_id.items() if op.source.function == "block" and not op.call
     )
     values = tuple(k.value for k in find_kept(program) if k.value not in stream)
-    anew = with_choice(traced, Choice(recompute=values, keep=stream))
-    assert 0 < count(anew, "optimization_barrier") <= 3 * 3
+    rewritten = with_choice(traced, Choice(recompute=values, keep=stream))
+    assert 0 < count(rewritten, "optimization_barrier") <= 3 * 3
     lines = {op.source.line for op in program.ops}
-    assert {op.source.line for op in anew.program.ops} <= lines
-    assert not [op for op in anew.program.ops if "transform" in op.source.file]
+    assert {op.source.line for op in rewritten.program.ops} <= lines
+    assert not [op for op in rewritten.program.ops if "transform" in op.source.file]
 
 
 def test_effects_happen_once() -> None:
@@ -122,8 +122,8 @@ def test_effects_happen_once() -> None:
 
         return jax.grad(loss)(params)
 
-    traced, anew = check(step, PARAMS[:2], BATCH)
-    assert count(anew, "debug_callback") == count(traced, "debug_callback") == 1
+    traced, rewritten = check(step, PARAMS[:2], BATCH)
+    assert count(rewritten, "debug_callback") == count(traced, "debug_callback") == 1
 
 
 def test_choices_are_text() -> None:
