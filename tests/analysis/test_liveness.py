@@ -205,6 +205,23 @@ def test_what_a_loop_stacks_up_is_there_from_its_start() -> None:
     assert live.first[port.id] < dot.time < stack.time <= live.last[port.id]
 
 
+def test_a_donated_argument_is_updated_in_place() -> None:
+    def update(w: Any, x: Any) -> Any:
+        return w - 0.1 * (x @ x)
+
+    def is_freed_first(donated: tuple[int, ...]) -> bool:
+        """Whether the old weight's buffer is free when the new one is written."""
+        program = trace(update, (X, X), {}, donate_argnums=donated).program
+        graph = inline_regions(program)
+        live = analyse(graph, PLAIN)
+        old = graph.held[program.inputs[0].value]
+        new = graph.held[program.body.outputs[0]]
+        return live.last[old.id] < live.first[new.id]
+
+    assert is_freed_first((0,))
+    assert not is_freed_first(())
+
+
 def test_weights_that_loops_convert_are_converted_once_on_tpu() -> None:
     def loss(weights: Any, x: Any) -> Any:
         @jax.checkpoint
