@@ -22,10 +22,14 @@ from rhino_jax._compat import (
     open_jaxpr,
 )
 from rhino_jax.apply.constraints import Constraints, auto_twin
+from rhino_jax.apply.indexing import with_clamped_starts
 from rhino_jax.apply.kernels import run_on_shards
 from rhino_jax.apply.parts import run_each_part
-from rhino_jax.apply.regions import rebuild_jaxpr
-from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.frontend.regions import (
+    closed_region_jaxprs,
+    rebuild_jaxpr,
+    with_jaxprs,
+)
 from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
 from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
 from rhino_jax.ir.spec import Spec
@@ -148,6 +152,7 @@ class _Walk:
         params = eqn.params
         if op.call is not None:
             params = with_jaxprs(eqn, self.regions(op, closed_region_jaxprs(eqn)))
+        operands = with_clamped_starts(op, operands, self.held(op))
         results = bind_eqn(eqn, operands, params)
         return [
             self.made(x, v, whole)

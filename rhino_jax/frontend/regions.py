@@ -6,10 +6,10 @@ Importer and apply walk a jaxpr by the same two questions, `region_kind` and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rhino_jax._compat import is_jaxpr, open_jaxpr
+from rhino_jax._compat import is_jaxpr, like_jaxpr, open_jaxpr, retrace
 from rhino_jax.ir.program import RegionKind
 
 
@@ -116,3 +116,14 @@ def sub_jaxprs(eqn: Any) -> list[Any]:
         several = value if isinstance(value, tuple | list) else (value,)
         found += [x for x in several if is_jaxpr(x)]
     return found
+
+
+def rebuild_jaxpr(fn: Callable[..., Any], old: Any) -> Any:
+    """Trace `fn` as a jaxpr that can stand where `old` stands.
+
+    Args:
+      fn: a function of the inputs of `old`, with results of the same types.
+      old: a jaxpr from an equation's parameters.
+    """
+    new, consts = retrace(fn, open_jaxpr(old))
+    return like_jaxpr(old, new, consts)

@@ -21,9 +21,13 @@ from rhino_jax._compat import (
     low_jaxpr,
     open_jaxpr,
 )
-from rhino_jax.apply.regions import rebuild_jaxpr
 from rhino_jax.frontend.leaves import split_result
-from rhino_jax.frontend.regions import body_jaxpr, closed_region_jaxprs, with_jaxprs
+from rhino_jax.frontend.regions import (
+    body_jaxpr,
+    closed_region_jaxprs,
+    rebuild_jaxpr,
+    with_jaxprs,
+)
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.ir.program import Program
 
