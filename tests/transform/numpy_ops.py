@@ -263,7 +263,7 @@ def _convert(args: list[Any], params: Any, aval: Any) -> Any:
 
 
 def _elementwise(fn: Any) -> Callable[..., Any]:
-    return lambda args, params, aval: fn(*args).astype(args[0].dtype)
+    return lambda args, params, aval: fn(*args).astype(aval.dtype)
 
 
 def _compared(fn: Any) -> Callable[..., Any]:

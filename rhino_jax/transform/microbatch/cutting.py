@@ -240,10 +240,11 @@ def _check(
     loops = len(cut.loops)
     in_loops = sum(len(loop.ops) for loop in cut.loops)
     if not in_loops:
+        coupled = _of_rows(found) or found.meetings
         raise MicrobatchError(
             f"nothing of `{program.name}` can be cut along a batch of {cut.rows}.",
-            where=_where(found.meetings) or f"`{program.name}`",
-            numbers=_couplings(found.meetings),
+            where=_where(coupled) or f"`{program.name}`",
+            numbers=_couplings(coupled),
             fix="plan with `microbatches=1`.",
         )
     if loops > choice.most_loops:
@@ -257,7 +258,7 @@ def _check(
             f" training, ask for them: per_microbatch={_name(waits)}.",
         )
     if cut.meeting_flops > choice.most_meeting * cut.flops:
-        costly = [m for m in found.meetings if m.is_costly]
+        costly = [m for m in _of_rows(found) if m.is_costly]
         raise CoupledBatchError(
             f"`{program.name}` does too much on its whole batch at once to be cut.",
             where=_where(costly),
@@ -265,6 +266,16 @@ def _check(
             f" {choice.most_meeting:.0%}; {_couplings(costly)}",
             fix="take out what couples the rows of a batch, or `microbatches=1`.",
         )
+
+
+def _of_rows(found: Found) -> list[Meeting]:
+    """The meetings of ops that need rows in full, not sums over them: as an update does
+    that is not linear in a gradient."""
+    return [
+        m
+        for m in found.meetings
+        if any(isinstance(found.states[v], Rows) for v in m.values)
+    ]
 
 
 def _check_own(cut: Cut) -> None:

@@ -1,7 +1,8 @@
 """From what values are to what runs where: only what is needed, as late as possible.
 
 A value that is needed in full is made by the last loop that is early enough, so that
-sums which only the update reads are no reason to run anything twice.
+sums which only the update reads are no reason to run anything twice. One that is cheap
+is made outside of loops only where it is needed before a loop could have made it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class Demand:
             item, state = self.flat.maker.get(value), self.found.states[value]
             if item is None:
                 continue
-            if is_outside(state) or not _is_of_loop(state):
+            if is_outside(state) or not _is_of_loop(state, time):
+                self.made.discard(value)
                 queue += item.operands
             else:
                 self.made.add(value)
@@ -145,9 +147,10 @@ class Demand:
         return tuple(map(tuple, found))
 
 
-def _is_of_loop(state: State) -> bool:
-    """Whether only a loop makes a value in full."""
-    return isinstance(state, Whole) or state.cheap is None
+def _is_of_loop(state: State, time: int) -> bool:
+    """Whether a loop makes a value in full: where only a loop can, or where a loop
+    that can is through by then."""
+    return isinstance(state, Whole) or state.cheap is None or state.phase < time
 
 
 def _entering(body: Body) -> tuple[Crossing, ...]:

@@ -11,6 +11,7 @@ from jax import lax
 from microbatch_losses import (
     LINEAR_LOSSES,
     B,
+    V,
     balanced_layers,
     balanced_layers_kept,
     by_row_number,
@@ -241,3 +242,55 @@ def test_a_plan_may_choose_it():
     ]
     sources = {str(op.source) for op in found.program.ops}
     assert any("microbatch_losses.py" in s and "hidden" in s for s in sources)
+
+
+def elementwise(p, b):
+    return jnp.sin(b["x"] * p["w"][0]).mean()
+
+
+def test_a_step_without_products_runs_in_one_loop():
+    (cut,) = checked(elementwise, cheap=4.0)
+    assert len(cut.loops) == 1
+    # Nothing is made of the whole batch at once, though all of it would be cheap.
+    assert cut.meeting_flops == 0
+    assert all("sum" == c.how for c in cut.loops[0].leaving)
+
+
+def running(p, b):
+    def cell(total, x):
+        total = jnp.tanh(total + jnp.sin(x * p["w"][0]).sum())
+        return total, total
+
+    return lax.scan(cell, 0.0, b["x"].sum(1))[1].mean()
+
+
+def test_what_is_carried_from_row_to_row_is_the_cause():
+    step, args = step_of(running)
+    error = cut_of(step, args, donate=(0, 1))
+    assert isinstance(error, MicrobatchError)
+    assert "carries something from row to row" in str(error)
+    assert "not linear" not in str(error)
+
+
+def summed_in_a_loop(p, b):
+    """Of each row; a sum is kept over what counts, a maximum, and a histogram."""
+
+    def cell(carry, row):
+        total, most, counts = carry
+        loss = jnp.sin(row["x"] * p["w"][0]).sum()
+        total += jnp.where(row["y"] > 3, 0, loss)
+        return (
+            total,
+            jnp.maximum(most, lax.stop_gradient(loss)),
+            counts.at[row["y"]].add(loss),
+        ), loss
+
+    start = 0.5, -jnp.inf, jnp.ones(V)
+    rows = {"x": b["x"], "y": b["y"]}
+    (total, most, counts), losses = lax.scan(cell, start, rows)
+    return total / B + counts.mean(), (most, losses)
+
+
+def test_a_scan_over_the_batch_that_accumulates_makes_fewer_trips():
+    for cut in checked(summed_in_a_loop, (2, 3), has_aux=True):
+        assert len(cut.loops) == 1

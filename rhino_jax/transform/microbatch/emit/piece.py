@@ -166,6 +166,7 @@ class Inside:
         if isinstance(use, Partial) and is_own(state):
             return _scaled(x, self.piece.share)
         if isinstance(use, Partial) and isinstance(state, Whole) and not state.is_zero:
+            x = jnp.asarray(x, x.dtype)  # of a literal
             none = lax.full_like(x, identity(use.reducer, x.dtype))
             return lax.select(jnp.broadcast_to(self.piece.is_first, x.shape), x, none)
         if isinstance(use, Rows) and isinstance(state, Whole):

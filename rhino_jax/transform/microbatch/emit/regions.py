@@ -18,7 +18,7 @@ from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.program import RegionKind
 from rhino_jax.transform.microbatch.flow.analysis import Found
 from rhino_jax.transform.microbatch.flow.blocks import Block, Item
-from rhino_jax.transform.microbatch.flow.states import State
+from rhino_jax.transform.microbatch.flow.states import Rows, State
 
 
 hide_frames(__file__)
@@ -50,6 +50,9 @@ def _scan(inside: Inside, item: Item, arrays: Sequence[Any]) -> list[Any]:
     call, params = item.op.call, item.eqn.params
     assert call is not None
     first = call.num_consts + call.num_carry
+    uses = inside.found.flow.ran[item.op.id].uses[first:]
+    if any(isinstance(use, Rows) and use.dim == 0 for use in uses):
+        return bind_eqn(item.eqn, arrays, {**params, "length": arrays[first].shape[0]})
     consts, init = arrays[: call.num_consts], list(arrays[call.num_consts : first])
     (block,) = item.blocks
     states = inside.found.states

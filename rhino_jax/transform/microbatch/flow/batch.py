@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-from rhino_jax.ir.program import Program
+from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.transform.microbatch.flow.blocks import Flat
 from rhino_jax.transform.microbatch.flow.states import Rows
 
@@ -38,16 +39,18 @@ def candidates(flat: Flat) -> list[tuple[int, Inputs]]:
 
     A dim that happens to have that size is no harm: it is read in full where it turns
     out to be another. Where a program takes a first dim apart, as one does that
-    accumulates gradients itself, each part of it may be what is cut.
+    accumulates gradients itself, or maps over the batch some rows at a time, each part
+    of it may be what is cut.
     """
     program = flat.program
     values = [program.values[program.inputs[i].value] for i in data_inputs(program)]
-    found: dict[tuple[int, int, int], Inputs] = {}
+    found: dict[_Key, Inputs] = {}
     for value in values:
-        found.setdefault((0, value.shape[0], 1), {})[value.id] = Rows(0, cheap=0)
+        key = _Key(value.shape[0])
+        found.setdefault(key, {})[value.id] = Rows(0, cheap=0)
     seconds = {v.shape[min(v.rank - 1, 1)] for v in values}
     if len(seconds) == 1:  # time first, in all of them
-        key = 1, seconds.pop(), 1
+        key = _Key(seconds.pop(), dim=1)
         found[key] = {v.id: Rows(min(v.rank - 1, 1), cheap=0) for v in values}
     for item in flat.top.items:
         if item.op.name != "reshape":
@@ -57,11 +60,40 @@ def candidates(flat: Flat) -> list[tuple[int, Inputs]]:
             continue
         made = program.values[item.results[0]].shape
         if len(made) > 1 and made[0] * made[1] == value.shape[0]:
-            key = 0, made[1], made[0]
-            found.setdefault(key, {})[value.id] = Rows(0, outer=made[0], cheap=0)
-    # The first dim, in one, of as many inputs as may be.
-    order = sorted(found, key=lambda k: (k[0], k[2], -len(found[k]), -k[1]))
-    return [(key[1], found[key]) for key in order if key[1] > 1]
+            is_mapped = _is_mapped(flat, item.results[0])
+            for key in (
+                _Key(made[0], 1 if is_mapped else 3, inner=made[1]),
+                _Key(made[1], 2, outer=made[0]),
+            ):
+                rows = Rows(0, key.outer, key.inner, cheap=0)
+                found.setdefault(key, {})[value.id] = rows
+    order = sorted(found, key=lambda k: (k.dim, k.rank, -len(found[k]), -k.rows))
+    return [(key.rows, found[key]) for key in order if key.rows > 1]
+
+
+class _Key(NamedTuple):
+    """Where inputs have the batch: (outer, rows, inner) of a dim; `rank`: the first
+    dim in one, then its part that is mapped over, then another."""
+
+    rows: int
+    rank: int = 0
+    dim: int = 0
+    outer: int = 1
+    inner: int = 1
+
+
+def _is_mapped(flat: Flat, value: int) -> bool:
+    """Whether loops over the first dim of a value stack no less than they read of it,
+    as those do that save residuals: fewer trips then save memory."""
+    values = flat.program.values
+    return any(
+        sum(values[v].bytes for v in item.results[item.op.call.num_carry :])
+        >= values[value].bytes
+        for item in flat.top.items
+        if item.op.call is not None
+        and item.op.call.kind is RegionKind.SCAN
+        and value in item.operands[item.op.call.num_consts + item.op.call.num_carry :]
+    )
 
 
 def moved(inputs: Inputs, before: Flat, after: Program) -> Inputs:

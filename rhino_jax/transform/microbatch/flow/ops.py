@@ -190,7 +190,7 @@ def _on_cuts(item: Item, states: Sequence[State], sizes: Sizes) -> Ran | Needs:
         i for i, spot in spots.items() if spot is None or not is_free(rule, spot.factor)
     ]
     if stuck:
-        return Needs(tuple(stuck), _coupling(rule, [spots[i] for i in stuck]))
+        return Needs(tuple(stuck), _coupling(item, rule, [spots[i] for i in stuck]))
     kinds = sorted({spot for spot in spots.values() if spot}, key=_order)
     if len(kinds) > 1:
         return Needs(_others(cuts, spots), "two of its dims are the batch")
@@ -201,12 +201,14 @@ def _order(spot: Spot) -> tuple[int, int, int]:
     return spot.factor, spot.outer, spot.inner
 
 
-def _coupling(rule: Rule, spots: Sequence[Spot | None]) -> str:
+def _coupling(item: Item, rule: Rule, spots: Sequence[Spot | None]) -> str:
     kinds = {rule.factors[s.factor].kind for s in spots if s is not None}
     if FactorKind.INDEX in kinds:
         return "it looks up rows of the batch"
     if FactorKind.HALO in kinds:
         return "a window slides over the batch"
+    if item.op.traits.kind is OpKind.MOVEMENT:
+        return "it takes rows of the batch by their position, or moves them"
     return "its rows need one another"
 
 

@@ -10,6 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.ir.program import RegionKind
+from rhino_jax.transform.microbatch.flow.accumulated import (
+    UNCHANGED,
+    NotAccumulated,
+    reducers_of,
+)
 from rhino_jax.transform.microbatch.flow.blocks import Block, Flat, Item
 from rhino_jax.transform.microbatch.flow.ops import (
     Needs,
@@ -26,6 +31,9 @@ from rhino_jax.transform.microbatch.flow.states import (
     inside,
     is_own,
 )
+
+
+ROW_AFTER_ROW = "it carries something from row to row of the batch"
 
 
 class Coupled(Exception):
@@ -129,13 +137,9 @@ class Flow:
         """
         assert item.op.call is not None
         if all(isinstance(s, Whole) for s in states):
-            self.skip(item)
             made = Whole(is_own=any(map(is_own, states)))
             return Ran(tuple(states), (made,) * len(item.results))
         return _KINDS[item.op.call.kind](self, item, states)
-
-    def skip(self, item: Item) -> None:
-        """Regions of an op that runs as it was."""
 
     def joined(self, item: Item, a: State, b: State) -> State:
         """What a value is that is one or the other."""
@@ -188,14 +192,9 @@ def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
     call = item.op.call
     assert call is not None
     first = call.num_consts + call.num_carry
-    enters = []
-    for state in states[first:]:
-        if isinstance(state, Rows):
-            if state.dim == 0:
-                raise Coupled(item, "it runs over the batch, row after row")
-            state = state.moved(-1)
-        enters.append(state)
-
+    if any(isinstance(s, Rows) and s.dim == 0 for s in states[first:]):
+        return _scan_over_rows(item, states)
+    enters = [s.moved(-1) if isinstance(s, Rows) else s for s in states[first:]]
     consts = list(states[: call.num_consts])
 
     def body(carries: Sequence[State]) -> list[State]:
@@ -211,6 +210,37 @@ def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
     ]
     uses = (*consts, *carries, *states[first:])
     return Ran(uses, (*carries, *stacks))
+
+
+def _scan_over_rows(item: Item, states: Sequence[State]) -> Ran:
+    """A scan each of whose trips takes rows of the batch: a piece makes fewer trips.
+
+    Its body runs as it is.
+    """
+    call = item.op.call
+    assert call is not None
+    first = call.num_consts + call.num_carry
+    cuts = {s.place for s in states[first:] if isinstance(s, Rows)}
+    if len(cuts) > 1 or any(isinstance(s, Rows) for s in states[:first]):
+        raise Coupled(item, "it reads the batch of a row, and that of all rows")
+    if any(
+        isinstance(s, Partial) for s in (*states[: call.num_consts], *states[first:])
+    ):
+        raise Coupled(item, "what it does to each row needs a sum over the batch")
+    try:
+        reducers = reducers_of(item.blocks[0], call.num_consts, call.num_carry)
+    except NotAccumulated as error:
+        raise Coupled(error.item or item, ROW_AFTER_ROW) from None
+    carries: list[State] = []
+    for state, reducer in zip(states[call.num_consts : first], reducers, strict=True):
+        is_other = isinstance(state, Partial) and state.reducer != reducer
+        if (is_other or is_own(state)) and reducer != UNCHANGED:
+            raise Coupled(item, ROW_AFTER_ROW)
+        carries.append(state if reducer == UNCHANGED else Partial(reducer))
+    rows = Rows(*cuts.pop())
+    enters = (rows,) * (len(states) - first)
+    uses = (*states[: call.num_consts], *carries, *enters)
+    return Ran(uses, (*carries, *(rows,) * (len(item.results) - call.num_carry)))
 
 
 def _while(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
