@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 from helpers_steps import assert_equal, two_steps
 
 import rhino_jax as rhino
@@ -22,6 +23,7 @@ def step(params, key, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
 
+@pytest.mark.slow
 def test_literals_that_were_made_in_the_mesh_run_on_stage_devices():
     """Of `fold_in` JAX asks that key and number are on the same mesh."""
 

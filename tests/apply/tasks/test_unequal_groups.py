@@ -36,12 +36,21 @@ def plan():
     return planned(**UNEQUAL)
 
 
-def test_a_saved_plan_is_the_same_and_runs(plan, tmp_path):
-    plan.save(tmp_path / "plan.json")
-    loaded = rhino.load_plan(tmp_path / "plan.json")
+@pytest.fixture(scope="module")
+def loaded(plan, tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    plan.save(path)
+    return rhino.load_plan(path)
+
+
+def test_a_saved_plan_is_the_same(plan, loaded):
     assert (loaded.stages, loaded.pipeline) == (plan.stages, plan.pipeline)
     assert (loaded.inputs, loaded.outputs) == (plan.inputs, plan.outputs)
     assert loaded.places == (2, 1, 1) and loaded.table() == plan.table()
+
+
+@pytest.mark.slow
+def test_a_saved_plan_runs(loaded):
     step = loaded.jit(train_step, donate_argnums=(0, 1))
     assert_close(three_steps(step, *arguments()), three_steps_of_one_device())
 
