@@ -17,6 +17,7 @@ from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.traits import OpKind
 
 
 def combine_steps(
@@ -58,25 +59,34 @@ def combine_steps(
 
 
 def combine_route(
-    made: Spec, done: Spec, lowering: LoweringPolicy, *, is_conv: bool = False
+    made: Spec, done: Spec, lowering: LoweringPolicy, kind: OpKind | None = None
 ) -> tuple[Spec, ...]:
     """The specs between partial sums made as `made` and the value held as `done`:
-    one after each reduce-scatter but the last.
+    one after each reduce-scatter but the last, and before them `made` itself where the
+    compiler would else take the op for one that makes `done`.
+
+    - A convolution, of compilers that scatter by axis: a loop of it and the
+      reduce-scatter of its result, which reads the images again for every slice of the
+      filters (gradients of 3x3 and 1x1 filters on v5e:4x4, libtpu 0.0.51: 724 → 177 and
+      259 → 94 us where `made` is annotated).
+    - A look-up, of any: it shards the indices further, so that no device has all that
+      fall into its rows, and then permutes and all-reduces for what one reduce-scatter
+      does (table of 8,192 x 512 on h100:8 and v5e:2x4); over three axes that does not
+      compile: "Slice dim size 6 greater than dynamic slice dimension: 3" (jax 0.10.2).
 
     Args:
-      lowering: of the compiler. Those that scatter by axis make a loop of a
-        convolution and the reduce-scatter of its result, which reads the images again
-        for every slice of the filters; told `made` first, they do not (gradients of
-        3x3 and 1x1 filters on v5e:4x4, libtpu 0.0.51: 724 → 177 and 259 → 94 us).
-      is_conv: whether a convolution makes the partial sums.
+      lowering: of the compiler.
+      kind: of the op that makes the partial sums.
     """
     now = list(made)
     route: list[Spec] = []
     for dim, axes in _parts(made, done, lowering):
         now[dim] = (*now[dim], *axes)
         route.append(tuple(now))
-    first = (made,) if route and is_conv and lowering.scatters_by_axis else ()
-    return (*first, *route[:-1])
+    is_remade = kind is OpKind.LOOKUP or (
+        kind is OpKind.CONVOLUTION and lowering.scatters_by_axis
+    )
+    return (*((made,) if route and is_remade else ()), *route[:-1])
 
 
 def _parts(

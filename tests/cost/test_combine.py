@@ -12,6 +12,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.ir.traits import OpKind
 
 
 GPU = lay_out(load_target("h100:2x8"), [("data", 2), ("model", 8)])
@@ -80,13 +81,15 @@ def test_told_only_the_end_compilers_all_reduce_the_whole() -> None:
     assert kinds == {REDUCE_SCATTER}
 
 
-def test_convolutions_on_tpu_are_told_where_they_are_made() -> None:
+def test_some_compilers_are_told_where_partial_sums_are_made() -> None:
     done = ((0,), ())
-    assert combine_route(WHOLE, done, BY_AXIS, is_conv=True) == (WHOLE,)
-    assert combine_route(WHOLE, done, AS_WRITTEN, is_conv=True) == ()
-    assert combine_route(WHOLE, WHOLE, BY_AXIS, is_conv=True) == ()
-    both = combine_route(WHOLE, ((0, 1), ()), BY_AXIS, is_conv=True)
+    conv = OpKind.CONVOLUTION
+    assert combine_route(WHOLE, done, BY_AXIS, conv) == (WHOLE,)
+    assert combine_route(WHOLE, done, AS_WRITTEN, conv) == ()
+    assert combine_route(WHOLE, WHOLE, BY_AXIS, conv) == ()
+    both = combine_route(WHOLE, ((0, 1), ()), BY_AXIS, conv)
     assert both == (WHOLE, ((0,), ()))
+    assert combine_route(WHOLE, done, AS_WRITTEN, OpKind.LOOKUP) == (WHOLE,)
 
 
 def test_vectors_are_all_reduced_on_tpu() -> None:

@@ -7,8 +7,9 @@ from collections import defaultdict
 
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind
 from rhino_jax.cost.combine import combine_route
+from rhino_jax.hardware.lowering import LoweringPolicy
+from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec, replicated
-from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.build import Model
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.optimize.overlap import Overlap
@@ -77,20 +78,30 @@ def _waypoints(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ..
     """Where partial sums pass through on the way to how they are held."""
     found: dict[int, tuple[Spec, ...]] = {}
     for node, strategy in zip(model.graph.nodes, chosen, strict=True):
-        if node.op is None or not strategy.partial:
-            continue
-        for value, made, done in zip(
-            node.op.results, strategy.made, strategy.results, strict=True
-        ):
-            route = combine_route(
-                made,
-                done,
-                model.mesh.lowering,
-                is_conv=node.op.traits.kind is OpKind.CONVOLUTION,
-            )
-            if route:
-                found[value] = route
+        if node.op is not None:
+            found |= waypoints_of(node.op, strategy, model.mesh.lowering)
     return found
+
+
+def waypoints_of(
+    op: Op, strategy: Strategy, lowering: LoweringPolicy
+) -> dict[int, tuple[Spec, ...]]:
+    """Return the specs that results of an op pass through on the way from partial sums
+    to how they are held, by value.
+
+    Args:
+      op: the op.
+      strategy: how it is run.
+      lowering: of the compiler.
+    """
+    if not strategy.partial:
+        return {}
+    ends = zip(op.results, strategy.made, strategy.results, strict=True)
+    return {
+        value: route
+        for value, made, done in ends
+        if (route := combine_route(made, done, lowering, op.traits.kind))
+    }
 
 
 def led_by_batch(model: Model) -> frozenset[int]:
