@@ -89,6 +89,10 @@ class StageOrderError(StageError):
     """What has to be in a stage needs what a later one makes."""
 
 
+class InternalError(RhinoError, RuntimeError):
+    """A contradiction inside of this package, whatever the user's program is."""
+
+
 class TraceError(RhinoError, RuntimeError):
     """A function that cannot be traced into a program."""
 

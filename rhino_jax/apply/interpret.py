@@ -27,6 +27,7 @@ from rhino_jax.apply.kernels import run_on_shards
 from rhino_jax.apply.parts import run_each_part
 from rhino_jax.frontend.regions import (
     closed_region_jaxprs,
+    ops_and_equations,
     rebuild_jaxpr,
     with_jaxprs,
 )
@@ -123,8 +124,7 @@ class _Walk:
         def read(atom: Any) -> Any:
             return atom.val if is_literal(atom) else env[atom]
 
-        for op_id, eqn in zip(region.ops, jaxpr.eqns, strict=True):
-            op = self.program.ops[op_id]
+        for op, eqn in ops_and_equations(self.program, region, jaxpr):
             with eqn_context(eqn):
                 results = self.op(op, eqn, [read(v) for v in eqn.invars], copies)
             env.update(zip(eqn.outvars, results, strict=True))

@@ -15,7 +15,7 @@ from typing import Any
 from rhino_jax._compat import open_jaxpr, user_spans
 from rhino_jax.export.cotangents import Cotangents, Read, is_transposed
 from rhino_jax.frontend.provenance import is_library_file
-from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 
@@ -201,8 +201,7 @@ def _is_read(readers: list[_Met], here: tuple[str, Span] | None) -> bool:
 def _walk(
     program: Program, region: Region, jaxpr: Any, around: tuple[str, Span] | None
 ) -> Iterator[_Met]:
-    for op_id, eqn in zip(region.ops, jaxpr.eqns, strict=True):
-        op = program.ops[op_id]
+    for op, eqn in ops_and_equations(program, region, jaxpr):
         at = _place(eqn.source_info) or around
         yield _Met(op, at, around, id(region))
         if op.call is None:

@@ -6,11 +6,13 @@ Importer and apply walk a jaxpr by the same two questions, `region_kind` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from rhino_jax._compat import is_jaxpr, like_jaxpr, open_jaxpr, retrace
-from rhino_jax.ir.program import RegionKind
+from rhino_jax.errors import InternalError
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 
 CALLS = frozenset({
@@ -79,6 +81,39 @@ def region_jaxprs(eqn: Any) -> tuple[Any, ...]:
       equation has no regions. `closed_region_jaxprs` has the constants' values.
     """
     return tuple(open_jaxpr(j) for j in closed_region_jaxprs(eqn))
+
+
+def ops_and_equations(
+    program: Program, region: Region, jaxpr: Any
+) -> Iterator[tuple[Op, Any]]:
+    """Walk a region and the jaxpr that it was imported from: every op, its equation.
+
+    Args:
+      program: the program.
+      region: a region of it.
+      jaxpr: closed or not.
+    Raises:
+      InternalError: the region was imported from another jaxpr, as from another trace
+        of the function: ops are those of its equations by their order alone.
+    """
+    ops, eqns = [program.ops[i] for i in region.ops], open_jaxpr(jaxpr).eqns
+    for op, eqn in zip_longest(ops, eqns):
+        if op is None or eqn is None or op.name != eqn.primitive.name:
+            raise _other_jaxpr(op, eqn, f"{len(ops)} ops, {len(eqns)} equations")
+        yield op, eqn
+
+
+def _other_jaxpr(op: Op | None, eqn: Any | None, counts: str) -> InternalError:
+    there = "nothing" if op is None else op.name
+    here = "nothing" if eqn is None else eqn.primitive.name
+    return InternalError(
+        f"A program was read next to a jaxpr that is not its own: `{there}` there,"
+        f" `{here}` here.",
+        where=str(op.source) if op is not None else "at the end of the program",
+        numbers=counts,
+        fix="plan again with the function as it is; if that does not help, report this"
+        " with the program.",
+    )
 
 
 def with_jaxprs(eqn: Any, jaxprs: Sequence[Any]) -> Mapping[str, Any]:

@@ -17,7 +17,11 @@ from rhino_jax._compat import (
     retrace,
     without_dead_code,
 )
-from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.frontend.regions import (
+    closed_region_jaxprs,
+    ops_and_equations,
+    with_jaxprs,
+)
 from rhino_jax.ir.blocks import Blocks, from_text
 from rhino_jax.ir.program import Op, Program, Region
 from rhino_jax.transform.blocks.links import Place
@@ -135,8 +139,7 @@ class Emitter:
                 return self.taken(consts[atom], (), self.dims(value))
             return env[atom]
 
-        for op_id, eqn in zip(region.ops, jaxpr.eqns, strict=True):
-            op = self.ops.program.ops[op_id]
+        for op, eqn in ops_and_equations(self.ops.program, region, jaxpr):
             with eqn_context(eqn):
                 operands = map(read, eqn.invars, op.operands)
                 results = self.op(op, eqn, list(operands))

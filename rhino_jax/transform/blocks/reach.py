@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rhino_jax._compat import open_jaxpr
-from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
 from rhino_jax.ir.blocks import Blocks
 from rhino_jax.ir.program import Op, Program, Region
 from rhino_jax.transform.blocks.links import Link, Place, crossings, links
@@ -66,12 +65,11 @@ class Ops:
 def _equations(
     jaxpr: Any, program: Program, region: Region
 ) -> Iterator[tuple[int, Any]]:
-    for op_id, eqn in zip(region.ops, open_jaxpr(jaxpr).eqns, strict=True):
-        yield op_id, eqn
-        call = program.ops[op_id].call
-        if call is not None:
+    for op, eqn in ops_and_equations(program, region, jaxpr):
+        yield op.id, eqn
+        if op.call is not None:
             bodies = closed_region_jaxprs(eqn)
-            for inner, body in zip(bodies, call.regions, strict=True):
+            for inner, body in zip(bodies, op.call.regions, strict=True):
                 yield from _equations(inner, program, body)
 
 

@@ -17,7 +17,7 @@ from rhino_jax._compat import (
     open_jaxpr,
     without_dead_code,
 )
-from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs
+from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, ops_and_equations
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.transform.partial_sums import loops, remats
 from rhino_jax.transform.partial_sums.choice import Group, from_text
@@ -110,8 +110,7 @@ class Emitter:
                 return env[atom]
             return Value(atom.aval, atom.val, is_zero=bool(np.all(atom.val == 0)))
 
-        for op_id, eqn in zip(region.ops, jaxpr.eqns, strict=True):
-            op = self.program.ops[op_id]
+        for op, eqn in ops_and_equations(self.program, region, jaxpr):
             operands = [read(atom) for atom in eqn.invars]
             with eqn_context(eqn):
                 results = self.op(op, eqn, operands)

@@ -18,7 +18,7 @@ from rhino_jax._compat import (
     user_frames,
 )
 from rhino_jax.frontend.provenance import is_library_file
-from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.transform.recompute.lines import Line
 
@@ -62,10 +62,9 @@ def equations(closed: Any, program: Program) -> Equations:
         consts: dict[Any, Any] = {}
         if not is_top:
             consts = dict(zip(opened.constvars, jaxpr_consts(jaxpr), strict=True))
-        for op_id, eqn in zip(region.ops, opened.eqns, strict=True):
-            op = program.ops[op_id]
+        for op, eqn in ops_and_equations(program, region, opened):
             eqn = eqn if call is None else _placed(eqn, call)
-            found.of[op_id] = eqn
+            found.of[op.id] = eqn
             note(eqn.invars, op.operands, consts)
             enter(op, eqn)
         note(opened.outvars, region.outputs, consts)

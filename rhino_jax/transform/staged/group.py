@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
-from rhino_jax._compat import hide_frames, open_jaxpr
+from rhino_jax._compat import hide_frames, open_jaxpr, untagged, with_eqns
+from rhino_jax.errors import InternalError
 from rhino_jax.frontend.importer import import_jaxpr
-from rhino_jax.ir.program import Program
+from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.ir.program import Op, Program, RegionCall
 from rhino_jax.transform.retraced import traced_on
 from rhino_jax.transform.staged.step import Key, Kind, Step, Task
 
@@ -28,6 +32,8 @@ class GroupProgram:
       tasks: of every equation.
       arguments: what its arguments are.
       results: what its results are.
+      places: ids of ops of forward tasks → positions in `Sides.forward` of the forward
+        ops that they are, where one op is one of them.
     """
 
     closed: Any
@@ -35,6 +41,7 @@ class GroupProgram:
     tasks: tuple[Task, ...]
     arguments: tuple[Key, ...]
     results: tuple[Key, ...]
+    places: Mapping[int, int] = field(default_factory=dict)
 
 
 def group_program(step: Step, group: int, before: Program) -> GroupProgram:
@@ -62,8 +69,7 @@ def group_program(step: Step, group: int, before: Program) -> GroupProgram:
             env.update(zip(task.makes, outs, strict=True))
         return [env[key] for key in results]
 
-    closed = traced_on(run, [step.types[key] for key in arguments])
-    assert len(open_jaxpr(closed).eqns) == len(tasks), "a task was not one call"
+    closed, tags = _untagged(traced_on(run, [step.types[key] for key in arguments]))
     place = {key: i for i, key in enumerate(arguments)}
     outputs = {
         o[1]: end
@@ -91,9 +97,44 @@ def group_program(step: Step, group: int, before: Program) -> GroupProgram:
         ],
         state_of=state_of,
     )
+    program = _repeated(program, step, tasks)
     return GroupProgram(
-        closed, _repeated(program, step, tasks), tasks, arguments, results
+        closed, program, tasks, arguments, results, _places(program, tags)
     )
+
+
+def _untagged(closed: Any) -> tuple[Any, list[list[str | None]]]:
+    """The program without marks in its calls; for every call, those of its ops."""
+    calls, tags = [], []
+    for eqn in open_jaxpr(closed).eqns:
+        (body,) = closed_region_jaxprs(eqn)
+        body, found = untagged(body)
+        calls.append(eqn.replace(params=dict(with_jaxprs(eqn, (body,)))))
+        tags.append(found)
+    return with_eqns(closed, calls, open_jaxpr(closed).outvars), tags
+
+
+def _places(program: Program, tags: list[list[str | None]]) -> dict[int, int]:
+    """Op → the forward op that it is; of one that became several, none."""
+    found: dict[int, int] = {}
+    for call, of_call in zip(program.body.ops, tags, strict=True):
+        count = Counter(of_call)
+        (body,) = _call(program.ops[call]).regions
+        for op, tag in zip(body.ops, of_call, strict=True):
+            if tag is not None and count[tag] == 1:
+                found[op] = int(tag)
+    return found
+
+
+def _call(op: Op) -> RegionCall:
+    if op.call is None:
+        raise InternalError(
+            f"`{op.name}` of a stage's program is no call.",
+            where=str(op.source),
+            numbers="every task is traced to one call",
+            fix="report this with the program; stages=1 plans without tasks.",
+        )
+    return op.call
 
 
 def _path(key: Key, before: Program) -> str:
@@ -107,9 +148,7 @@ def _repeated(program: Program, step: Step, tasks: tuple[Task, ...]) -> Program:
     often as these."""
     ops = list(program.ops)
     for op_id, task in zip(program.body.ops, tasks, strict=True):
-        op = ops[op_id]
-        assert op.call is not None, f"{task.name} is no call"
         times = step.micro_batches if task.is_per_micro_batch else 1
-        call = replace(op.call, trip_count=times, is_program=True)
-        ops[op_id] = replace(op, call=call)
+        call = replace(_call(ops[op_id]), trip_count=times, is_program=True)
+        ops[op_id] = replace(ops[op_id], call=call)
     return replace(program, ops=tuple(ops))

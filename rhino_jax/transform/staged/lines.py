@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +22,8 @@ from rhino_jax._compat import (
 
 
 hide_frames(__file__)
+
+NO_TAGS: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,17 +132,20 @@ class Lines:
         return int(getattr(aval, "size", 1)) * int(getattr(aval.dtype, "itemsize", 4))
 
     def run(
-        self, equations: Iterable[int], env: dict[int, Any], tag: str | None = None
+        self,
+        equations: Iterable[int],
+        env: dict[int, Any],
+        tags: Mapping[int, str] = NO_TAGS,
     ) -> None:
         """Run some equations, in this order.
 
         Args:
           env: what is known, by number; gains what is made.
-          tag: for `_compat.untagged`.
+          tags: of equations, for `_compat.untagged`.
         """
         for i in equations:
             eqn = self.eqns[i]
-            mark = nullcontext() if tag is None else tagged(tag)
+            mark = tagged(tags[i]) if i in tags else nullcontext()
             with eqn_context(eqn), mark:
                 results = bind_eqn(eqn, self.arguments(i, env), eqn.params)
             env.update(zip(self.makes[i], results, strict=True))

@@ -18,14 +18,17 @@ from rhino_jax._compat import (
     jaxpr_consts,
     open_jaxpr,
 )
-from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs
+from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, ops_and_equations
 from rhino_jax.ir.factor import FactorKind, Layout
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.transform.microbatch.emit.local import local_params
 from rhino_jax.transform.microbatch.emit.outside import COMBINE
 
 
 hide_frames(__file__)
+
+PARALLEL = FactorKind.PARALLEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,25 @@ class Parts:
         return tuple(jax.numpy.shape(x)[self.dim] for x in self.arrays)
 
 
+@dataclass(slots=True, eq=False)
+class Uniform:
+    """The result of an op that is the same at every index of some dims, as a broadcast
+    is: a part of it along these is made as such, and never cut from the whole.
+
+    Attributes:
+      op, eqn: that make it.
+      args: operands, of which some may be uniform.
+      dims: along which it is.
+      array: the whole, once it was wanted.
+    """
+
+    op: Op
+    eqn: Any
+    args: tuple[Any, ...]
+    dims: frozenset[int]
+    array: Any = None
+
+
 @dataclass(frozen=True, eq=False)
 class InParts:
     """Runs a jaxpr with some of its values in parts.
@@ -52,12 +74,20 @@ class InParts:
     program: Program
 
     def whole(self, x: Any) -> Any:
+        if isinstance(x, Uniform):
+            if x.array is None:
+                given = [self.whole(arg) for arg in x.args]
+                with eqn_context(x.eqn):
+                    (x.array,) = bind_eqn(x.eqn, given, x.eqn.params)
+            return x.array
         return lax.concatenate(x.arrays, x.dim) if isinstance(x, Parts) else x
 
     def parts(self, x: Any, dim: int, sizes: Sequence[int]) -> Parts:
         """A value in parts of such sizes along a dim."""
         if isinstance(x, Parts) and x.dim == dim and x.sizes == tuple(sizes):
             return x
+        if isinstance(x, Uniform) and dim in x.dims:
+            return Parts(dim, tuple(self._of_size(x, dim, size) for size in sizes))
         x = self.whole(x)
         bounds = pairwise(accumulate(sizes, initial=0))
         return Parts(dim, tuple(lax.slice_in_dim(x, a, b, axis=dim) for a, b in bounds))
@@ -71,13 +101,54 @@ class InParts:
         def read(atom: Any) -> Any:
             return atom.val if is_literal(atom) else env[atom]
 
-        for op_id, eqn in zip(region.ops, jaxpr.eqns, strict=True):
+        for op, eqn in ops_and_equations(self.program, region, jaxpr):
             with eqn_context(eqn):
-                results = self.op(
-                    self.program.ops[op_id], eqn, [read(v) for v in eqn.invars]
-                )
+                results = self.op(op, eqn, [read(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
+
+    def _uniform(self, op: Op, eqn: Any, args: Sequence[Any]) -> Uniform | None:
+        """The result of an op that is uniform, as its operands are, or is broadcast."""
+        rule = op.rule
+        if rule is None or op.call is not None or len(rule.results) != 1:
+            return None
+        found = set()
+        for dim, factors in enumerate(rule.results[0]):
+            if len(factors) != 1 or rule.factors[factors[0]].kind is not PARALLEL:
+                continue
+            places = [_place(layout, factors[0]) for layout in rule.operands]
+            of = [
+                x.dims if isinstance(x, Uniform) else ()
+                for x, place in zip(args, places, strict=True)
+                if place != -1
+            ]
+            at = [place for place in places if place != -1]
+            is_same = all(place in dims for place, dims in zip(at, of, strict=True))
+            if is_same and (at or op.traits.kind is OpKind.BROADCAST):
+                found.add(dim)
+        return Uniform(op, eqn, tuple(args), frozenset(found)) if found else None
+
+    def _of_size(self, x: Uniform, dim: int, size: int) -> Any:
+        """What a uniform value is with such a size of one of its dims."""
+        assert x.op.rule is not None  # see `_uniform`
+        rule = x.op.rule
+        (factor,) = rule.results[0][dim]
+        given = []
+        for arg, layout in zip(x.args, rule.operands, strict=True):
+            place = _place(layout, factor)
+            is_whole = place in (None, -1)
+            given.append(
+                self.whole(arg)
+                if is_whole
+                else self._of_size(arg, int(place or 0), size)
+            )
+        shape = list(x.eqn.outvars[0].aval.shape)
+        shape[dim] = size
+        ins = [tuple(jax.numpy.shape(a)) for a in given]
+        params = local_params(x.op.name, x.eqn.params, ins, [tuple(shape)])
+        with eqn_context(x.eqn):
+            (found,) = bind_eqn(x.eqn, given, params)
+        return found
 
     def op(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any]:
         if any(isinstance(x, Parts) for x in args):
@@ -85,6 +156,8 @@ class InParts:
                 found = way(op, eqn, args)
                 if found is not None:
                     return found
+        elif (uniform := self._uniform(op, eqn, args)) is not None:
+            return [uniform]
         return bind_eqn(eqn, [self.whole(x) for x in args], eqn.params)
 
     def _call(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
@@ -134,7 +207,7 @@ class InParts:
             return None
         (factor,) = dim
         kind = rule.factors[factor].kind
-        if kind not in (FactorKind.PARALLEL, FactorKind.REDUCE):
+        if kind not in (PARALLEL, FactorKind.REDUCE):
             return None
         places = [_place(layout, factor) for layout in rule.operands]
         results = [_place(layout, factor) for layout in rule.results]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.ir.program import Op, Program, Region
+from rhino_jax.ir.congruence import pair_ops, pair_regions
+from rhino_jax.ir.program import Op
 from rhino_jax.transform.recompute.choice import Choice
 from rhino_jax.transform.recompute.decided import Decided, decide
 from rhino_jax.transform.recompute.emit import emit
@@ -19,7 +20,7 @@ from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.staged.group import GroupProgram
 from rhino_jax.transform.staged.lines import Lines
 from rhino_jax.transform.staged.sides import Sides
-from rhino_jax.transform.staged.step import Kind, TaskKind
+from rhino_jax.transform.staged.step import Kind
 
 
 Place = tuple[int, int]
@@ -147,12 +148,11 @@ def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
 def _in_ids_of(sides: Sides, choice: Choice, asked: Sides) -> Choice:
     """A choice of values of another program with the same forward ops."""
     ids: dict[int, int] = {}
-    for mine, other in zip(sides.forward, asked.forward, strict=True):
-        one = asked.program.ops[asked.program.body.ops[other]]
-        _pair(asked.program, one, sides.program, _op(sides, mine), ids)
-    recompute = tuple(ids[v] for v in choice.recompute)
-    keep, offload = (tuple(ids[v] for v in of) for of in (choice.keep, choice.offload))
-    return Choice(recompute, keep, offload)
+    before, now = asked.program, sides.program
+    pair_regions(before, before.body, now, now.body, ids)
+    chosen = (choice.recompute, choice.keep, choice.offload)
+    again, keep, sent = (tuple(ids[v] for v in of if v in ids) for of in chosen)
+    return Choice(again, keep, sent)
 
 
 def _op(sides: Sides, equation: int) -> Op:
@@ -179,15 +179,9 @@ def in_ids_of_piece(choice: Choice, of: GroupProgram, sides: Sides) -> str:
         for key, end in zip(of.arguments, of.program.inputs, strict=True)
         if key.kind is Kind.INSIDE and key.number in made
     }
-    for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):
-        call = of.program.ops[op_id].call
-        if task.kind is not TaskKind.FORWARD or call is None:
-            continue
-        (body,) = call.regions
-        for mine, place in zip(body.ops, task.places, strict=False):
-            if place is not None:
-                other = _op(sides, sides.forward[place])
-                _pair(of.program, of.program.ops[mine], sides.program, other, ids)
+    for op_id, place in of.places.items():
+        other = _op(sides, sides.forward[place])
+        pair_ops(of.program, of.program.ops[op_id], sides.program, other, ids)
     alias = Blocks(sides.program).top.alias
     outside = {alias.get(v, v): v for results in _results(sides) for v in results}
     recompute = [ids[v] for v in choice.recompute if v in ids]
@@ -202,24 +196,3 @@ def in_ids_of_piece(choice: Choice, of: GroupProgram, sides: Sides) -> str:
             tuple(outside.get(v, v) for v in sent),
         )
     )
-
-
-def _pair(
-    program: Program, op: Op, other: Program, as_other: Op, ids: dict[int, int]
-) -> None:
-    """Note which value of one program is which of another, of an op of both."""
-    assert op.name == as_other.name, (op.name, as_other.name)
-    ids.update(zip(op.results, as_other.results, strict=True))
-    if op.call is None or as_other.call is None:
-        return
-    regions = zip(op.call.regions, as_other.call.regions, strict=True)
-    for mine, theirs in regions:
-        _pair_regions(program, mine, other, theirs, ids)
-
-
-def _pair_regions(
-    program: Program, mine: Region, other: Program, theirs: Region, ids: dict[int, int]
-) -> None:
-    ids.update(zip(mine.inputs, theirs.inputs, strict=True))
-    for a, b in zip(mine.ops, theirs.ops, strict=True):
-        _pair(program, program.ops[a], other, other.ops[b], ids)

@@ -136,8 +136,8 @@ def _piece(
 
     def run(*arrays: Any) -> list[Any]:
         env = dict(zip(lines.inputs, arrays, strict=True))
-        for i in range(len(lines.eqns)):
-            lines.run([i], env, tag=str(i))
+        every = range(len(lines.eqns))
+        lines.run(every, env, {i: str(i) for i in every})
         left: list[Any] = []
         for k in range(len(lines.outputs)):
             if k in found:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from rhino_jax._compat import hide_frames
+from rhino_jax.ir.congruence import pair_regions
 from rhino_jax.transform.staged.after import After
 from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.staged.between import between, sends_between
@@ -17,7 +18,7 @@ from rhino_jax.transform.staged.loops import apart_loops
 from rhino_jax.transform.staged.names import Names
 from rhino_jax.transform.staged.remade import Remade, applied, offloaded
 from rhino_jax.transform.staged.shared_sums import apart_sums
-from rhino_jax.transform.staged.sides import sides_of
+from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.step import (
     Key,
     Kind,
@@ -52,6 +53,7 @@ def staged(
     is_split: bool = False,
     remade: Remade = NOTHING,
     is_twice: bool = False,
+    together: Sequence[Collection[int]] = (),
 ) -> Step:
     """The tasks of a step.
 
@@ -66,12 +68,15 @@ def staged(
         loops stack.
       is_twice: whether what couples micro-batches is made ahead of all forward passes,
         and these run again: then backward passes wait for none but their own.
+      together: positions of the step's inputs that lie on one group: a weight, and what
+        optimizers save of it (`Unstacked.together`).
     """
     asked = sides_of(apart)
     sides = asked
     if is_split:
         apart = with_split_loops(apart, stages, group_of)
         sides = sides_of(apart)
+        stages = _stages_of(sides, asked, stages)
     while True:
         labels = Labels.at(
             sides,
@@ -84,8 +89,10 @@ def staged(
         parted = apart_sums(apart, labels)
         if parted is None:
             break
-        apart = parted
+        apart, before = parted, sides
         sides = sides_of(apart)
+        # Where `apart.at` says it, it says it of every equation.
+        stages = stages if apart.at else _stages_of(sides, before, stages)
     sent = offloaded(sides, remade, asked)
     if remade.values:
         sides, again, kept = applied(sides, apart, remade.choice, asked)
@@ -100,7 +107,32 @@ def staged(
         )
     if is_twice:
         labels = labels.twice(apart.early)
-    return _Staging(apart, labels, Names(apart, labels.lines), sent).step()
+    names = Names(apart, labels.lines)
+    return _Staging(apart, labels, names, sent, tuple(together)).step()
+
+
+def _stages_of(sides: Sides, before: Sides, stages: Sequence[int]) -> list[int]:
+    """The chunk of every forward equation of a piece that was traced once more.
+
+    Args:
+      sides: of the piece as it is now.
+      before, stages: of the piece as it was, and of its forward equations their chunks.
+    """
+    ids: dict[int, int] = {}
+    now, then = sides.program, before.program
+    pair_regions(now, now.body, then, then.body, ids)
+    known: dict[int, int] = {}
+    for i, chunk in zip(before.forward, stages, strict=True):
+        known.update(dict.fromkeys(then.ops[then.body.ops[i]].results, chunk))
+    of_value: dict[int, int] = {}
+    found = []
+    for i in sides.forward:
+        op = now.ops[now.body.ops[i]]
+        read = max((of_value.get(v, 0) for v in op.operands), default=0)
+        chunk = max((known.get(ids.get(v, -1), read) for v in op.results), default=read)
+        found.append(chunk)
+        of_value.update(dict.fromkeys(op.results, chunk))
+    return found
 
 
 def with_split_loops(
@@ -118,6 +150,7 @@ class _Staging:
     labels: Labels
     names: Names
     sent: Mapping[int, frozenset[int]]
+    together: tuple[Collection[int], ...]
 
     def step(self) -> Step:
         names, groups = self.names, self.labels.groups
@@ -222,9 +255,15 @@ class _Staging:
         if stacks and index not in reads:
             reads = [index, *reads]
 
+        # Copies that run ahead come first, and are of no place among what is chosen.
+        copies = len(labels.sides.ahead) if labels.is_twice else 0
+        forward = [i for i in labels.sides.forward if i >= copies]
+        is_forward = labels.turn(label) == 0
+        tags = {i: str(k) for k, i in enumerate(forward)} if is_forward else {}
+
         def run(*arrays: Any) -> list[Any]:
             env = dict(zip(reads, arrays, strict=False))
-            lines.run(equations, env)
+            lines.run(equations, env, tags)
             so_far = zip(sums, arrays[len(reads) :], strict=True)
             return [
                 *(env[v] for v in gives),
@@ -234,11 +273,6 @@ class _Staging:
                 ),
             ]
 
-        # Copies that run ahead come first, and are of no place among what is chosen.
-        copies = len(labels.sides.ahead) if labels.is_twice else 0
-        forward = (i for i in labels.sides.forward if i >= copies)
-        place = {i: k for k, i in enumerate(forward)}
-        is_forward = labels.turn(label) == 0
         return Task(
             self._kind(label),
             labels.group(label),
@@ -246,7 +280,6 @@ class _Staging:
             (*map(names.inside, reads), *map(names.left, sums)),
             (*map(names.inside, gives), *map(names.left, sums)),
             run,
-            tuple(map(place.get, equations)) if is_forward else (),
         )
 
     def _kind(self, label: int) -> TaskKind:
@@ -279,7 +312,11 @@ class _Staging:
             for v in reads & labels.sides.parameters:
                 for i in self.apart.sources[names.of_piece[v] - 1] - self.apart.data:
                     users.setdefault(i, set()).add(labels.group(label))
-        known = {lines.inputs[i]: min(of) for i, of in users.items()}
+        at = {i: min(of) for i, of in users.items()}
+        for slots in self.together:
+            if read := [at[i] for i in slots if i in at]:
+                at = {**dict.fromkeys(slots, min(read)), **at}
+        known = {lines.inputs[i]: group for i, group in at.items()}
         ties = [
             (v, lines.inputs[end.state_of])
             for v, end in zip(

@@ -64,9 +64,9 @@ class Task:
       group: which.
       place: the chunk of tasks that run for every micro-batch, the round of an UPDATE.
       reads, makes: values, in the order of arguments and results of `run`.
-      run: a function of flat arrays, to be traced.
-      places: of a forward pass, which of the forward ops of a micro-batch
-        (`Sides.forward`) its first equations are; None of free ones.
+      run: a function of flat arrays, to be traced. Of a forward pass it marks
+        (`_compat.tagged`) what it runs of the forward ops of a micro-batch with their
+        positions in `Sides.forward`.
     """
 
     kind: TaskKind
@@ -75,7 +75,6 @@ class Task:
     reads: tuple[Key, ...]
     makes: tuple[Key, ...]
     run: Callable[..., list[Any]] = field(repr=False)
-    places: tuple[int | None, ...] = field(default=(), repr=False)
 
     @property
     def name(self) -> str:

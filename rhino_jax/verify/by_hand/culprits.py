@@ -17,7 +17,7 @@ from typing import Any
 
 from rhino_jax._compat import open_jaxpr, user_frames
 from rhino_jax.frontend.cells import cell_of
-from rhino_jax.frontend.regions import region_jaxprs
+from rhino_jax.frontend.regions import ops_and_equations, region_jaxprs
 from rhino_jax.ir.program import (
     USERS_CONSTRAINT,
     Op,
@@ -173,10 +173,9 @@ def culprits_of(
 def _lines(program: Program, region: Region, jaxpr: Any) -> Iterator[tuple[int, str]]:
     """The lines of all constraints; region and jaxpr are walked as importer and apply
     walk them, op by equation."""
-    for op_id, eqn in zip(region.ops, jaxpr.eqns, strict=True):
-        op = program.ops[op_id]
+    for op, eqn in ops_and_equations(program, region, jaxpr):
         if op.name == USERS_CONSTRAINT:
-            yield op_id, _line(op, eqn)
+            yield op.id, _line(op, eqn)
         if op.call is not None:
             for inner, body in zip(op.call.regions, region_jaxprs(eqn), strict=True):
                 yield from _lines(program, inner, body)

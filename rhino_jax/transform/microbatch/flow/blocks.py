@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from rhino_jax._compat import eqn_context, is_literal, jaxpr_consts, open_jaxpr
-from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs
+from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, ops_and_equations
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 
@@ -121,8 +121,7 @@ class _Walk:
     ) -> Block:
         held = dict(zip(jaxpr.constvars, consts, strict=False))
         items: list[Item] = []
-        for eqn, op_id in zip(jaxpr.eqns, region.ops, strict=True):
-            op = self.program.ops[op_id]
+        for op, eqn in ops_and_equations(self.program, region, jaxpr):
             operands = self.values(eqn.invars, op.operands, held)
             items += self.op(eqn, op, operands, around)
         outputs = self.values(jaxpr.outvars, region.outputs, held)

@@ -1,0 +1,97 @@
+"""Values of two programs that are equal because the same ops make them.
+
+Two traces of one function differ in ops that do nothing: JAX drops the cast of an array
+to the type that it has, and a broadcast to its own shape, but only where its type is
+not weak. So values are paired by what makes them, never by where it stands.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, MutableMapping
+
+from rhino_jax.ir.program import Op, Program, Region
+from rhino_jax.ir.traits import OpKind
+
+
+IDENTITIES = frozenset({OpKind.CONVERSION, OpKind.BROADCAST})
+"""Ops that trace to nothing where they change neither shape nor element type
+(`forwarding_rules` of jax/_src/lax/lax.py)."""
+
+
+def is_identity(program: Program, op: Op) -> bool:
+    """Whether an op is a cast, or a broadcast, to the type that its operand has."""
+    if op.traits.kind not in IDENTITIES or len(op.operands) != 1:
+        return False
+    before, after = (program.values[v] for v in (op.operands[0], op.results[0]))
+    return (before.shape, before.dtype) == (after.shape, after.dtype)
+
+
+def pair_regions(
+    program: Program,
+    region: Region,
+    other: Program,
+    its: Region,
+    ids: MutableMapping[int, int],
+) -> None:
+    """Note the ids that values of a region have in a region of another program.
+
+    Args:
+      program, region: the first program, and a region of it.
+      other, its: the second program, and the region that computes the same.
+      ids: ids of values of the first program → those of the second; gains the values
+        that the same ops make of paired values, nested regions included. A value that
+        the second region does not make gets none. Equal ops on equal operands are
+        paired in their order.
+    """
+    if len(region.inputs) == len(its.inputs):
+        ids.update(zip(region.inputs, its.inputs, strict=True))
+    same: dict[int, int] = {}
+    waiting: dict[Hashable, deque[Op]] = {}
+    for op_id in its.ops:
+        op = other.ops[op_id]
+        if is_identity(other, op):
+            same[op.results[0]] = same.get(op.operands[0], op.operands[0])
+            continue
+        operands = tuple(same.get(v, v) for v in op.operands)
+        waiting.setdefault(_key(other, op, operands), deque()).append(op)
+    for op_id in region.ops:
+        op = program.ops[op_id]
+        if is_identity(program, op):
+            if op.operands[0] in ids:
+                ids[op.results[0]] = ids[op.operands[0]]
+            continue
+        operands = tuple(ids.get(v, -1) for v in op.operands)
+        found = waiting.get(_key(program, op, operands))
+        if found:
+            pair_ops(program, op, other, found.popleft(), ids)
+
+
+def pair_ops(
+    program: Program, op: Op, other: Program, its: Op, ids: MutableMapping[int, int]
+) -> None:
+    """Note the ids of the values of an op, its regions' included, in another program.
+
+    Args:
+      program, op: the first program, and an op of it.
+      other, its: the second program, and the op that does the same; nothing is noted
+        of one that does not.
+      ids: as of `pair_regions`.
+    """
+    if op.name != its.name or len(op.results) != len(its.results):
+        return
+    ids.update(zip(op.results, its.results, strict=True))
+    bodies = [call.regions if call else () for call in (op.call, its.call)]
+    if len(bodies[0]) == len(bodies[1]):
+        for mine, theirs in zip(*bodies, strict=True):
+            pair_regions(program, mine, other, theirs, ids)
+
+
+def _key(program: Program, op: Op, operands: tuple[int, ...]) -> Hashable:
+    """Name and types of an op with such operands; constants in the text are alike."""
+    made = tuple((program.values[v].shape, program.values[v].dtype) for v in op.results)
+    read = tuple(
+        None if program.values[v].is_literal else known
+        for v, known in zip(op.operands, operands, strict=True)
+    )
+    return op.name, read, made
