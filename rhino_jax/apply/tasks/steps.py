@@ -32,6 +32,7 @@ def step_of(of_step: Unstacked, pipeline: Pipeline) -> Step:
             groups[: len(groups) // len(pipeline.slices)],
             pipeline.slices,
             remade=remade,
+            together=of_step.together,
         )
     planned = len(pipeline.stage_of), bool(pipeline.between)
     return staged(
@@ -41,4 +42,5 @@ def step_of(of_step: Unstacked, pipeline: Pipeline) -> Step:
         is_split=pipeline.is_split,
         remade=remade,
         is_twice=pipeline.is_twice,
+        together=of_step.together,
     )

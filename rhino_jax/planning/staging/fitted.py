@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline, runs_of
@@ -34,14 +34,14 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
       ScheduleError: a schedule that is searched for does not.
     """
     search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
+    together = of_step.together
 
     def step_of(remade: Remade) -> Step:
         if cut_step.slices:
             groups = range(shapes.groups)
             stages, lengths = cut_step.chosen.stages, cut_step.slices
-            return staged_in_slices(
-                cut_step.apart, stages, groups, lengths, remade=remade
-            )
+            own = partial(staged_in_slices, remade=remade, together=together)
+            return own(cut_step.apart, stages, groups, lengths)
         return staged(
             cut_step.apart,
             cut_step.chosen.stages,
@@ -49,6 +49,7 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
             is_split=way.is_split,
             remade=remade,
             is_twice=cut_step.work.is_twice,
+            together=together,
         )
 
     @cache

@@ -126,10 +126,11 @@ def _homes(
         for v in lines.reads[i]:
             if home is not None and v in lines.maker and not _is_light(lines, v):
                 homes.setdefault(v, home)
+    own = _own_bytes(lines)
     while True:
         before = len(homes)
         for i in range(len(lines.eqns)):
-            _follow(lines, i, homes)
+            _follow(lines, i, homes, own)
         _tie(homes, ties)
         if len(homes) == before:
             break
@@ -145,7 +146,19 @@ def _tie(homes: dict[int, int | None], ties: Sequence[tuple[int, int]]) -> None:
                 homes[y] = homes[x]
 
 
-def _follow(lines: Lines, i: int, homes: dict[int, int | None]) -> None:
+def _own_bytes(lines: Lines) -> dict[int, int]:
+    """Value → how much of it is its own: of what is broadcast, as the scale of clipping
+    is to the shape of a gradient, no more than it is made of."""
+    found = {v: lines.bytes(v) for v in lines.inputs}
+    for reads, makes in zip(lines.reads, lines.makes, strict=True):
+        most = sum(found.get(v, 0) for v in reads)
+        found.update({v: min(lines.bytes(v), most) for v in makes})
+    return found
+
+
+def _follow(
+    lines: Lines, i: int, homes: dict[int, int | None], own: Mapping[int, int]
+) -> None:
     reads, makes = lines.reads[i], lines.makes[i]
     heavy = [v for v in reads if not _is_light(lines, v)]
     known = [homes[v] for v in (*makes, *heavy) if homes.get(v) is not None]
@@ -157,8 +170,8 @@ def _follow(lines: Lines, i: int, homes: dict[int, int | None]) -> None:
             homes.setdefault(v, home)
     elif all(v in homes for v in reads):
         # The scale of clipping, a scalar from elsewhere, has no say in where a bias is.
-        most = max((lines.bytes(v) for v in reads), default=0)
-        of = {homes[v] for v in reads if lines.bytes(v) == most} - {None}
+        most = max((own.get(v, 0) for v in reads), default=0)
+        of = {homes[v] for v in reads if own.get(v, 0) == most} - {None}
         home = next(iter(of)) if len(of) == 1 else None
         for v in makes:
             homes.setdefault(v, home)

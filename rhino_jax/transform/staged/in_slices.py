@@ -10,7 +10,7 @@ weights) is between chunks of one group, which holds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from rhino_jax.transform.staged.apart import Apart
@@ -28,6 +28,7 @@ def staged_in_slices(
     lengths: Sequence[int],
     *,
     remade: Remade = NOTHING,
+    together: Sequence[Collection[int]] = (),
 ) -> Step:
     """The tasks of a step, a slice of its sequences after the other.
 
@@ -38,6 +39,7 @@ def staged_in_slices(
       group_of: of every part its group.
       lengths: of the slices, in tokens.
       remade: what backward passes make again of forward passes; by chunks.
+      together: as of `staged`.
     Raises:
       ScheduleError: a later slice may change what an earlier one makes, or the lengths
         are not those of a sequence.
@@ -48,7 +50,8 @@ def staged_in_slices(
     at = chunks_of(sides_of(apart), stages, cut, sides, len(group_of))
     own = replace(own, at=tuple(at))
     chunks = [c for i in sides.forward if (c := at[i]) is not None]
-    return staged(own, chunks, (*group_of,) * len(lengths), remade=remade)
+    every = (*group_of,) * len(lengths)
+    return staged(own, chunks, every, remade=remade, together=together)
 
 
 def chunks_of(

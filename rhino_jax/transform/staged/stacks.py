@@ -99,6 +99,17 @@ class Unstacked:
         )
 
     @cached_property
+    def together(self) -> tuple[frozenset[int], ...]:
+        """Of every part of every stack, the positions of its inputs: weights of some
+        layers, and what optimizers save of them."""
+        of = {slot: k for k, stack in enumerate(self.stacks) for slot in stack.slots}
+        found: dict[tuple[int, int], set[int]] = {}
+        for i, end in enumerate(self.inputs):
+            if end.part is not None:
+                found.setdefault((of[end.whole], end.part), set()).add(i)
+        return tuple(map(frozenset, found.values()))
+
+    @cached_property
     def sizes(self) -> Mapping[int, tuple[int, ...]]:
         """Of every input that was a stack, the layers of its parts."""
         return _sizes(self.stacks)

@@ -56,6 +56,35 @@ def places(plan):
     return {leaf.path: (leaf.stage, leaf.num_stages) for leaf in plan.inputs}
 
 
+def test_small_moments_of_a_stack_are_where_its_layers_are():
+    """One number per layer, scaled by a norm that is made elsewhere."""
+
+    def adam_step(params, mu, batch):
+        def loss(params):
+            def layer(h, w):
+                return h + jnp.tanh(h * w["gain"] @ w["up"]) @ w["down"], None
+
+            return jnp.mean(jax.lax.scan(layer, batch, params)[0] ** 2)
+
+        g = jax.grad(loss)(params)
+        # As `optax.global_norm` squares real and imaginary parts.
+        squares = [g * g + jnp.square(jnp.zeros_like(g)) for g in jax.tree.leaves(g)]
+        norm = jnp.sqrt(sum(map(jnp.sum, squares)))
+        g = jax.tree.map(lambda g: g / jnp.broadcast_to(norm, g.shape), g)
+        mu = jax.tree.map(lambda m, g: 0.9 * m + g, mu, g)
+        return jax.tree.map(lambda p, m: p - m, params, mu), mu
+
+    stacks = jax.eval_shape(lambda: arguments(4))[0]["layers"]
+    stacks["gain"] = jax.ShapeDtypeStruct((4,), jnp.float32)
+    batch = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    plan = rhino.plan(
+        adam_step, stacks, stacks, batch, stages=4, microbatches=2, schedule="1f1b"
+    )
+    assert {at for path, at in places(plan).items() if path != "batch"} == {(0, 4)}
+    sent = [s for stage in plan.stages for s in stage.sends if "update" in s.what]
+    assert sent and all(send.bytes == 4 for send in sent)
+
+
 def two_steps(step, params, batch):
     for _ in range(2):
         params, value = step(params, batch)

@@ -34,7 +34,14 @@ def test_backward_passes_are_split_and_groups_have_several_chunks(options):
     assert step.chunks == tuple(c % 2 for c in range(2 * options.get("v", 1)))
 
 
-def test_small_state_is_where_its_parameter_is():
+@pytest.mark.parametrize(
+    "clipped",
+    [
+        lambda g, norm: jnp.where(norm < 1, g, g / norm),
+        lambda g, norm: g / jnp.maximum(1, jnp.broadcast_to(norm, g.shape)),
+    ],
+)
+def test_small_state_is_where_its_parameter_is(clipped):
     """Clipping scales it by a number that is made elsewhere."""
 
     def loss(params, x):
@@ -46,7 +53,7 @@ def test_small_state_is_where_its_parameter_is():
         g = jax.grad(loss)(params, x)
         # The square of the last one, which is of the first stage, is added last.
         norm = jnp.sqrt(sum(jnp.sum(g[name] ** 2) for name in ("a", "y", "z")))
-        g = jax.tree.map(lambda g: jnp.where(norm < 1, g, g / norm), g)
+        g = jax.tree.map(lambda g: clipped(g, norm), g)
         mu = jax.tree.map(lambda m, g: 0.9 * m + g, mu, g)
         return jax.tree.map(lambda p, m: p - m, params, mu), mu
 
