@@ -3,8 +3,8 @@
 In: a `plan.Plan`, the user's function and its arguments.
 Out: `sharded.ShardedFunction`, and JAX's `Lowered` and `Compiled` of it.
 Order: `sharded` (the decorator's object) → `bound` (one signature: traced, planned) →
-`interpret` (its jaxpr again, with `constraints` on the way; `parts` and `kernels` run
-in shards what XLA would gather, `indexing` clamps what it would lose) → `lowering`.
+`interpret` (its jaxpr again, with `constraints` on the way; `on_shards` runs what XLA
+would gather, or partition wrongly, `indexing` clamps what it would lose) → `lowering`.
 Beside them: `meshes` (which mesh), `donation`, `copies` and `feedback` (whose memory),
 `placing` and `belonging` (state where the plan wants it), `storage` (in which order),
 `with_plan` (a function under a plan that exists).

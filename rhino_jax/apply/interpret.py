@@ -23,8 +23,8 @@ from rhino_jax._compat import (
 )
 from rhino_jax.apply.constraints import Constraints, auto_twin
 from rhino_jax.apply.indexing import with_clamped_starts
-from rhino_jax.apply.kernels import run_on_shards
-from rhino_jax.apply.parts import run_each_part
+from rhino_jax.apply.on_shards.kernels import run_on_shards
+from rhino_jax.apply.on_shards.parts import run_each_part
 from rhino_jax.frontend.regions import (
     closed_region_jaxprs,
     ops_and_equations,
@@ -134,13 +134,14 @@ class _Walk:
         """Run one equation, its operands and results placed."""
         operands = [self.operand(x, op, i, copies) for i, x in enumerate(args)]
         on_shards = run_on_shards(eqn, self.held(op), operands, self.mesh.mesh)
-        if on_shards is None:
-            on_shards = run_each_part(op, eqn, self.held(op), operands, self.mesh.mesh)
         if on_shards is not None:
             return [
                 self.made(x, v, None)
                 for x, v in zip(on_shards, op.results, strict=True)
             ]
+        parts = self.parts(op, eqn, operands)
+        if parts is not None:
+            return parts
         operands = [
             self.mesh.place(x, whole)
             for x, whole in zip(operands, self.reading_whole(op), strict=True)
@@ -159,6 +160,18 @@ class _Walk:
             for x, v, whole in zip(
                 results, op.results, self.making_whole(op), strict=True
             )
+        ]
+
+    def parts(self, op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
+        """Run one equation on shards; None where it is to run as it is."""
+        decisions = self.decisions
+        route = decisions.waypoints.get(op.results[0], ()) if op.results else ()
+        found = run_each_part(op, eqn, self.held(op), operands, self.mesh.mesh, route)
+        if found is None:
+            return None
+        return [
+            self.mesh.travel(x, spec, decisions.values.get(v))
+            for (x, spec), v in zip(found, op.results, strict=True)
         ]
 
     def operand(self, x: Any, op: Op, position: int, copies: Copies) -> Any:

@@ -71,8 +71,9 @@ class Traits:
         libtpu 0.0.52).
       masks_padding: besides ops that fuse, XLA's partitioner runs it on shards of
         unequal sizes, what pads them masked.
-      is_gathered: XLA gathers its operands where each device could do its part alone;
-        run by `shard_map` in a plan.
+      is_gathered: XLA gathers its operands where each device could do its part alone,
+        or partitions it wrongly, as convolutions of several groups; run by `shard_map`
+        in a plan (`rhino_jax.apply.on_shards`).
       is_reversal: its operand with dims reversed, as the gradient of a convolution
         reads a kernel.
       input_dilation: of a convolution, into how many places each element of what is

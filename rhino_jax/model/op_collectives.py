@@ -121,6 +121,8 @@ def is_over(manual: Manual, mesh: LaidMesh) -> bool:
 def _halo_steps(
     program: Program, op: Op, rule: Rule, strategy: Strategy, mesh: LaidMesh
 ) -> Iterator[Step]:
+    """Borders, dim by dim: those of later dims have the corners in them."""
+    extended = 1.0
     for f, (axes, factor) in enumerate(zip(strategy.cut, rule.factors, strict=True)):
         if not axes or factor.kind is not FactorKind.HALO:
             continue
@@ -133,9 +135,11 @@ def _halo_steps(
             cut = math.prod(mesh.sizes[a] for a in axes)
             held = share_of(strategy.operands[o], value.shape, mesh.sizes)
             width = value.shape[dim] / cut
+            local = value.bytes * held * extended
             for halo in factor.halo:
                 if halo:
-                    yield Step(PERMUTE, axes, value.bytes * held * halo / width)
+                    yield Step(PERMUTE, axes, local * halo / width)
+            extended *= 1 + sum(factor.halo) / width
             break
 
 

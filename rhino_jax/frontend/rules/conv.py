@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -82,7 +80,6 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     feature_groups = ctx.params["feature_group_count"]
     batch_groups = ctx.params["batch_group_count"]
     is_grouped = feature_groups > 1 or batch_groups > 1
-    is_mixed = has_mixed_groups(lhs_shape, ctx.params)
     lhs, rhs, out = ([""] * len(out_shape) for _ in range(3))
     lhs[lhs_spec[0]] = "(g n)" if batch_groups > 1 else "n"
     lhs[lhs_spec[1]] = "(g i)" if feature_groups > 1 else "i"
@@ -101,8 +98,6 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         )  # fmt: skip
         taps *= window.taps()
         lhs[a], rhs[b], out[c] = f"x{i}!", f"t{i}!", f"y{i}!"
-        if is_mixed:
-            continue
         if (halo := window.halo_of_output()) is not None:
             lhs[a] = out[c] = f"y{i}~"
             halos[f"y{i}"] = halo
@@ -120,26 +115,10 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     products = taps * out_shape[out_spec[0]] * out_shape[out_spec[1]]
     traits = Traits(
         OpKind.CONVOLUTION,
-        is_gathered=is_mixed,
+        is_gathered=is_grouped,
         input_dilation=math.prod(ctx.params["lhs_dilation"]),
     )
     return OpRule(rule, 2.0 * products * rhs_shape[rhs_spec[1]], traits=traits)
-
-
-def has_mixed_groups(image: Sequence[int], params: Mapping[str, Any]) -> bool:
-    """Whether a convolution has several groups, each of several features: XLA gathers
-    what is cut along its windows (4 groups of 4 on 8 CPU devices, jax 0.10.2), so that
-    these are whole.
-
-    Args:
-      image: shape of the first operand.
-      params: of the equation.
-    """
-    spec = params["dimension_numbers"].lhs_spec
-    return bool(
-        1 < params["feature_group_count"] < image[spec[1]]
-        or 1 < params["batch_group_count"] < image[spec[0]]
-    )
 
 
 def _kernel_sizes(ctx: OpContext) -> dict[str, int]:

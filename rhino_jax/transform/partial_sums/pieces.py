@@ -9,7 +9,7 @@ import jax
 from jax import lax
 
 from rhino_jax._compat import bind_eqn
-from rhino_jax.ir.factor import Rule
+from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.transform.partial_sums.choice import Split
 
 
@@ -83,7 +83,12 @@ def in_pieces(
 
 
 def can_split(rule: Rule, split: Split, pieces: Sequence[int]) -> bool:
-    """Whether the factors are dims of their own, and come out even."""
+    """Whether the factors are dims of their own, and come out even.
+
+    Not those over which a window slides: pieces would need their neighbours' borders.
+    """
+    if any(rule.factors[f].kind is FactorKind.HALO for _, f in split):
+        return False
     left = {f: rule.factors[f].size for _, f in split}
     for piece, factor in split:
         if left[factor] % pieces[piece]:

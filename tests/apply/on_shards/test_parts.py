@@ -54,6 +54,13 @@ def grouped(x: jax.Array) -> jax.Array:
     )  # fmt: skip
 
 
+def windowed(x: jax.Array) -> jax.Array:
+    kernel = jnp.tile(FILTERS, (1, 1, 4, 1)) / 4
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
 def gradient(fn: Callable[..., Any]) -> Callable[..., Any]:
     def of(x: jax.Array) -> jax.Array:
         return jax.grad(lambda x: sum(
@@ -70,8 +77,10 @@ CASES = {
     "max_pool": (max_pool, IMAGES),
     "average_pool": (average_pool, IMAGES),
     "grouped": (grouped, IMAGES),
+    "windowed": (windowed, IMAGES),
 }
 PINS = [(ONE, P("x")), (ONE, P(None, "x")), (TWO, P("x", "y"))]
+WINDOWS = P(None, "y", "x")
 
 
 # Every op, both passes and all pins in the short run, and the rest of their product.
@@ -88,8 +97,9 @@ SHORT = [
             for name in CASES
             for is_gradient in (False, True)
             for place in PINS
-        ],
-        SHORT,
+        ]
+        + [("windowed", True, TWO, WINDOWS)],
+        [*SHORT, ("windowed", True, TWO, WINDOWS)],
     ),
     ids=str,
 )

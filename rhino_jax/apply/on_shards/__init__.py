@@ -1,0 +1,9 @@
+"""Ops that every device runs on its own shards, in `shard_map`: those that XLA's
+partitioner would gather, or partition wrongly.
+
+In: an op, its equation, the specs of its operands and results, and arrays.
+Out: its results.
+Order: `cuts` (specs → which mesh axes shard each factor), `halo` (borders from
+neighbours), `windows` (what a convolution's parameters are on a shard), `sums` (partial
+sums, combined), `parts` (an op on shards), `kernels` (Pallas kernels).
+"""

@@ -1,0 +1,71 @@
+"""Which mesh axes shard the factors of an op, read from the specs of its operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
+from rhino_jax.ir.spec import Spec
+
+
+Cuts = dict[int, tuple[int, ...]]
+"""Factor → the mesh axes that shard it, major first; factors that none shards are left
+out."""
+
+
+def find_cuts(
+    rule: Rule,
+    specs: Sequence[Spec | None],
+    sizes: Sequence[int],
+    kinds: Collection[FactorKind],
+) -> Cuts:
+    """Return which mesh axes shard each factor.
+
+    Args:
+      rule: of the op.
+      specs: of its operands; None is replicated.
+      sizes: of the mesh's axes.
+      kinds: of factors that may be sharded.
+    Returns:
+      Cuts under which all shards are of one size; none where operands disagree, where
+      an axis shards two factors, or where shards would be of different sizes.
+    """
+    cuts: Cuts = {}
+    for layout, spec in zip(rule.operands, specs, strict=True):
+        if spec is None:
+            continue
+        for dim, axes in zip(layout, spec, strict=True):
+            if any(rule.factors[f].kind not in kinds for f in dim):
+                continue
+            for factor, own in zip(dim, _of_dim(rule, dim, axes, sizes), strict=True):
+                if cuts.setdefault(factor, own) != own:
+                    return {}
+    found = {f: axes for f, axes in cuts.items() if axes}
+    used = [axis for axes in found.values() for axis in axes]
+    is_even = all(
+        rule.factors[f].size % math.prod(sizes[a] for a in axes) == 0
+        for f, axes in found.items()
+    )
+    return found if is_even and len(used) == len(set(used)) else {}
+
+
+def _of_dim(
+    rule: Rule, dim: Dim, axes: tuple[int, ...], sizes: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Axes of each factor of a dim, major first: a minor factor is sharded only where
+    those before it are in shards of one index."""
+    found: list[tuple[int, ...]] = []
+    for factor in dim[:-1]:
+        count, size = 0, rule.factors[factor].size
+        while count < len(axes) and size % sizes[axes[count]] == 0:
+            size //= sizes[axes[count]]
+            count += 1
+        found.append(axes[:count])
+        axes = axes[count:]
+    return [*found, axes] if dim else []
+
+
+def spec_under(layout: Layout, cuts: Cuts) -> Spec:
+    """The spec of an operand, or of a result before partial sums are combined."""
+    return tuple(tuple(a for f in dim for a in cuts.get(f, ())) for dim in layout)
