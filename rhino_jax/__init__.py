@@ -95,6 +95,7 @@ from rhino_jax.frontend.registry import (
     OpRule as OpRule,
     register_rule as register_rule,
 )
+from rhino_jax.hardware.emulated import widen_pool as _widen_pool
 from rhino_jax.hardware.files import load_target as load_target
 from rhino_jax.hardware.target import Target as Target
 from rhino_jax.ir.traits import OpKind as OpKind, Traits as Traits
@@ -104,3 +105,6 @@ from rhino_jax.planning.together import plan_together as plan_together
 from rhino_jax.sweeping.sweep import sweep as sweep
 from rhino_jax.verify.targets import compile_target as compile_target
 from rhino_jax.version import __version__ as __version__
+
+
+_widen_pool()

@@ -7,10 +7,12 @@ what differs.
 from __future__ import annotations
 
 from rhino_jax._compat.devices import (
+    at_cpu_client as at_cpu_client,
     compiling_anew as compiling_anew,
     coordination_client as coordination_client,
     is_compile_only as is_compile_only,
     make_cpu_devices as make_cpu_devices,
+    num_emulated_devices as num_emulated_devices,
     num_tpu_chips as num_tpu_chips,
     only_nccl as only_nccl,
     own_host as own_host,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -14,6 +17,7 @@ from jax._src import (
     config,
     distributed,
     hardware_utils,
+    xla_bridge,
 )
 from jaxlib import xla_client
 
@@ -56,6 +60,42 @@ def make_cpu_devices(count: int) -> list[Any]:
     """Emulated CPU devices of a client of their own, beside JAX's. Same on both."""
     client: Any = xla_client.make_cpu_client(num_devices=count)
     return list(client.devices())
+
+
+def num_emulated_devices() -> int:
+    """Number of CPU devices that JAX starts, or has started, in this process.
+
+    The configuration's, or else the flag's. Same on both versions.
+    """
+    configured: Any = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    if configured >= 0:
+        return int(configured)
+    flag = r"--xla_force_host_platform_device_count=(\d+)"
+    found = re.findall(flag, os.environ.get("XLA_FLAGS", ""))
+    return int(found[-1]) if found else 1
+
+
+def at_cpu_client(around: Callable[[], AbstractContextManager[None]]) -> None:
+    """Let JAX start its CPU devices inside of a context, unless it has them already.
+
+    Args:
+      around: makes the context, when they are started. Same on both versions.
+    """
+    registered: Any = xla_bridge._backend_factories.get("cpu")
+    if registered is None:
+        return
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return registered.factory(*args, **kwargs)
+
+    with contextlib.suppress(RuntimeError):  # they are there
+        xla_bridge.register_backend_factory(
+            "cpu",
+            start,
+            priority=registered.priority,
+            fail_quietly=registered.fail_quietly,
+        )
 
 
 _COMPILATIONS = itertools.count(1_000_000)

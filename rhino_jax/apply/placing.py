@@ -22,6 +22,7 @@ from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.leaves import Leaves, split_result
 from rhino_jax.frontend.objects import nnx_graph
 from rhino_jax.frontend.parameters import check_callable
+from rhino_jax.hardware.emulated import WATCHDOG
 from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
 from rhino_jax.plan.trees import in_tree_of, sharding_of, with_mesh
 from rhino_jax.processes import across
@@ -202,7 +203,8 @@ def init(
     known = leaves_for(placed, results[-1].with_arrays(shapes), what)
     made = _made_by_stages(placed, flat, arrays, known)
     if placed.mesh.devices.flat[0].platform == "cpu":
-        jax.block_until_ready(made)  # see `Bound.is_emulated`
+        with WATCHDOG.watching(lambda: what):  # see `SpmdExecutable`
+            jax.block_until_ready(made)
     dims = stored_arguments(placed)
     made = [
         in_order(x, (), dims.get(leaf.path, ()))

@@ -19,6 +19,7 @@ from rhino_jax.apply.constraints import (
 from rhino_jax.apply.interpret import constrained
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.emulated import WATCHDOG
 from rhino_jax.ir.transform import stages_in_one
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.stages import STAGE_AXIS
@@ -106,13 +107,21 @@ class SpmdExecutable:
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
         call = self.jitted if compiled is None else compiled
+        if not self._is_emulated:
+            return self._run(call, arrays)
+        with WATCHDOG.watching(lambda: f"`{self.traced.name}`"):
+            outs = self._run(call, arrays)
+            if not any(isinstance(x, jax.core.Tracer) for x in outs):
+                jax.block_until_ready(outs)
+        return outs
+
+    def _run(self, call: Any, arrays: Sequence[Any]) -> Sequence[Any]:
+        outs: Sequence[Any]
         if self._fits_context():
             outs = call(*arrays)
         else:
             with jax.set_mesh(self.mesh):
                 outs = call(*arrays)
-        if self._is_emulated and not any(isinstance(x, jax.core.Tracer) for x in outs):
-            jax.block_until_ready(outs)
         return outs
 
     def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:

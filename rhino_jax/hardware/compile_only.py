@@ -59,7 +59,7 @@ def tpu_devices(topology: str, slices: int = 1) -> tuple[Any, ...]:
         # As on real v4: the two cores of a chip are one device.
         options["chip_config_name"] = "megacore"
     settings = {} if num_tpu_chips() else _TPU_ENVIRONMENT
-    with _environment(settings), captured_stderr():
+    with environment(settings), captured_stderr():
         try:
             return tuple(
                 topologies.get_topology_desc(
@@ -132,7 +132,7 @@ def gpu_devices(description: Path, hosts: int, gpus_per_host: int) -> tuple[Any,
             ).devices
         )
 
-    with _environment(_GPU_ENVIRONMENT), captured_stderr():
+    with environment(_GPU_ENVIRONMENT), captured_stderr():
         try:
             return describe()
         except NotImplementedError:
@@ -196,7 +196,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
     """Set what is not set, and unset it again."""
     added = {k: v for k, v in settings.items() if k not in os.environ}
     os.environ.update(added)

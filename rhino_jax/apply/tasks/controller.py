@@ -19,6 +19,7 @@ from rhino_jax.apply.tasks.offload import (
     trips_of,
 )
 from rhino_jax.apply.tasks.programs import Programs
+from rhino_jax.hardware.emulated import WATCHDOG
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Kind as Work, Schedule
 from rhino_jax.transform.staged.step import Key, Kind, Send, Step, TaskKind
@@ -144,7 +145,10 @@ class Controller:
           the state.
         """
         try:
-            return self._run(arrays)
+            if not self.is_emulated:
+                return self._run(arrays)
+            with WATCHDOG.watching(lambda: f"`{self._task}` of a step in stages"):
+                return self._run(arrays)
         except BaseException as error:  # also where the user interrupts
             error.add_note(self._what_became(arrays))
             raise
