@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rhino_jax.errors import InfeasiblePlanError
@@ -11,6 +12,7 @@ from rhino_jax.explore.laid import Held
 from rhino_jax.ir.spec import Spec, without
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.group.alike import Finds
+from rhino_jax.planning.staging.group.crossing import Crossing
 from rhino_jax.planning.staging.planned import (
     MOST_TRIES,
     PlannedGroup,
@@ -69,7 +71,7 @@ def plan_groups(
         pins={**search.request.pins, **held.inputs},
         output_pins={**search.request.output_pins, **held.outputs},
     )
-    request, at = search.request, shapes.stage_axis
+    request, budget = search.request, search.request.memory_budget_bytes
     # Values are chosen anew.
     remade = replace(room.remade, values={}) if room.may_recompute else room.remade
     step = step_of(remade)
@@ -79,38 +81,61 @@ def plan_groups(
     def planned(step: Step, group: int, tries: int) -> PlannedGroup:
         old = before[group] if before else None
         of = old.of if old else group_program(step, group, of_step.program)
-        laid = _Laid(of_step, at, shapes.places[group] > 1, request, known, stacks)
-        pins = *laid.pins(of, step.outputs), held.values.get(group, {})
-        mesh = shapes.mesh(group)
-        return plan_group(search, step, of, mesh, pins, room, finds, old, tries)
 
-    budget = request.memory_budget_bytes
+        def with_specs(
+            specs: Mapping[Key, Spec], old: PlannedGroup | None
+        ) -> PlannedGroup:
+            laid = _Laid.of(of_step, shapes, group, request, {**known, **specs}, stacks)
+            pins = *laid.pins(of, step.outputs), held.values.get(group, {})
+            mesh = shapes.mesh(group)
+            return plan_group(search, step, of, mesh, pins, room, finds, old, tries)
+
+        link = Crossing.of(step, group, known, shapes.hop[0], on_all)
+        return link.planned(with_specs({}, old), with_specs)
+
+    on_all = partial(_on_all, groups=range(step.groups), shapes=shapes)
     remaking = Remaking(step_of, sides, planned, room, budget, finds)
     # What a small group has, a larger one can have too: its other axes are the same.
     for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
-        is_again = {c for c, g in enumerate(step.chunks) if g == group} <= remade.chunks
-        is_chosen = room.may_recompute and not is_again
-        may_recompute = is_chosen and not room.is_split
-        one = None
-        try:
-            wide = (one := planned(step, group, MOST_TRIES)).wide
-        except Refused as refused:
-            if refused.is_alone or not may_recompute:
-                # One micro-batch alone holds as much either way.
-                raise _told(refused, room, is_again=is_again) from None
-            wide = refused.wide
-        kept = one
-        if may_recompute and (one is None or one.is_bound):
-            step, one, remade = remaking.of(step, group, remade, one, wide)
-        assert one is not None
-        if is_chosen and one is kept:
-            step, one, remade = remaking.by_price(step, group, remade, one)
+        step, one, remade = _that_fits(remaking, step, group, remade)
         found[group] = one
         for whole, spec in _of_stacks(one, of_step):
-            stacks.setdefault(whole, without(spec, [at]))
+            stacks.setdefault(whole, without(spec, [shapes.stage_axis]))
         for key in one.specs.keys() & meeting.keys():
             known.setdefault(key, _on_all(one.specs[key], meeting[key], shapes))
     return step, [found[group] for group in range(step.groups)], remade
+
+
+def _that_fits(
+    remaking: Remaking, step: Step, group: int, remade: Remade
+) -> tuple[Step, PlannedGroup, Remade]:
+    """Plan a group so that it fits, as it is or with values that it recomputes.
+
+    Returns:
+      The tasks; the group; what all groups recompute.
+    Raises:
+      InfeasiblePlanError: it does not fit either way.
+    """
+    room = remaking.room
+    is_again = {c for c, g in enumerate(step.chunks) if g == group} <= remade.chunks
+    is_chosen = room.may_recompute and not is_again
+    may_recompute = is_chosen and not room.is_split
+    kept = None
+    try:
+        wide = (kept := remaking.planned(step, group, MOST_TRIES)).wide
+    except Refused as refused:
+        if refused.is_alone or not may_recompute:
+            # One micro-batch alone holds as much either way.
+            raise _told(refused, room, is_again=is_again) from None
+        wide = refused.wide
+    if kept is None or (may_recompute and kept.is_bound):
+        step, one, remade = remaking.of(step, group, remade, kept, wide)
+        if one is not kept:
+            return step, one, remade
+        kept = one
+    if is_chosen:
+        return remaking.by_price(step, group, remade, kept)
+    return step, kept, remade
 
 
 def _of_stacks(group: PlannedGroup, of_step: Unstacked) -> Iterator[tuple[int, Spec]]:
@@ -171,6 +196,20 @@ class _Laid:
     request: Request
     known: Mapping[Key, Spec]
     stacks: Mapping[int, Spec]
+
+    @classmethod
+    def of(
+        cls,
+        of_step: Unstacked,
+        shapes: Shapes,
+        group: int,
+        request: Request,
+        known: Mapping[Key, Spec],
+        stacks: Mapping[int, Spec],
+    ) -> _Laid:
+        """Of one group."""
+        is_large = shapes.places[group] > 1
+        return cls(of_step, shapes.stage_axis, is_large, request, known, stacks)
 
     def pins(
         self, of: GroupProgram, outputs: Sequence[Any]
