@@ -13,10 +13,16 @@ from rhino_jax.apply.meshes import read_mesh
 from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.errors import RhinoError
 from rhino_jax.face.plan import Plan
-from rhino_jax.frontend.parameters import CALLING, Parameters, read_parameters
+from rhino_jax.frontend.parameters import (
+    CALLING,
+    Parameters,
+    check_misspelt,
+    read_parameters,
+)
 from rhino_jax.frontend.tracing.wrappers import check_no_shardings
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.files.store import load_plan as load
+from rhino_jax.plan.pins.trees import check_pins
 from rhino_jax.planning.like import hardware_of_like
 from rhino_jax.planning.wishes import Wishes
 
@@ -28,6 +34,8 @@ def auto_shard(
     hardware: str | Path | Target | None = None,
     memory_budget_bytes: float | str | None = None,
     pins: Any = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     level: str = "best",
     time_limit_s: float | str | None = None,
     seed: int = 0,
@@ -69,6 +77,9 @@ def auto_shard(
         is a spec too. Values inside of the function by source line ("model.py:61") or
         scope ("encoder/layer_*"), or with `rhino.pin`. A number instead of a spec is
         the stage in which what reads an argument, or is on a line or in a scope, runs.
+      in_shardings, out_shardings: pins of arguments and results, written as in
+        `jax.jit`: pytree prefixes of PartitionSpecs or NamedShardings; None leaves a
+        subtree to the planner. `pins` of the same arrays hold before them.
       level: "best" solves the whole at once and reports the gap, "fast" stops at the
         first good plan.
       time_limit_s: wall-clock limit of planning, tracing apart, in seconds, or as
@@ -154,6 +165,8 @@ def auto_shard(
             fix="decorate a function; give the mesh as auto_shard(mesh=mesh).",
         )
     mesh, calling = said.pop("mesh"), {k: said.pop(k) for k in CALLING}
+    shardings = said.pop("in_shardings"), said.pop("out_shardings")
+    said["pins"] = check_pins(what, pins, *shardings)
     wishes = Wishes(what=what, **said)
     if isinstance(fn, ShardedFunction) and isinstance(fn.wishes, Wishes):
         is_elsewhere = mesh is not None or hardware is not None
@@ -188,6 +201,8 @@ def plan(
     hardware: str | Path | Target | None = None,
     memory_budget_bytes: float | str | None = None,
     pins: Any = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     level: str = "best",
     time_limit_s: float | str | None = None,
     seed: int = 0,
@@ -218,6 +233,7 @@ def plan(
       MeshError, PinError, HardwareError, InfeasiblePlanError, TraceError.
     """
     said = {k: v for k, v in locals().items() if k not in ("fn", "args", "kwargs")}
+    check_misspelt("`rhino.plan`", fn, kwargs, said)
     return auto_shard(fn, **said).plan(*args, **kwargs)
 
 

@@ -135,7 +135,14 @@ def check_keys(
             )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name most like `name`, as a phrase: ` Did you mean 'x'?` or empty."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f" Did you mean {close[0]!r}?" if close else ""
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.4) -> str:
+    """Return the known name most like `name`: ` Did you mean 'x'?`, or nothing.
+
+    Capitals do not count.
+
+    Args:
+      cutoff: least similarity, from 0 to 1, as of `difflib.get_close_matches`.
+    """
+    spelt = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(name.lower(), list(spelt), n=1, cutoff=cutoff)
+    return f" Did you mean {spelt[close[0]]!r}?" if close else ""

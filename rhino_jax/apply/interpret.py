@@ -23,6 +23,7 @@ from rhino_jax._compat import (
 )
 from rhino_jax.apply.constraints import Constraints, auto_twin
 from rhino_jax.apply.indexing import with_clamped_starts
+from rhino_jax.apply.meshes import check_devices_of
 from rhino_jax.apply.on_shards.kernels import run_on_shards
 from rhino_jax.apply.on_shards.parts import run_each_part
 from rhino_jax.frontend.regions import (
@@ -153,6 +154,8 @@ class _Walk:
         params = eqn.params
         if op.call is not None:
             params = with_jaxprs(eqn, self.regions(op, closed_region_jaxprs(eqn)))
+        if op.name == "shard_map":
+            check_devices_of(eqn, str(op.source), self.mesh.mesh)
         operands = with_clamped_starts(op, operands, self.held(op))
         results = bind_eqn(eqn, operands, params)
         return [

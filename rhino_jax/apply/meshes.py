@@ -119,3 +119,28 @@ def not_runnable(plan: Plan, mesh: Any) -> MeshError:
         f" XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX"
         " starts; .plan(...) and .lower(...) need none.",
     )
+
+
+def check_devices_of(eqn: Any, where: str, mesh: Any) -> None:
+    """Refuse a `shard_map` over devices other than those that are compiled for.
+
+    Args:
+      eqn: its equation; the mesh of it is concrete where the user's is.
+      where: the user's line.
+      mesh: the mesh that the plan is applied to.
+    Raises:
+      MeshError: it names other devices.
+    """
+    own = eqn.params["mesh"]
+    if not (isinstance(own, Mesh) and isinstance(mesh, Mesh)):
+        return
+    if set(own.devices.flat) == set(mesh.devices.flat):
+        return
+    kinds = [m.devices.flat[0].device_kind for m in (own, mesh)]
+    raise MeshError(
+        "a `shard_map` is over other devices than those that the plan is compiled for.",
+        where=where,
+        numbers=f"{own.size} devices of kind {kinds[0]!r} there, {mesh.size} of kind"
+        f" {kinds[1]!r} here",
+        fix="leave mesh= out of the shard_map (it takes the mesh in context).",
+    )

@@ -95,7 +95,8 @@ def split_call(
     if lifted is not None:
         left, named = lifted.args, lifted.kwargs
     leaves = split_arguments(left, named, parameters.names(len(left)))
-    paths = [(str(k), s) for k, s in statics]
+    names = parameters.names(len(args))
+    paths = [(names[k] if isinstance(k, int) else k, s) for k, s in statics]
     paths += [(leaves.paths[p], s) for p, s in leaves.statics]
     check_hashable(what, paths)
     return Call(leaves, statics, left, named, lifted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,6 +204,48 @@ def check_callable(what: str, fn: Any) -> None:
             numbers=f"got {brief(fn)} ({type(fn).__name__})",
             fix="give the function itself, and its arguments after it.",
         )
+    is_generator = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
+    if is_generator or inspect.iscoroutinefunction(fn):
+        kind = "generator" if is_generator else "coroutine"
+        raise TraceError(
+            f"{what}: `{function_name(fn)}` is a {kind} function: to call it runs none"
+            " of its code.",
+            where=f"`{function_name(fn)}`",
+            numbers=f"it returns a {kind}, and no arrays",
+            fix="give a function that returns arrays, and call that in it.",
+        )
+
+
+def check_misspelt(
+    what: str, fn: Any, given: Collection[str], keywords: Iterable[str]
+) -> None:
+    """Refuse a keyword that the function does not have and that is nearly an option.
+
+    Args:
+      fn: the function, or what `auto_shard` made of it.
+      given: keywords that are to be passed to it.
+      keywords: names of the options of the call.
+    Raises:
+      TraceError: one is misspelt.
+    """
+    if not given or not callable(fn):
+        return
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for key in given:
+        hint = nearest(key, keywords, cutoff=0.7)
+        if key not in parameters and hint:
+            name = function_name(fn)
+            raise TraceError(
+                f"{what}: neither this call nor `{name}` has a keyword {key!r}.{hint}",
+                where=f"{key}=",
+                numbers=f"`{name}` takes ({', '.join(parameters)})",
+                fix="write the option as it is spelt, or leave it out.",
+            )
 
 
 def function_name(fn: Any) -> str:

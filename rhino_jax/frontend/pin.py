@@ -51,6 +51,8 @@ def pin(x: Any, spec: Any) -> Any:
             x,
             is_leaf=_is_one,
         )
+    except PinError:
+        raise
     except (ValueError, TypeError) as error:
         raise PinError(
             "`rhino.pin`: the specs do not have the shape of what is pinned.",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rhino_jax._compat import user_frames
@@ -20,6 +22,7 @@ LIBRARIES = (
 
 
 NOWHERE = Source()
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -57,6 +60,15 @@ def source_of(source_info: Any, outer: Source = NOWHERE) -> Source:
 def _source(frame: tuple[str, int, str], stack: str) -> Source:
     file, line, function = frame
     return Source(cell_of(file), line, function.rsplit("<locals>.", 1)[-1], stack)
+
+
+def raised_at(error: BaseException) -> str:
+    """Return the user's line that raised an error, as `model.py:61 (loss)`; or ""."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if "site-packages" not in path.parts and _PACKAGE not in path.parents:
+            return str(_source((frame.filename, frame.lineno or 0, frame.name), ""))
+    return ""
 
 
 def label_of(name: str, params: Mapping[str, Any]) -> str:

@@ -19,6 +19,14 @@ from rhino_jax.keywords import brief
 
 
 _SUFFIX = re.compile(r"(?P<name>.+):(?P<dims>\d+(x\d+)*)")
+# Accelerator types of Google Cloud (cloud.google.com/tpu/docs/v5p, v5e and v6e): they
+# count TensorCores. Name of the hardware file, and TensorCores of a chip.
+_ACCELERATOR_TYPES = {
+    "v4": ("v4", 2),
+    "v5litepod": ("v5e", 1),
+    "v5p": ("v5p", 2),
+    "v6e": ("v6e", 1),
+}
 
 
 def configs_dir() -> Path:
@@ -54,7 +62,8 @@ def load_target(hardware: str | Path | Target) -> Target:
         `rhino_jax.hardware.schema`); or a target, which is returned as it is. A
         name or path may end in its topology: "v5p:4x4x4" (the torus, in chips),
         "v5e:2x16x16" (two slices), "h100:8x8" (hosts x GPUs of one NVLink domain),
-        "cpu:8" (devices).
+        "cpu:8" (devices). Accelerator types of Google Cloud are names too:
+        "v5litepod-8" is "v5e:8", eight chips laid out as usual.
     Raises:
       HardwareError: the name is unknown, the topology does not fit, or the file
         cannot be read or is malformed.
@@ -70,6 +79,7 @@ def load_target(hardware: str | Path | Target) -> Target:
             " a TOML file, or a rhino.Target.",
         )
     text = str(hardware).strip()
+    text = _of_accelerator_type(text) or text
     match = _SUFFIX.fullmatch(text)
     name, dims = (match["name"], match["dims"]) if match else (text, None)
     path = Path(name).expanduser()
@@ -80,6 +90,17 @@ def load_target(hardware: str | Path | Target) -> Target:
     if dims is None:
         return target
     return with_topology(target, tuple(int(d) for d in dims.split("x")), text)
+
+
+def _of_accelerator_type(text: str) -> str | None:
+    """Return the name and number of chips of an accelerator type of Google Cloud."""
+    name, _, count = text.lower().rpartition("-")
+    if name not in _ACCELERATOR_TYPES or not count.isdecimal():
+        return None
+    known, cores = _ACCELERATOR_TYPES[name]
+    if int(count) % cores:
+        return None
+    return f"{known}:{int(count) // cores}"
 
 
 def _named(name: str) -> Path:

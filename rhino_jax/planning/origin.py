@@ -186,10 +186,9 @@ class Origin:
 
     def _and_pins(self, more: Any) -> dict[str, Any]:
         """The pins of the plan, and others in any form; what is said later holds."""
-        arguments = self.traced.arguments
         every: dict[str, Any] = {}
         for pins in (self.wishes.pins, check_pins("`plan.with_`", more)):
-            every.update(expand_pins(pins, arguments.tree, arguments.paths))
+            every.update(expand_pins(pins, self.traced))
         return every
 
     def _pins(
@@ -199,8 +198,7 @@ class Origin:
         Args:
           program: of which values are pinned; by default as the user wrote it.
         """
-        arguments = self.traced.arguments
-        pinned = expand_pins(wishes.pins, arguments.tree, arguments.paths)
+        pinned = expand_pins(wishes.pins, self.traced)
         pinned, _ = without_stages(pinned, plan.num_stages)
         pins = resolve_pins(pinned, program or self.traced.program, plan.mesh_axes)
         if self.basis is not None:
@@ -262,8 +260,7 @@ class Origin:
         return found and self._finished(found[0], plan, wishes, found[1])
 
     def _stage_pins(self, wishes: Any, plan: data.Plan) -> dict[str, int]:
-        arguments = self.traced.arguments
-        pinned = expand_pins(wishes.pins, arguments.tree, arguments.paths)
+        pinned = expand_pins(wishes.pins, self.traced)
         return without_stages(pinned, plan.num_stages)[1]
 
     def _finished(

@@ -79,8 +79,7 @@ class Programs:
         return left
 
     def _pinned(self, name: str) -> Mapping[str, Any]:
-        arguments = self.traced[name].arguments
-        return expand_pins(self.wishes[name].pins, arguments.tree, arguments.paths)
+        return expand_pins(self.wishes[name].pins, self.traced[name])
 
     def members(
         self, target: Target, axes: MeshAxes, shared: list[list[Slot]]

@@ -200,8 +200,7 @@ class Wishes:
     ) -> tuple[data.Plan, Kept | None]:
         """The plan without trees and mesh, and what it keeps of another."""
         target = self.target_of(mesh)
-        arguments = traced.arguments
-        pinned = expand_pins(self.pins, arguments.tree, arguments.paths)
+        pinned = expand_pins(self.pins, traced)
         axes = None if mesh is None else axes_of_mesh(mesh)
         places = self.places_on(target, axes, before if basis is None else basis.places)
         pinned, stage_pins = without_stages(pinned, len(places))

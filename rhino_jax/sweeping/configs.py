@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax.errors import RhinoError
+from rhino_jax.hardware.files import load_target
 from rhino_jax.keywords import brief, read_bytes, read_count
 from rhino_jax.planning.meshes import read_stages
 from rhino_jax.planning.per_microbatch import read_microbatches
@@ -92,6 +93,8 @@ def _value(name: str, value: Any) -> Any:
         return 1 if value is None else read_microbatches(WHAT, value)
     if value is None:
         return None
+    if name == "hardware":
+        load_target(value)  # a misspelt name is no point that does not fit
     if name in ("devices", "batch"):
         return read_count(WHAT, name, value, least=1)
     if name == "memory_budget_bytes":

@@ -142,8 +142,7 @@ class Evaluator:
         self, traced: Traced, group: Sequence[Config], target: Target, wishes: Wishes
     ) -> Pending:
         first = group[0]
-        arguments = traced.arguments
-        pinned = expand_pins(wishes.pins, arguments.tree, arguments.paths)
+        pinned = expand_pins(wishes.pins, traced)
         if first.mesh is not None:
             meshes = [first.mesh]
             pins = resolve_pins(pinned, traced.program, first.mesh)

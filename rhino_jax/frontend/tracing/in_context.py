@@ -14,7 +14,8 @@ from rhino_jax._compat import (
     last_as_consts,
     name_as,
 )
-from rhino_jax.errors import RhinoWarning
+from rhino_jax.errors import MeshError, RhinoWarning
+from rhino_jax.frontend.provenance import raised_at
 from rhino_jax.frontend.tracing.captured_references import CapturedReferences, as_values
 from rhino_jax.frontend.tracing.transforms import transformed
 from rhino_jax.ir.transform import Transform
@@ -70,10 +71,12 @@ def _trace_within(
     except Exception as error:
         text = str(error)
         if mesh is None or not any(word in text.lower() for word in _OF_A_MESH):
+            _refuse_annotation(error, mesh, name, what)
             raise
         try:
             jaxpr = _trace(flat, types, None)
         except Exception:
+            _refuse_annotation(error, mesh, name, what)
             raise error from None
     warnings.warn(
         f"{what}: `{name}` was traced without the mesh, since its annotations do not"
@@ -82,6 +85,29 @@ def _trace_within(
         stacklevel=2,
     )
     return jaxpr
+
+
+def _refuse_annotation(error: Exception, mesh: Any, name: str, what: str) -> None:
+    """Say of a `with_sharding_constraint` what is wrong with its mesh axes.
+
+    Raises:
+      MeshError: there is no mesh, or it has no such axis.
+    """
+    text = str(error).partition(". ")[0]
+    if "requires a non-empty mesh" in text:
+        wrong = "and there is no mesh"
+    elif "is not found in mesh" in text:
+        wrong = "that the mesh does not have"
+    else:
+        return
+    axes = {} if mesh is None else dict(mesh.shape)
+    raise MeshError(
+        f"{what}: `{name}` constrains a value to axes of a mesh, {wrong}.",
+        where=raised_at(error) or f"`{name}`",
+        numbers=f"mesh {axes}; {text}" if axes else text,
+        fix="give mesh= with these axes, as mesh={'data': 4, 'model': 2}; or leave the"
+        " constraint out, and say it by rhino.pin.",
+    ) from error
 
 
 def _trace(flat: Any, types: Sequence[jax.ShapeDtypeStruct], mesh: Any) -> Any:

@@ -199,7 +199,7 @@ def to_open_spec(
                     f" {name!r}.{known}",
                     where=path,
                     numbers=f"the mesh has {shown or 'no axes'}",
-                    fix="use the mesh's axis names, or give mesh={'data': 4}.",
+                    fix=f"use the mesh's axis names, or give mesh={{{name!r}: …}}.",
                 )
         dims.append(tuple(position[name] for name in names))
     dims += [()] * (value.rank - len(dims))

@@ -6,6 +6,7 @@ All become path → spec, which `resolve_pins` reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,14 +23,35 @@ _FORMS = (
 )
 
 
-def check_pins(what: str, pins: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class WithShardings:
+    """Pins, and the keywords of `jax.jit` that say the same.
+
+    Attributes:
+      pins: as `check_pins` returns them.
+      in_shardings: a pytree prefix of the arguments without static ones.
+      out_shardings: a pytree prefix of the result.
+    """
+
+    pins: Any
+    in_shardings: Any
+    out_shardings: Any
+
+
+def check_pins(
+    what: str, pins: Any, in_shardings: Any = None, out_shardings: Any = None
+) -> Any:
     """Pins in one of the forms that there are; {} for None.
 
     Raises:
       PinError: they have none of these forms.
     """
+    if in_shardings is not None or out_shardings is not None:
+        return WithShardings(check_pins(what, pins), in_shardings, out_shardings)
     if pins is None:
         return {}
+    if isinstance(pins, WithShardings):
+        return pins
     if isinstance(pins, Mapping):
         for key in pins:
             if not isinstance(key, str):
@@ -63,19 +85,25 @@ def is_spec(x: Any) -> bool:
     )
 
 
-def expand_pins(pins: Any, tree: Any, paths: Sequence[str]) -> dict[str, Any]:
+def expand_pins(pins: Any, traced: Any) -> dict[str, Any]:
     """Path → spec, of pins in any form.
 
     Args:
       pins: what `check_pins` gave. None in a tree pins nothing; a spec in place of a
         subtree pins all arrays below it.
-      tree: structure of (args, kwargs), over all leaves.
-      paths: tree path of every leaf.
+      traced: `frontend.trace.Traced` of the function that is pinned.
     Raises:
-      PinError: a tree does not fit the arguments.
+      PinError: a tree does not fit the arguments or the result.
     """
+    if isinstance(pins, WithShardings):
+        return {
+            **_of_in_shardings(pins.in_shardings, traced),
+            **_of_out_shardings(pins.out_shardings, traced),
+            **expand_pins(pins.pins, traced),
+        }
+    tree, paths = traced.arguments.tree, traced.arguments.paths
     if not isinstance(pins, Mapping):
-        return _of_tree(pins, tree, paths)
+        return _of_arguments(pins, tree, paths)
     found: dict[str, Any] = {}
     for key, value in pins.items():
         if is_spec(value) or _is_leaf_of_jax(value):
@@ -95,9 +123,52 @@ def expand_pins(pins: Any, tree: Any, paths: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _of_tree(pins: Any, tree: Any, paths: Sequence[str]) -> dict[str, Any]:
+def _of_arguments(pins: Any, tree: Any, paths: Sequence[str]) -> dict[str, Any]:
     args, kwargs = jax.tree.unflatten(tree, paths)
     shaped = (tuple(args), kwargs) if kwargs else tuple(args)
+    given = f"{len(pins)} given" if isinstance(pins, tuple) else "one given"
+    fix = (
+        f"{len(args)} positional arguments"
+        + (f" and {', '.join(kwargs)}: write (args, kwargs)" if kwargs else "")
+        + "; None pins nothing. Or pin by name: {'params': …}."
+    )
+    return _of_prefix("pins", pins, shaped, "arguments", given, fix)
+
+
+def _of_in_shardings(prefix: Any, traced: Any) -> dict[str, Any]:
+    if prefix is None:
+        return {}
+    args, _ = jax.tree.unflatten(traced.arguments.tree, traced.arguments.paths)
+    static = {key for key, _ in traced.signature.statics}
+    args = tuple(a for i, a in enumerate(args) if i not in static)
+    fix = (
+        f"give a tuple of {len(args)}, one for each positional argument that is not"
+        " static, or one sharding for all; None pins nothing."
+    )
+    return _of_prefix("in_shardings", prefix, args, "arguments", brief(prefix), fix)
+
+
+def _of_out_shardings(prefix: Any, traced: Any) -> dict[str, Any]:
+    if prefix is None:
+        return {}
+    paths = list(traced.result.paths)
+    ends = traced.program.outputs[: len(traced.result.positions)]
+    for position, end in zip(traced.result.positions, ends, strict=True):
+        paths[position] = end.path
+    shaped = jax.tree.unflatten(traced.result.tree, paths)
+    fix = "give a pytree shaped as the result, or one sharding for all of it."
+    given = brief(prefix)
+    return _of_prefix("out_shardings", prefix, shaped, "result", given, fix)
+
+
+def _of_prefix(
+    keyword: str, prefix: Any, shaped: Any, of: str, given: str, fix: str
+) -> dict[str, Any]:
+    """Path → spec, of a pytree prefix of a tree of paths.
+
+    Raises:
+      PinError: it is no prefix.
+    """
     found: dict[str, Any] = {}
 
     def pin(spec: Any, below: Any) -> None:
@@ -105,16 +176,16 @@ def _of_tree(pins: Any, tree: Any, paths: Sequence[str]) -> dict[str, Any]:
             found.update(dict.fromkeys(jax.tree.leaves(below), spec))
 
     try:
-        jax.tree.map(pin, pins, shaped, is_leaf=_is_pin)
+        # A tuple at the top is one of arguments or results, not of axis names.
+        jax.tree.map(
+            pin, prefix, shaped, is_leaf=lambda x: x is not prefix and _is_pin(x)
+        )
     except (ValueError, TypeError, KeyError) as error:
-        given = f"{len(pins)} given" if isinstance(pins, tuple) else "one given"
         raise PinError(
-            "pins: this tree does not have the shape of the arguments.",
-            where="pins=",
+            f"{keyword}: this tree does not have the shape of the {of}.",
+            where=f"{keyword}=",
             numbers=f"{given}; {brief(str(error).splitlines()[0])}",
-            fix=f"{len(args)} positional arguments"
-            + (f" and {', '.join(kwargs)}: write (args, kwargs)" if kwargs else "")
-            + "; None pins nothing. Or pin by name: {'params': …}.",
+            fix=fix,
         ) from None
     return found
 
