@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rhino_jax.plan.records import Predicted
 from rhino_jax.plan.stages import StageCost
+from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.matching.causes import Evidence
 
@@ -20,6 +21,7 @@ class Made:
     stage_peak_bytes: what each of several stages holds at its peak.
     out_of_memory: the compiler's word that something does not fit, or None.
     rematerialised: the compiler's lines on values that it replicated in full.
+    repeated_sums: sums over devices that count the same parts several times.
     evidence: what is known of the causes of differences.
     stages: of a pipeline, each chunk's cost as planned and as compiled.
     between: of each chunk, seconds of what its group does once a step between forward
@@ -36,6 +38,7 @@ class Made:
     stage_peak_bytes: tuple[int, ...] = ()
     out_of_memory: OutOfMemory | None = None
     rematerialised: tuple[str, ...] = ()
+    repeated_sums: tuple[RepeatedSum, ...] = ()
     evidence: Evidence | None = None
     stages: tuple[tuple[StageCost, StageCost], ...] = ()
     between: tuple[tuple[float, float], ...] = ()

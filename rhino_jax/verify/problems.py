@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.units import format_bytes, format_seconds
+from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.records import OutOfMemory
 from rhino_jax.verify.matching.differences import unexplained_bytes
 from rhino_jax.verify.matching.matcher import Difference
@@ -33,6 +34,7 @@ def problems_of(
     out_of_memory: OutOfMemory | None,
     rematerialised: Sequence[str],
     planned: Iterable[Collective],
+    repeated_sums: Sequence[RepeatedSum] = (),
 ) -> list[str]:
     """Why a plan does not hold; see `Verification.ok`."""
     budget = plan.memory_budget_bytes
@@ -40,7 +42,7 @@ def problems_of(
         needed = None if out_of_memory is None else out_of_memory.needed_bytes
         size = "" if needed is None else f": it needs {format_bytes(needed)}"
         return [f"the compiled program does not fit{size}."]
-    problems = []
+    problems = [f"wrong numbers: {x}" for x in repeated_sums]
     peak, expected = compiled.peak_bytes, plan.predicted.peak_bytes
     if peak > budget:
         problems.append(

@@ -20,6 +20,7 @@ from rhino_jax.plan.stages import Between, Pipeline, StageCost
 from rhino_jax.transform.staged.holding import Holding, earlier_results, is_once
 from rhino_jax.transform.staged.step import Key, Task, TaskKind
 from rhino_jax.verify.compile import compile_lowered
+from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, OutOfMemory
 from rhino_jax.verify.made import Made
@@ -61,6 +62,7 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
         ),
         out_of_memory=lacking[0] if lacking else None,
         rematerialised=tuple(line for c in found for line in c.rematerialised),
+        repeated_sums=tuple(x for c in found for x in c.repeated_sums),
         stages=tuple(zip(plan.pipeline.costs, costs, strict=True)),
         between=_by_chunk(plan.pipeline, between),
         seconds=sum(c.seconds for c in found),
@@ -89,6 +91,7 @@ class _Compiled:
     collectives: tuple[CompiledCollective, ...]
     out_of_memory: OutOfMemory | None
     rematerialised: tuple[str, ...]
+    repeated_sums: tuple[RepeatedSum, ...]
     seconds: float
 
 
@@ -123,6 +126,7 @@ def _compiled(
         collectives=reading.collectives,
         out_of_memory=compilation.out_of_memory,
         rematerialised=reading.rematerialised,
+        repeated_sums=reading.repeated_sums,
         seconds=compilation.seconds,
     )
 

@@ -19,6 +19,7 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.plan.stages import StageCost
 from rhino_jax.plan.trees import donated_arguments, with_mesh
+from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
 from rhino_jax.verify.hlo.pricing import priced
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import (
@@ -98,6 +99,7 @@ class Verification:
 
         - The compiler accepts it, and its peak memory is within the plan's budget.
         - Peak memory exceeds the prediction by at most 30 %, or by 10 % of the budget.
+        - No sum over devices counts the same parts several times: wrong numbers.
         - No value is rematerialised involuntarily.
         - Bytes on the wire that differ for no harmless reason, more or fewer, are at
           most 10 % of the planned, or take at most 5 % of the compiled step.
@@ -202,6 +204,7 @@ def verification_of(
         else (),
         out_of_memory=compilation.out_of_memory,
         rematerialised=reading.rematerialised,
+        repeated_sums=reading.repeated_sums,
         evidence=replace(
             evidence_of(reading.rematerialised, program, plan.mesh_axes),
             in_stages=plan.is_one_program,
@@ -254,6 +257,10 @@ def _beside(plan: Plan, made: Made, place: CompilePlace) -> Verification:
                 out_of_memory=made.out_of_memory,
                 rematerialised=made.rematerialised,
                 planned=planned,
+                repeated_sums=by_compiler(
+                    made.repeated_sums,
+                    in_stages=made.evidence is not None and made.evidence.in_stages,
+                ),
             )
         ),
         notes=tuple(notes),

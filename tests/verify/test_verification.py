@@ -15,6 +15,7 @@ from rhino_jax.face.verification import Verification
 from rhino_jax.models import registry
 from rhino_jax.plan.diff import Traffic
 from rhino_jax.plan.records import Predicted
+from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.records import OutOfMemory
 from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.problems import problems_of
@@ -227,7 +228,9 @@ def test_every_criterion_of_ok_fails_alone(plan: rhino.Plan) -> None:
     heavy, light = difference(moved, 6e-5), difference(moved, 4e-5)
     missing = difference(0, 0.0, predicted=Traffic(1, moved, 6e-5), compiled=Traffic())
     out = OutOfMemory(needed_bytes=None, available_bytes=None, message="")
+    sums = [RepeatedSum("all-reduce", ("x", "y"), ("y",), 4, "dot", "step.py:3")]
     failing: list[tuple[str, list[str]]] = [
+        ("4 times too large", problems(plan, repeated_sums=sums)),
         ("does not fit", problems(plan, out_of_memory=out)),
         ("over the budget", problems(plan, replace(GOOD, peak_bytes=2**32 + 1))),
         ("predicted 1.00 GiB", problems(plan, replace(GOOD, peak_bytes=3 * 2**29))),

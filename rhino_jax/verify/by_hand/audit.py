@@ -29,6 +29,7 @@ from rhino_jax.verify.by_hand.hand_sharded import (
     read_by_hand,
 )
 from rhino_jax.verify.by_hand.unpinned import sharded_ops, without_constraints
+from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.places import CompilePlace, place_on
@@ -151,7 +152,11 @@ def audit(
         rematerialised=reading.rematerialised,
         plan=found,
         rhino=verified,
-        notes=(*reading.notes, *notes),
+        notes=(
+            *(f"wrong numbers: {x}" for x in by_compiler(reading.repeated_sums)),
+            *reading.notes,
+            *notes,
+        ),
         seconds=compilation.seconds,
     )
 

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.records import Predicted
+from rhino_jax.verify.hlo.collectives.groups import map_mesh
 from rhino_jax.verify.hlo.collectives.read import read_collectives
+from rhino_jax.verify.hlo.collectives.repeated_sums import repeated_sums
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module, parse_module
 from rhino_jax.verify.hlo.pricing import priced
 from rhino_jax.verify.hlo.rates import rates_of
@@ -84,6 +86,7 @@ def read_compiled(
         ),
         collectives=collectives,
         rematerialised=rematerialised,
+        repeated_sums=repeated_sums(module, map_mesh(mesh_axes, device_ids)),
         rates=rates_of(
             work.items,
             target,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rhino_jax.plan.records import Collective, Predicted
+from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.rates import Rates
 
 
@@ -85,6 +86,7 @@ class Reading:
       collectives: in run order.
       rematerialised: the compiler's lines on values that it had to replicate in
         full to change their sharding ("Involuntary full rematerialization").
+      repeated_sums: sums over devices that count the same parts several times.
       rates: how near it comes to the hardware's; None of a program that does not fit.
       notes: what could not be read, in sentences.
     """
@@ -92,5 +94,6 @@ class Reading:
     compiled: Predicted
     collectives: tuple[CompiledCollective, ...]
     rematerialised: tuple[str, ...] = ()
+    repeated_sums: tuple[RepeatedSum, ...] = ()
     rates: Rates | None = None
     notes: tuple[str, ...] = ()

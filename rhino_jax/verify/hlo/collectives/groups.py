@@ -84,6 +84,15 @@ def _iota(dims: str, reshape: str | None, transpose: str | None) -> np.ndarray:
     return array.reshape(_ints(dims))
 
 
+def iota_devices(
+    dims: str, reshape: str | None, transpose: str | None, listed: str | None
+) -> tuple[int, ...]:
+    """Devices of a tiled sharding, tile after tile: of an iota, or as listed."""
+    if listed:
+        return _ints(listed)
+    return tuple(int(x) for x in _iota(dims, reshape, transpose).reshape(-1))
+
+
 def _mesh_groups(axes: str, device_ids: str | None, over: str) -> Groups:
     named = [(name.strip(), int(size)) for name, size in _MESH_AXIS.findall(axes)]
     sizes = [size for _, size in named]
