@@ -132,7 +132,10 @@ def in_current_mesh(jaxpr: Any) -> Any:
             opened = open_jaxpr(value)
             return with_eqns(value, [*map(moved, opened.eqns)], opened.outvars)
         if isinstance(value, tuple | list) and any(map(is_jaxpr, value)):
-            return type(value)(map(renewed, value))
+            parts = map(renewed, value)
+            # A named tuple, as of the functions of a linear solve, takes them apart.
+            is_named = hasattr(value, "_fields")
+            return type(value)(*parts) if is_named else type(value)(parts)
         if isinstance(value, jax.sharding.NamedSharding) and not any(value.spec):
             return jax.sharding.NamedSharding(mesh, value.spec)
         return value

@@ -12,10 +12,12 @@ import numpy as np
 import optax
 import pytest
 
+from rhino_jax._compat import in_current_mesh
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Op
 from tests.cases import covering
+from tests.transform.interpreter import interpret
 from tests.transform.one_program.helpers_one_program import (
     LAYERS,
     WIDTH,
@@ -196,3 +198,11 @@ def test_two_steps() -> None:
                 if of is not None:
                     kept[of] = np.asarray(x)
     assert_equal(traced, *outs)
+
+
+def test_functions_that_an_equation_names_are_moved_to_the_mesh_in_context() -> None:
+    """Those of a linear solve are a named tuple."""
+    args = jnp.eye(3) + 0.1, jnp.ones((3, 1))
+    closed = jax.make_jaxpr(jnp.linalg.solve)(*args)
+    (x,) = interpret(in_current_mesh(closed), args)
+    np.testing.assert_allclose(x, jnp.linalg.solve(*args))
