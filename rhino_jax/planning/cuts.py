@@ -54,14 +54,16 @@ def best_cut(
         search = search.after([cut_in(microbatches, places)])
     written, search = search, replace(search, refine=0)
     found = first = search.find()
-    typed = first  # has the recipes of the program as it is written
+    # Has the recipes of the program as it is written, where that fits.
+    typed_search, typed = search, first
     variants: tuple[Variant, ...] = ()
     explorer = Explorer(
         search, first, microbatches == AUTO, recompute == AUTO, has_wish, places
     )
     if explorer.has_more:
         search, found = explorer.best()
-        typed = first if first.fits else found
+        if not first.fits:
+            typed_search, typed = search, found
         variants = explorer.variants()
     if found.fits:
         search, found = with_open_sums(search, found)
@@ -76,8 +78,7 @@ def best_cut(
     meshes = plan.meshes or first.compared
     plan = replace(plan, variants=variants, meshes=meshes, notes=notes)
     if not written.refine:
-        of_typed = replace(written, refine=0) if typed is first else search
-        solved = Solved(search, found, of_typed, typed)
+        solved = Solved(search, found, typed_search, typed)
         plan = replace(plan, origin=solved.alone())
     return told_of_storage(plan)
 

@@ -141,3 +141,43 @@ def test_lines_that_begin_alike_are_not_mixed_up() -> None:
         assert int(now.split(":")[1].split()[0]) == 56 + int(
             text.split(":")[1].split()[0]
         )
+
+
+def test_lines_of_a_recipe_are_those_of_its_own_program():
+    """What does not fit as it is written is recomputed, and its reductions deferred;
+    recipes are those of the program without the latter."""
+
+    def step(params, x):
+        def layer(x, w):
+            return x + jax.nn.gelu(jnp.tanh(x * w["gain"]) @ w["up"]) @ w["down"], None
+
+        def loss(params):
+            h = jax.lax.scan(layer, x, params)[0]
+            return jnp.mean(h.astype(jnp.float32) ** 2)
+
+        g = jax.grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - g, params, g)
+
+    def bf16(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    params = {
+        "gain": bf16(3, 256),
+        "up": bf16(3, 256, 1024),
+        "down": bf16(3, 1024, 256),
+    }
+    args = params, bf16(32, 128, 256)
+    plan = rhino.plan(
+        step,
+        *args,
+        mesh={"data": 8},
+        hardware="h100:8",
+        donate_argnums=0,
+        memory_budget_bytes=22 << 20,
+    )
+    done = [t.name for t in plan.transforms]
+    assert done[-2:] == ["recompute", "partial sums"]
+    assert plan.recipe("fsdp").lines
+    of = plan.origin.solved
+    program = of.typed.solved[0].mesh_problem.model.graph.program
+    assert len(of.typed_search.running.program.ops) == len(program.ops)
