@@ -48,6 +48,9 @@ class Factor:
         None where the result is complete.
       halo: for HALO, how many operand elements a shard needs from its lower and
         its upper neighbour.
+      slides_over: for HALO, size of the operand's dim over which the window slides,
+        shards of which are to be of one size, too; None where that is left to the
+        compiler.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Factor:
     kind: FactorKind = FactorKind.PARALLEL
     reducer: str | None = None
     halo: tuple[int, int] = (0, 0)
+    slides_over: int | None = None
 
     @property
     def is_cuttable(self) -> bool:
@@ -187,10 +191,16 @@ def parse_rule(
     for dim, size in dims:
         _solve_product(text, dim, size, found, kinds)
     in_result = {name for layout in outs for dim in layout for name in dim}
+    slides_over = {
+        dim[0]: size
+        for dim, size in reversed([*_dims(ins, in_shapes)])
+        if len(dim) == 1 and kinds[dim[0]] is FactorKind.HALO
+    }
     factors = tuple(
         _factor(
             name, found[name], kinds[name], name in in_result,
             (reducers or {}).get(name), (halos or {}).get(name, (0, 0)),
+            slides_over.get(name),
         )
         for name in kinds
     )  # fmt: skip
@@ -209,12 +219,13 @@ def _factor(
     is_in_result: bool,
     reducer: str | None,
     halo: tuple[int, int],
+    slides_over: int | None,
 ) -> Factor:
     if not is_in_result and kind in (FactorKind.PARALLEL, FactorKind.INDEX):
         reducer = reducer or "sum"
         if kind is FactorKind.PARALLEL:
             kind = FactorKind.REDUCE
-    return Factor(name, size, kind, reducer, halo)
+    return Factor(name, size, kind, reducer, halo, slides_over)
 
 
 def _check_ranks(

@@ -177,7 +177,8 @@ def _scatters(
 def _is_legal_halo(
     rule: Rule, cut: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]
 ) -> bool:
-    """A shard must be at least as wide as the border it gives away."""
+    """Whether all shards are of one size, and each at least as wide as the border that
+    it sends."""
     for factor, axes in zip(rule.factors, cut, strict=True):
         pieces = math.prod(sizes[a] for a in axes)
         if factor.kind is FactorKind.HALO and axes and not _is_wide(factor, pieces):
@@ -186,8 +187,9 @@ def _is_legal_halo(
 
 
 def _is_wide(factor: Factor, pieces: int) -> bool:
-    local = factor.size // pieces
-    return local >= max(factor.halo) and local > 0
+    size = factor.size if factor.slides_over is None else factor.slides_over
+    is_even = size % pieces == 0 or factor.slides_over is None
+    return is_even and size // pieces >= max(1, *factor.halo)
 
 
 _FOUND: dict[tuple[object, ...], tuple[Strategy, ...]] = {}

@@ -44,8 +44,9 @@ def find_cuts(
     found = {f: axes for f, axes in cuts.items() if axes}
     used = [axis for axes in found.values() for axis in axes]
     is_even = all(
-        rule.factors[f].size % math.prod(sizes[a] for a in axes) == 0
+        size % math.prod(sizes[a] for a in axes) == 0
         for f, axes in found.items()
+        for size in (rule.factors[f].size, rule.factors[f].slides_over or 0)
     )
     return found if is_even and len(used) == len(set(used)) else {}
 

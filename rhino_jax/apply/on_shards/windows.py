@@ -63,7 +63,8 @@ def on_shard(
         if rule.factors[f].kind is not FactorKind.HALO or not cuts.get(f):
             continue
         pieces = math.prod(mesh.axis_sizes[axis] for axis in cuts[f])
-        own, step = result[c], params["window_strides"][i]
+        stride = params["window_strides"][i]
+        own, step = result[c], stride
         others, other_step = kernel[b], params["rhs_dilation"][i]
         if rule.operands[1][b] == (f,):
             own, step, others, other_step = others, other_step, own, step
@@ -74,8 +75,8 @@ def on_shard(
         low = padding[i][0] - lower * dilation
         held = low + (lower + image[a] // pieces + upper - 1) * dilation + 1
         read = (own // pieces - 1) * step + (others - 1) * other_step + 1
-        # What is held beyond the last window, and is too little for another, may stay.
-        padding[i] = low, 0 if 0 < held - read < step else read - held
+        # What is held beyond the last window, too little for another one, may stay.
+        padding[i] = low, 0 if 0 < held - read < stride else read - held
 
     def with_borders(x: Any, kernel: Any) -> list[Any]:
         for border in borders:

@@ -33,16 +33,18 @@ class _Window:
     def halo_of_output(self) -> tuple[int, int] | None:
         """Elements a shard needs from its neighbours when the output is cut.
 
-        Output `o` reads input `o * s - pad + t * d` for every tap `t`. With
-        `input == s * output`, shard and outputs are aligned; None elsewhere.
+        Output `o` reads place `o * s - pad + t * d` for every tap `t`; element `q` of
+        the input lies at place `q * m`. With `m * input == s * output`, shards of the
+        input and of the output are aligned; None elsewhere.
         """
-        if self.input_dilation != 1 or self.input != self.stride * self.output:
+        if self.input_dilation * self.input != self.stride * self.output:
             return None
         return self._halo(self.kernel, self.dilation, self.stride)
 
     def halo_of_kernel(self) -> tuple[int, int] | None:
-        """The same when the taps are cut: `input == d * kernel`, results partial."""
-        if self.input_dilation != 1 or self.input != self.dilation * self.kernel:
+        """The same when the taps are cut: `m * input == d * kernel`; results are
+        partial."""
+        if self.input_dilation * self.input != self.dilation * self.kernel:
             return None
         return self._halo(self.output, self.stride, self.dilation)
 
@@ -52,8 +54,9 @@ class _Window:
         return _taps(self)
 
     def _halo(self, others: int, other_step: int, step: int) -> tuple[int, int]:
-        reach = (others - 1) * other_step + 1
-        return max(self.pad_low, 0), max(reach - step - self.pad_low, 0)
+        reach, places = (others - 1) * other_step + 1, self.input_dilation
+        lower = max(self.pad_low, 0) // places
+        return lower, max((reach - 1 - step - self.pad_low) // places + 1, 0)
 
 
 @functools.cache
