@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic
 
@@ -15,7 +17,7 @@ from rhino_jax.apply.executable import executable_of
 from rhino_jax.apply.feedback import Feedback
 from rhino_jax.apply.meshes import not_runnable
 from rhino_jax.apply.storage import Storage
-from rhino_jax.frontend.call import array_type
+from rhino_jax.frontend.call import Signature, array_type
 from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced
@@ -58,11 +60,21 @@ class Bound(Generic[AnyPlan]):
         self._donations = Donations(
             traced.name, traced.arguments.array_paths, traced.donated
         )
+        self._numbers: dict[int, tuple[Any, Any]] = {}
         self._only_arrays = not traced.arguments.statics
         self.feedback = Feedback(traced)
         self._out_only_arrays = not traced.result.statics
         owned = frozenset() if traced.written is None else traced.written.owned
         self._owned = [i for i in owned if traced.donated[i]]
+
+    def with_types(self, signature: Signature) -> Bound[AnyPlan]:
+        """The same, what was compiled too, for a signature that differs in weak types
+        alone (`frontend.weak_types`)."""
+        found = copy.copy(self)
+        found.traced = replace(self.traced, signature=signature)
+        found.executable = self.executable.for_types(self.abstract_arrays())
+        found._seen = [[None] * len(column) for column in self._seen]
+        return found
 
     @cached_property
     def consts(self) -> list[Any]:
@@ -135,8 +147,6 @@ class Bound(Generic[AnyPlan]):
                     return None
             except TypeError:
                 return None
-            if is_python_scalar(x):
-                continue
             if (
                 isinstance(x, jax.Array)
                 and x.sharding == self.in_shardings[i]
@@ -155,12 +165,29 @@ class Bound(Generic[AnyPlan]):
             arrays = unshared(arrays, self._owned)
         if to_move:
             arrays = list(arrays)
-            moved = placed(
-                [arrays[i] for i in to_move], [self.in_shardings[i] for i in to_move]
-            )
-            for i, array in zip(to_move, moved, strict=True):
-                arrays[i] = array
+            self._place_numbers(arrays, to_move)
+            left = [i for i in to_move if arrays[i] is arguments.arrays[i]]
+            if left:
+                moved = placed(
+                    [arrays[i] for i in left], [self.in_shardings[i] for i in left]
+                )
+                for i, array in zip(left, moved, strict=True):
+                    arrays[i] = array
         return [*arrays, *self.consts, *self.held()]
+
+    def _place_numbers(self, arrays: list[Any], to_move: Sequence[int]) -> None:
+        """Put arrays in the place of Python's numbers, of the type that they come back
+        with; the same array as long as the number is the same."""
+        for i in to_move:
+            x = arrays[i]
+            if not is_python_scalar(x):
+                continue
+            before, array = self._numbers.get(i, (None, None))
+            is_same = type(before) is type(x) and repr(before) == repr(x)
+            if not is_same or array.is_deleted():
+                (array,) = placed([x], [self.in_shardings[i]])
+                self._numbers[i] = x, array
+            arrays[i] = array
 
     def run(self, arguments: Arguments, compiled: Any = None) -> Any:
         """Run on arrays; give the result back as the function would."""

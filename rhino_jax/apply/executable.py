@@ -41,6 +41,14 @@ class Executable(Protocol):
         """
         ...
 
+    def for_types(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> Executable:
+        """The same, what was compiled too, for arrays that differ in weak types alone.
+
+        Args:
+          shapes: types of the arrays that it was compiled for.
+        """
+        ...
+
     def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Run inside of an outer trace: only constraints are placed."""
         ...

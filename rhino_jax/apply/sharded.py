@@ -30,6 +30,7 @@ from rhino_jax.errors import (
 from rhino_jax.frontend.call import Call, Signature, split_call
 from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.trace import Traced, check_same_program, trace_call
+from rhino_jax.frontend.weak_types import compute_the_same, differ_in_weakness
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.processes.agree import agreed, attending, processes_of_mesh
@@ -147,7 +148,8 @@ class ShardedFunction(Generic[AnyPlan]):
             axes = () if mesh is None else axes_of_mesh(mesh)
             print_of = fingerprint(traced.program, axes)
             check_same_program(traced, print_of, self._programs.get(key), self._what)
-            plan = self._plans.get((print_of, mesh))
+            twin = self._twin(key, traced)
+            plan = self._plans.get((print_of, mesh)) if twin is None else twin.plan
             if plan is None:
                 before = self._last_bound(mesh)
                 plan = self._planner(traced, mesh, before.plan if before else None)
@@ -156,11 +158,23 @@ class ShardedFunction(Generic[AnyPlan]):
                 self._plans[print_of, mesh] = plan
             else:
                 agreed(traced, processes_of_mesh(plan.mesh), plan, self._what)
-        bound = Bound(traced, plan, plan.mesh)
+        bound = Bound(traced, plan, plan.mesh) if twin is None else twin
         self._programs[key] = print_of
         if not traced.has_captured_tracers:
             self._bounds[key] = bound
         return bound
+
+    def _twin(
+        self, key: tuple[Signature, Any], traced: Traced
+    ) -> Bound[AnyPlan] | None:
+        """What was compiled for a signature that differs in weak types alone, if this
+        trace computes the same."""
+        signature, mesh = key
+        for (other, its_mesh), bound in reversed(self._bounds.items()):
+            if its_mesh == mesh and differ_in_weakness(signature, other):
+                if compute_the_same(bound.traced, traced):
+                    return bound.with_types(signature)
+        return None
 
     def _tie_what_came_back(
         self, bound: Bound[AnyPlan], arguments: Arguments

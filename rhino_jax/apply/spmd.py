@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -38,6 +39,7 @@ class SpmdExecutable:
 
     def __init__(self, traced: Traced, plan: Plan, mesh: Any) -> None:
         self.traced, self.plan, self.mesh = traced, plan, mesh
+        self._types: Sequence[jax.ShapeDtypeStruct] | None = None
         self.in_shardings: Sequence[NamedSharding] = [
             self._sharding(leaf) for leaf in plan.inputs
         ]
@@ -80,6 +82,21 @@ class SpmdExecutable:
             self.function(), donate_argnums=donated, out_shardings=self.out_shardings
         )
 
+    def for_types(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> SpmdExecutable:
+        found = copy.copy(self)
+        found._types = shapes
+        found.__dict__.pop("_for_types", None)
+        return found
+
+    @cached_property
+    def _for_types(self) -> Any:
+        """What `jitted` compiled for these types: unlike it, it takes weak and strong
+        ones alike."""
+        if self._fits_context():
+            return self.jitted.lower(*(self._types or ())).compile()
+        with jax.set_mesh(self.mesh):
+            return self.jitted.lower(*(self._types or ())).compile()
+
     @cached_property
     def _staged(self) -> Any:
         """For tracers: constraints only."""
@@ -106,7 +123,9 @@ class SpmdExecutable:
         return run
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
-        call = self.jitted if compiled is None else compiled
+        call = compiled
+        if call is None:
+            call = self.jitted if self._types is None else self._for_types
         if not self._is_emulated:
             return self._run(call, arrays)
         with WATCHDOG.watching(lambda: f"`{self.traced.name}`"):

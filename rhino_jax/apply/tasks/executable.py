@@ -137,6 +137,9 @@ class TaskExecutable:
     def _stacks(self) -> Stacks:
         return Stacks(self.of_step, self.step, self.programs, self.out_shardings)
 
+    def for_types(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> TaskExecutable:
+        return self
+
     def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
         raise self._refused("cannot run inside of another trace")
 

@@ -1,0 +1,111 @@
+"""Traces of one function that differ in weak types alone.
+
+A Python number, or an array that was made of one, has a weak type; the state that a
+step gives back for it may have a strong one. `jax.jit` traces and compiles the step for
+both. Where both traces compute the same, casts to an array's own type apart, what was
+compiled for one serves the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import count, zip_longest
+from typing import Any
+
+from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
+from rhino_jax.frontend.call import Signature
+from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.frontend.trace import Traced
+
+
+_UNSAID = frozenset({
+    "weak_type", "name", "debug", "debug_info", "name_and_src_info", "metadata",
+})  # fmt: skip
+"""Parameters of equations that change no value."""
+
+_CASTS = frozenset({"convert_element_type", "broadcast_in_dim"})
+"""Equations that JAX drops where they change nothing, unless the type is weak."""
+
+
+def differ_in_weakness(one: Signature, other: Signature) -> bool:
+    """Whether two signatures are the same but for weak types, and not equal."""
+    return one != other and _strong(one) == _strong(other)
+
+
+def _strong(signature: Signature) -> Hashable:
+    arrays = tuple((shape, dtype) for shape, dtype, _ in signature.arrays)
+    return (
+        signature.tree,
+        signature.statics,
+        signature.static_leaves,
+        signature.positions,
+        arrays,
+    )
+
+
+def compute_the_same(one: Traced, other: Traced) -> bool:
+    """Whether two traces compute the same results, of the same types, weak or not.
+
+    Args:
+      one, other: traces whose signatures differ in weak types alone.
+    """
+    if one.captured or other.captured or one.donated != other.donated:
+        return False
+    weak = [[_is_weak(x) for x in traced.out_shapes] for traced in (one, other)]
+    consts = one.consts, other.consts
+    if weak[0] != weak[1] or [*map(id, consts[0])] != [*map(id, consts[1])]:
+        return False
+    ours, theirs = (_lines(traced.closed_jaxpr) for traced in (one, other))
+    return all(a == b for a, b in zip_longest(ours, theirs))
+
+
+def _is_weak(aval: Any) -> bool:
+    return bool(getattr(aval, "weak_type", False))
+
+
+def _lines(jaxpr: Any) -> Iterator[Hashable]:
+    """Yield all that a jaxpr computes: values are numbers, and casts of an array to
+    its own type are left out."""
+    opened = open_jaxpr(jaxpr)
+    known: dict[Any, Hashable] = {}
+    numbers = count()
+
+    def atom(x: Any) -> Hashable:
+        if is_literal(x):
+            return _type(x), repr(x.val)
+        if x not in known:
+            known[x] = next(numbers)
+        return known[x]
+
+    yield tuple(map(_type, opened.invars)), len(opened.constvars)
+    for x in (*opened.constvars, *opened.invars):
+        atom(x)
+    for eqn in opened.eqns:
+        read = tuple(map(atom, eqn.invars))
+        if eqn.primitive.name in _CASTS and len(read) == 1:
+            (before,), (after,) = eqn.invars, eqn.outvars
+            if _type(before) == _type(after):
+                known[after] = read[0]
+                continue
+        bodies = closed_region_jaxprs(eqn)
+        made = tuple((atom(x), _type(x)) for x in eqn.outvars)
+        said = {k: _text(v, bodies) for k, v in eqn.params.items() if k not in _UNSAID}
+        yield eqn.primitive.name, read, made, tuple(sorted(said.items()))
+        for body in bodies:
+            yield tuple(map(id, jaxpr_consts(body)))
+            yield from _lines(body)
+    yield tuple(map(atom, opened.outvars))
+
+
+def _type(x: Any) -> tuple[Any, str]:
+    return getattr(x.aval, "shape", None), str(getattr(x.aval, "dtype", x.aval))
+
+
+def _text(param: Any, bodies: Sequence[Any]) -> str:
+    """A parameter as text; empty for the bodies, which follow, and for functions."""
+    if isinstance(param, tuple | list):
+        return f"({','.join(_text(x, bodies) for x in param)})"
+    is_function = callable(param) and hasattr(param, "__name__")
+    if is_function or any(param is body for body in bodies):
+        return ""
+    return repr(param)
