@@ -15,10 +15,18 @@ from rhino_jax.transform.staged.sides import sides_of
 from tests.cases import covering
 
 
-def t5():
-    """Return the step of a T5 of four layers each side, and types of its arguments."""
-    workload = registry.get("t5-tiny", remat=True, num_layers=4, optimizer="sgd")
+def t5(layers=4):
+    """Return the step of a T5 of so many layers each side, and types of its arguments.
+
+    Of two layers a side, self-attention of the decoder needs none of the encoder's last
+    layer: it could be made a stage ahead of that.
+    """
+    workload = registry.get("t5-tiny", remat=True, num_layers=layers, optimizer="sgd")
     return workload.step, workload.abstract_args()
+
+
+def short_t5():
+    return t5(2)
 
 
 def small():
@@ -48,7 +56,8 @@ def small():
 
 
 @pytest.mark.parametrize(
-    ("model", "stages"), covering([(small, 2), (small, 4), (t5, 2), (t5, 4)], 2)
+    ("model", "stages"),
+    covering([(small, 2), (small, 4), (short_t5, 2), (t5, 2), (t5, 4)], 3),
 )
 def test_backward_passes_are_where_the_cut_has_them(model, stages):
     """Keys of a decoder's cross attention need the encoder alone: they could be made
@@ -70,6 +79,6 @@ def test_backward_passes_are_where_the_cut_has_them(model, stages):
     assert any(sides.not_before)
     ops = (sides.program.ops[i] for i in sides.program.body.ops)
     layers = [i for i, op in enumerate(ops) if op.name == "remat2"]
-    assert len(layers) >= 8
+    assert len(layers) >= 4
     for op in layers:
         assert labels.chunk(labels.of[op]) == stage_of[place[sides.homes[op]]]

@@ -117,17 +117,26 @@ class Sides:
     def not_before(self) -> frozenset[tuple[int, int]]:
         """(home, forward equation): if the second were in an earlier stage than the
         first, a backward equation would not be where its home is, but there. So it is
-        of layers under `jax.checkpoint`, whose backward pass is one equation. Only of
-        equations with regions, and without those of which the second needs the first
-        anyway."""
+        of layers under `jax.checkpoint`, whose backward pass is one equation, and waits
+        for that of the layers that read what it makes. Only of equations with regions,
+        and without those of which the second needs the first anyway."""
+        ops = [self.program.ops[i] for i in self.program.body.ops]
+        if all(ops[i].call is None for i in self.backward):
+            return frozenset()
         rank = {i: i for i in self.forward}
         found = set[tuple[int, int]]()
+        waits: dict[int, set[int]] = {}  # of backward equations, for forward ones
         for i in self.backward:
-            home = self.homes[i]
-            is_call = self.program.ops[self.program.body.ops[i]].call is not None
-            for v in self.lines.reads[i] if is_call else ():
-                if home is not None and not self._is_of_backward(v):
-                    found.update((home, at) for at in self._limits(v, (), rank))
+            home, mine = self.homes[i], set[int]()
+            for v in self.lines.reads[i]:
+                if self._is_of_backward(v):
+                    mine |= waits[self.lines.maker[v]]
+                else:
+                    mine.update(self._limits(v, (), rank))
+            is_call = home is not None and ops[i].call is not None
+            waits[i] = {home} if is_call and home is not None else mine
+            if is_call and home is not None:
+                found.update((home, at) for at in mine)
         needs: dict[int, int] = {}  # sets of equations, as bits
         for i in self.forward:
             made_by = {self.lines.maker.get(v, -1) for v in self.lines.reads[i]}
