@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.keywords import brief, real
@@ -177,3 +178,27 @@ def simulated(plan: Plan, jitter: Noise | float | None = None) -> Simulation | J
             )
         jitter = Noise(task_sigma=sigma, link_sigma=2 * sigma)
     return jittered(schedule, jitter)
+
+
+IDLE = 0.1
+"""Of the busiest stage's time: stages with less are called idle, in notes."""
+
+
+def idle_stages(pipeline: Pipeline) -> list[int]:
+    """Stages that have almost nothing to do."""
+    busy = pipeline.busy_s
+    return [i for i, seconds in enumerate(busy) if seconds < IDLE * max(busy)]
+
+
+def link_wait_s(pipeline: Pipeline, simulation: Simulation) -> float:
+    """Seconds by which a step is longer than if nothing took time between stages; 0.0
+    where that is less than half of the time in which stages idle.
+
+    Args:
+      pipeline: of a plan.
+      simulation: of its step.
+    """
+    hops = (replace(h, bytes_per_s=math.inf, latency_s=0.0) for h in pipeline.hops)
+    free = simulate(schedule_of(replace(pipeline, hops=tuple(hops))))
+    waits_s = simulation.step_time_s - free.step_time_s
+    return waits_s if waits_s >= simulation.bubble * simulation.step_time_s / 2 else 0.0

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rhino_jax.pipeline.of_plan import idle_stages, link_wait_s, schedule_of
+from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.units import format_bytes, format_seconds, format_share
 
 
@@ -26,7 +28,7 @@ def one_line(plan: Plan) -> str:
     """Program, mesh, hardware, step time, peak memory, gap and status."""
     predicted, search = plan.predicted, plan.search
     # How far several stages are above the best cut is not bounded.
-    gap = f" gap {format_share(search.gap)}," if not plan.has_tasks else ""
+    gap = f" gap {format_share(search.gap)}," if not plan.has_tasks else _idle(plan)
     return (
         f"Plan({plan.program_name} on {format_mesh(plan.mesh_axes)},"
         f" {plan.hardware}: {format_seconds(predicted.step_time_s)}/step,"
@@ -34,3 +36,16 @@ def one_line(plan: Plan) -> str:
         f" of {format_bytes(plan.memory_budget_bytes)},"
         f"{gap} {search.status})"
     )
+
+
+def _idle(plan: Plan) -> str:
+    """Where links keep stages idle for half of the time, or leave some without work."""
+    if plan.pipeline is None:
+        return ""
+    if idle := idle_stages(plan.pipeline):
+        return f" {len(idle)} of {len(plan.stages)} stages idle,"
+    simulation = simulate(schedule_of(plan.pipeline))
+    if simulation.bubble < 0.5 or not link_wait_s(plan.pipeline, simulation):
+        return ""
+    share = format_share(simulation.bubble)
+    return f" stages idle {share}, mostly for links between them,"

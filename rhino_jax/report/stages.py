@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.of_plan import link_wait_s, schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.timeline import lines_of
@@ -46,6 +46,7 @@ def stage_sections(plan: Plan) -> tuple[Section, ...]:
                 ),
                 *_slices(pipeline),
                 ("bubble", f"{format_share(simulation.bubble)} of all devices' time"),
+                *_links(pipeline, simulation),
                 *_sent_ahead(plan),
             ),
             table=Table(
@@ -66,6 +67,19 @@ def stage_sections(plan: Plan) -> tuple[Section, ...]:
             draws_table=True,
         ),
     )
+
+
+def _links(pipeline: Pipeline, simulation: Simulation) -> Iterator[tuple[str, str]]:
+    """Where most of the bubble is for links, what they take."""
+    waits_s = link_wait_s(pipeline, simulation)
+    if waits_s:
+        rate = format_bytes(min(hop.bytes_per_s for hop in pipeline.hops))
+        yield (
+            "waits for links",
+            f"{format_seconds(waits_s)} of a step, most of the bubble: {rate}/s from a"
+            " device to the next stage. More micro-batches, another schedule or faster"
+            " links for the axis `stage` hide more.",
+        )
 
 
 def _slices(pipeline: Pipeline) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from rhino_jax.errors import (
     StageError,
 )
 from rhino_jax.ir.program import Program
-from rhino_jax.pipeline.of_plan import FORWARD_ONLY
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY, idle_stages
 from rhino_jax.plan.kept import Part
 from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.meshes import AUTO, MeshAxes
@@ -33,6 +33,7 @@ from rhino_jax.planning.staging.loops.forms import all_layers, as_kept, forms_of
 from rhino_jax.planning.staging.slices.asked import FEW, TOKEN_SLICES, slices_in
 from rhino_jax.planning.variants import LEAST_GAIN
 from rhino_jax.transform.staged.stacks import Stack, Unstacked
+from rhino_jax.units import format_bytes
 
 
 MOST_FORMS = 2
@@ -41,9 +42,6 @@ MOST_FORMS = 2
 NO_PINS: Mapping[str, int] = {}
 
 NOWHERE: Mapping[int, Part] = {}
-
-IDLE = 0.1
-"""Of the busiest stage's time: stages with less are called idle, in a note."""
 
 
 def plan_stages(
@@ -104,20 +102,25 @@ def plan_stages(
         for stacks in forms
     ]
     plan = _fastest(asked, whole, meshes, rounds)
-    return replace(plan, notes=(*plan.notes, *_idle(plan)))
+    has_loops = any(leaf.num_stages > 1 for leaf in plan.inputs)
+    return replace(plan, notes=(*plan.notes, *_idle(plan, has_loops=has_loops)))
 
 
-def _idle(plan: Plan) -> Iterator[str]:
+def _idle(plan: Plan, *, has_loops: bool) -> Iterator[str]:
     """On stages that have almost nothing to do."""
-    assert plan.pipeline is not None
-    busy = plan.pipeline.busy_s
-    idle = [i for i, seconds in enumerate(busy) if seconds < IDLE * max(busy)]
-    if idle:
-        yield (
-            f"almost nothing to do for stage {', '.join(map(str, idle))}: a loop over"
-            " layers is cut into equal parts, one on each of some stages in a row;"
-            " layers written one by one are cut anywhere."
-        )
+    idle = [] if plan.pipeline is None else idle_stages(plan.pipeline)
+    if plan.pipeline is None or not idle:
+        return
+    rates = [hop.bytes_per_s for hop in plan.pipeline.hops]
+    why = (
+        "a loop over layers is cut into equal parts, one on each of some stages in a"
+        " row; layers written one by one are cut anywhere."
+        if has_loops or not rates
+        else f"at {format_bytes(min(rates))}/s from a device to the next stage, what"
+        " would cross takes longer than the work that it would take over; fewer stages,"
+        " more micro-batches or the axis `stage` over faster links."
+    )
+    yield f"almost nothing to do for stage {', '.join(map(str, idle))}: {why}"
 
 
 def _fastest(

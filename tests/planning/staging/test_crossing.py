@@ -36,3 +36,12 @@ def test_a_gradient_crosses_a_slow_link_in_shards_as_its_activation_does(schedul
     (hop,) = plan.pipeline.hops
     # Of one micro-batch, on one of eight devices.
     assert hop.forward_bytes == hop.backward_bytes == 2 * ROWS * WIDTH // 8
+
+
+@pytest.mark.parametrize(
+    ("hardware", "tp", "is_told"), [("v100-16gb:2x8", 8, True), ("h100:8", 4, False)]
+)
+def test_a_line_says_that_stages_idle_for_their_links(hardware, tp, is_told):
+    plan = planned(hardware, mesh={"stage": 2, "tp": tp}, schedule="1f1b")
+    assert ("mostly for links between them" in str(plan)) == is_told
+    assert ("waits for links" in plan.table()) == is_told
