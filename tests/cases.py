@@ -1,14 +1,19 @@
-"""Cases of a parametrized test, of which a covering few are in the short run."""
+"""Cases of a parametrized test: a covering few in the short run; the day's seed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 
 SLOW = pytest.mark.slow
+
+SEED = int(os.environ.get("RHINO_TEST_SEED", f"{datetime.now(tz=UTC):%Y%m%d}"))
+"""Seed of what is drawn anew every day: RHINO_TEST_SEED, or the date."""
 
 
 def covering(

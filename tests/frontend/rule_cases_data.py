@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.lax import linalg
-from rule_cases import Case, Rng, bound, ints, normals, on, shape
+
+from tests.frontend.rule_cases import Case, Rng, bound, ints, normals, on, shape
 
 
 def dot(rng: Rng) -> tuple[Any, tuple[Any, ...]]:

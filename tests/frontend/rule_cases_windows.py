@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from rule_cases import Case, Rng, bound, fixed, normals
+
+from tests.frontend.rule_cases import Case, Rng, bound, fixed, normals
 
 
 def conv(

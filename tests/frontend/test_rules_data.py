@@ -15,6 +15,7 @@ from jax import lax
 
 from rhino_jax.frontend.check.rule import check_rule
 from tests.cases import covering
+from tests.frontend.check.index_ops import gather_of, indexing, normals, scatter_of
 
 
 EXAMPLES = covering([3, 25])
@@ -34,10 +35,6 @@ def quick_compiles() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-def normals(*dims: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(dims).astype(np.float32)
 
 
 def count(name: str, fn: Any, *args: Any, **options: Any) -> int:
@@ -75,79 +72,9 @@ def test_reshape_keeps_what_the_major_side_shares() -> None:
     assert count("reshape", lambda x: x.reshape(8, 3), normals(4, 6), max_pairs=0) == 3
 
 
-@st.composite
-def indexing(draw: st.DrawFn) -> dict[str, Any]:
-    """Dimension numbers and shapes of a gather or scatter.
-
-    Each operand dim is batched, indexed and dropped, indexed with a window of one,
-    indexed with a longer window, or taken in full, with or without an index.
-    """
-    roles = draw(
-        st.lists(
-            st.sampled_from("batch drop one part full all".split()),
-            min_size=1,
-            max_size=4,
-        )
-    )
-    operand = tuple(draw(st.sampled_from([2, 4, 4, 8])) for _ in roles)
-    indexed = draw(
-        st.permutations(
-            [d for d, r in enumerate(roles) if r in ("drop", "one", "part", "all")]
-        )
-    )
-    batch = [d for d, role in enumerate(roles) if role == "batch"]
-    free = draw(st.lists(st.sampled_from([2, 4, 3]), max_size=2))
-    slots = draw(st.permutations([*range(len(batch) + len(free))]))
-    lead = [0] * len(slots)
-    for slot, size in zip(slots, [*(operand[d] for d in batch), *free], strict=True):
-        lead[slot] = size
-    windows = [
-        d for d, role in enumerate(roles) if role in ("one", "part", "full", "all")
-    ]
-    rank = len(lead) + len(windows)
-    offsets = sorted(draw(st.permutations(range(rank)))[: len(windows)])
-    sizes = {"batch": 1, "drop": 1, "one": 1}
-    slice_sizes = tuple(
-        sizes.get(role, max(n // 2, 1) if role == "part" else n)
-        for role, n in zip(roles, operand, strict=True)
-    )
-    mode = draw(st.sampled_from(["clip", "fill", "promise_in_bounds"]))
-    low, high = (0, 1) if mode == "promise_in_bounds" else (-2, 9)
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
-    indices = rng.integers(low, high + 1, (*lead, len(indexed))).astype(np.int32)
-    if mode == "promise_in_bounds":
-        room = np.array([operand[d] - slice_sizes[d] for d in indexed], np.int32)
-        indices = np.minimum(indices, room).astype(np.int32)
-    window_sizes = iter(slice_sizes[d] for d in windows)
-    lead_sizes = iter(lead)
-    updates = [next(window_sizes if d in offsets else lead_sizes) for d in range(rank)]
-    return {
-        "operand": operand,
-        "indices": indices,
-        "updates": tuple(updates),
-        "offset_dims": tuple(offsets),
-        "dropped": tuple(d for d, role in enumerate(roles) if role == "drop"),
-        "indexed": tuple(indexed),
-        "batch": tuple(batch),
-        "indices_batch": tuple(slots[: len(batch)]),
-        "slice_sizes": slice_sizes,
-        "mode": mode,
-    }
-
-
 def check_gather(case: dict[str, Any]) -> None:
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=case["offset_dims"],
-        collapsed_slice_dims=case["dropped"],
-        start_index_map=case["indexed"],
-        operand_batching_dims=case["batch"],
-        start_indices_batching_dims=case["indices_batch"],
-    )
-
-    def fn(x: Any, i: Any) -> Any:
-        return lax.gather(x, i, numbers, case["slice_sizes"], mode=case["mode"])
-
-    count("gather", fn, normals(*case["operand"]), case["indices"])
+    fn, args = gather_of(case)
+    count("gather", fn, *args)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
@@ -158,18 +85,7 @@ def test_gather(examples: int) -> None:
 def check_scatter(kind: str, case: dict[str, Any]) -> None:
     # XLA:CPU loses updates where index vectors are empty (three into one element).
     assume(case["indexed"])
-    numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=case["offset_dims"],
-        inserted_window_dims=case["dropped"],
-        scatter_dims_to_operand_dims=case["indexed"],
-        operand_batching_dims=case["batch"],
-        scatter_indices_batching_dims=case["indices_batch"],
-    )
-
-    def fn(x: Any, i: Any, u: Any) -> Any:
-        return getattr(lax, kind)(x, i, u, numbers, mode=case["mode"])
-
-    args = normals(*case["operand"]), case["indices"], normals(*case["updates"])
+    fn, args = scatter_of(kind, case)
     count(kind.replace("_", "-"), fn, *args)
 
 

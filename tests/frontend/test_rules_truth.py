@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from rule_cases import CASES, Case, primitive
-from rule_cases_data import DATA_CASES
-from rule_cases_windows import WINDOW_CASES
 
 from rhino_jax.frontend import importer  # noqa: F401  registers the rules
 from rhino_jax.frontend.check.rule import check_rule
 from rhino_jax.frontend.registry import OpContext, lookup, registered
 from tests.cases import covering
+from tests.frontend.rule_cases import CASES, Case, primitive
+from tests.frontend.rule_cases_data import DATA_CASES
+from tests.frontend.rule_cases_windows import WINDOW_CASES
 
 
 ALL_CASES: dict[str, tuple[Case, ...]] = {**CASES, **DATA_CASES, **WINDOW_CASES}

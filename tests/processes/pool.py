@@ -160,3 +160,23 @@ def errors(found: list[dict[str, Any]], kind: str = "ProcessError") -> list[str]
     for one in found:
         assert one.get("error") == kind, one.get("text") or one["stderr"][-2000:]
     return [one["text"] for one in found]
+
+
+def wrong_of(pool: Pool, scenario: str, name: str, seed: int, most: int) -> list[str]:
+    """Return what a scenario of `one_device` finds wrong; a process that ends is.
+
+    Args:
+      pool: starts another process in its place.
+      scenario: a function's name.
+      name, seed, most: what it runs, what is drawn, and how much of it.
+    """
+    settings = {"NAME": name, "SEED": str(seed), "MOST": str(most)}
+    try:
+        (found,) = pool.run(scenario, 1, module="one_device", devices=8, **settings)
+    except queue.Empty:
+        return [f"{name}: no end within {WITHIN_S:.0f} s"]
+    if "result" in found:
+        return list(found["result"])
+    what = found.get("text") or f"the process ended with {found['rc']}"
+    last = found["stderr"].rpartition("RUNNING ")[2]
+    return [f"{name}: {what}, running {last[:2000]}"]

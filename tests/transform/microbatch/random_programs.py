@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,29 +17,44 @@ import numpy as np
 from jax import lax
 
 
-B, S, D, V = 6, 3, 4, 5
+class Sizes(NamedTuple):
+    """Rows of the batch, its sequence, features, rows of the table."""
+
+    b: int = 6
+    s: int = 3
+    d: int = 4
+    v: int = 5
 
 
-def arguments(seed: int) -> tuple[Any, Any]:
-    rng = np.random.default_rng(seed)
+def arguments(seed: int, sizes: Sizes = Sizes()) -> tuple[Any, Any]:  # noqa: B008
+    rng, (b, s, d, v) = np.random.default_rng(seed), sizes
 
     def normal(*shape: int) -> Any:
         return rng.normal(size=shape).astype(np.float32)
 
-    params = {"w": normal(D, D), "e": normal(V, D), "s": np.float32(0.5)}
+    params = {"w": normal(d, d), "e": normal(v, d), "s": np.float32(0.5)}
     batch = {
-        "x": normal(B, D),
-        "h": normal(B, S, D),
-        "t": rng.integers(V, size=(B, S), dtype=np.int32),
-        "y": rng.integers(D, size=B, dtype=np.int32),
+        "x": normal(b, d),
+        "h": normal(b, s, d),
+        "t": rng.integers(v, size=(b, s), dtype=np.int32),
+        "y": rng.integers(d, size=b, dtype=np.int32),
     }
     return params, batch
 
 
+Make = Callable[["Maker"], Any]
+"""Makes a value of those so far."""
+
+
 class Maker:
-    """Values so far, and the next one by chance; all numbers stay near one."""
+    """Values so far, and the next one by chance; all numbers stay near one.
+
+    Attributes:
+      b, d, v: as of `Sizes`.
+    """
 
     def __init__(self, seed: int, params: Any, batch: Any) -> None:
+        (self.b, self.d), (self.v, _) = batch["x"].shape, params["e"].shape
         self.chance, self.params, self.batch = random.Random(seed), params, batch
         self.values = [batch["x"], batch["h"], params["e"][batch["t"]]]
 
@@ -50,8 +65,8 @@ class Maker:
     def axis(self, x: Any) -> int:
         return self.chance.randrange(x.ndim)
 
-    def step(self) -> None:
-        made = self.chance.choice(OPS)(self)
+    def step(self, ops: Sequence[Make]) -> None:
+        made = self.chance.choice(ops)(self)
         if made.size > 2000:
             made = made.mean(0)
         if not jnp.issubdtype(made.dtype, jnp.floating):
@@ -74,7 +89,7 @@ def binary(m: Maker) -> Any:
 
 def weight(m: Maker) -> Any:
     x = m.any(1)
-    return x @ m.params["w"] if x.shape[-1] == D else x * m.params["s"]
+    return x @ m.params["w"] if x.shape[-1] == m.d else x * m.params["s"]
 
 
 def reduced(m: Maker) -> Any:
@@ -152,10 +167,10 @@ def looked_up(m: Maker) -> Any:
     way = m.chance.randrange(4)
     if way == 0:
         return m.params["e"][m.batch["t"][:, 0]]
-    if way == 1 and x.ndim == 2 and x.shape[0] == B:
-        return x[jnp.arange(B), m.batch["y"] % x.shape[1]]
-    if way == 2 and x.shape[0] == B:
-        at = m.batch["y"].reshape(B, *(1,) * (x.ndim - 1)) % x.shape[-1]
+    if way == 1 and x.ndim == 2 and x.shape[0] == m.b:
+        return x[jnp.arange(m.b), m.batch["y"] % x.shape[1]]
+    if way == 2 and x.shape[0] == m.b:
+        at = m.batch["y"].reshape(m.b, *(1,) * (x.ndim - 1)) % x.shape[-1]
         return jnp.take_along_axis(x, at, -1)
     return x[m.batch["y"] % x.shape[0]]
 
@@ -174,7 +189,7 @@ def drawn(m: Maker) -> Any:
 
 def scattered(m: Maker) -> Any:
     rows = m.batch["x"] if m.chance.random() < 0.5 else m.batch["h"][:, 0]
-    return jnp.zeros((V, D)).at[m.batch["t"][:, 0]].add(rows @ m.params["w"])
+    return jnp.zeros((m.v, m.d)).at[m.batch["t"][:, 0]].add(rows @ m.params["w"])
 
 
 def looped(m: Maker) -> Any:
@@ -192,7 +207,7 @@ def looped(m: Maker) -> Any:
 
 def layers(m: Maker) -> Any:
     x = m.any(1)
-    if x.shape[-1] != D:
+    if x.shape[-1] != m.d:
         return x * m.params["s"]
 
     @jax.checkpoint
@@ -216,13 +231,19 @@ OPS = [
 ]  # fmt: skip
 
 
-def step_of(seed: int) -> Callable[..., Any]:
-    """A step of `arguments(seed)`: new parameters, the loss, a value."""
+def step_of(seed: int, more: Sequence[Make] = ()) -> Callable[..., Any]:
+    """A step of `arguments(seed)`: new parameters, the loss, a value.
+
+    Args:
+      seed: of what is drawn.
+      more: ops beyond `OPS`.
+    """
+    ops = [*OPS, *more]
 
     def loss(params: Any, batch: Any) -> Any:
         maker = Maker(seed, params, batch)
         for _ in range(maker.chance.randint(3, 9)):
-            maker.step()
+            maker.step(ops)
         weights = m = batch["t"].astype(jnp.float32).mean(1)
         last = maker.values[-3:]
         total = sum(v.mean() for v in last) + m.sum() / (1 + weights.sum())

@@ -1,0 +1,39 @@
+"""Random train steps, planned with options at random, equal one device.
+
+Those of the day are others every day; RHINO_TEST_SEED repeats them, and
+RHINO_TEST_STEPS says how many of each kind a test runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.behaviour.random_steps import KINDS, wrong_step
+from tests.cases import SEED
+from tests.processes.pool import Pool, wrong_of
+
+
+STEPS = int(os.environ.get("RHINO_TEST_STEPS", "4"))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_planned_and_run(kind: str) -> None:
+    assert wrong_step(kind, 0) is None
+
+
+# Neighbours are in different turns: every run of the slow tests has some of each kind.
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_the_day(pool: Pool, kind: str, part: int) -> None:
+    first = 1000 * SEED + STEPS * part
+    assert wrong_of(pool, "steps", kind, first, STEPS) == []
