@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from rhino_jax._compat import is_literal
 from rhino_jax.errors import TokenSliceError
 from rhino_jax.ir.factor import FactorKind
@@ -15,8 +13,7 @@ from rhino_jax.ir.program import Op, Program
 from rhino_jax.transform.microbatch.flow.states import locate
 from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.token_slices import refused
-from rhino_jax.transform.token_slices.bounding import bounds_of
-from rhino_jax.transform.token_slices.bounds import MODERATE, exactly
+from rhino_jax.transform.token_slices.bounding import Masks
 from rhino_jax.transform.token_slices.flow import (
     At,
     Sliced,
@@ -29,7 +26,7 @@ from rhino_jax.transform.token_slices.flow import (
 )
 from rhino_jax.transform.token_slices.inputs import first_states, shapes_of
 from rhino_jax.transform.token_slices.opened import Opened
-from rhino_jax.transform.token_slices.pairs import UNMASKED, OnPairs
+from rhino_jax.transform.token_slices.pairs import UNMASKED, Corners, OnPairs
 from rhino_jax.transform.token_slices.states import (
     Cause,
     Cross,
@@ -52,7 +49,7 @@ class Found:
     runs: of every equation how it is done slice by slice; None: once.
     twins: value of the backward pass → the one of the forward pass that equals it.
     known: equations that make what the forward pass left in full.
-    corners: masks by row and column.
+    corners: masks by row and column; `masks`: as a whole.
     """
 
     piece: Opened
@@ -61,7 +58,8 @@ class Found:
     twins: dict[int, int]
     runs: list[Sliced | None] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
-    corners: dict[Any, Any] = field(default_factory=dict)
+    corners: Corners = field(default_factory=Corners)
+    masks: Masks = field(default_factory=Masks)
 
     @property
     def program(self) -> Program:
@@ -86,7 +84,8 @@ def analyse(apart: Apart, piece: Opened, length: int) -> Found:
         op = piece.op(i)
         for v, atom in zip(op.operands, eqn.invars, strict=True):
             if is_literal(atom):
-                found.states[v] = Whole(is_free=True, bounds=exactly(atom.val))
+                bounds = found.masks.literal(atom.val)
+                found.states[v] = Whole(is_free=True, bounds=bounds)
         states = [found.states[v] for v in op.operands]
         run: Sliced | None = None
         made: Sequence[State]
@@ -132,7 +131,7 @@ def _may_be_low(state: State) -> bool:
     if isinstance(state, Row):
         return state.may_be_low
     bounds = state.bounds if isinstance(state, Whole) else None
-    return bounds is not None and bool(np.any(bounds.low < -MODERATE))
+    return bounds is not None and bounds.may_be_low
 
 
 def _lowered(state: State) -> State:
@@ -255,7 +254,7 @@ def _whole(
     is_free = all(s is not None and s.is_free for s in known)
     bounds = None
     if when is When.FORWARD:
-        bounds = bounds_of(eqn, [None if s is None else s.bounds for s in known])
+        bounds = found.masks.of(eqn, [None if s is None else s.bounds for s in known])
     is_data = is_free and not (bounds is not None and bounds.is_exact)
     place = _place(found, op, states, result) if is_data else None
     return Whole(when, is_free, place, bounds, cause)

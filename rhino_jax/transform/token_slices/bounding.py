@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 
@@ -50,6 +50,38 @@ def bounds_of(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
     if not found.is_exact and np.isnan(found.low).any() | np.isnan(found.high).any():
         return None
     return found
+
+
+@dataclass(slots=True)
+class Masks:
+    """Bounds that were found: those of equal equations on the same operands are the
+    same, so that the mask of every layer is looked at once (value numbering).
+
+    Attributes:
+      found: by what makes them.
+    """
+
+    found: dict[Any, Bounds | None] = field(default_factory=dict)
+
+    def literal(self, x: Any) -> Bounds:
+        """Return the bounds of a literal."""
+        array = np.asarray(x)
+        key = str(array.dtype), array.shape, array.tobytes()
+        return cast(Bounds, self._known(key, lambda: exactly(array)))
+
+    def of(self, eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
+        """Return the bounds of an equation's result; see `bounds_of`."""
+        if any(hasattr(x, "jaxpr") for x in eqn.params.values()):
+            return bounds_of(eqn, operands)
+        types = tuple(str(v.aval) for v in (*eqn.outvars, *eqn.invars))
+        # Bounds are compared by identity.
+        key = eqn.primitive.name, str(eqn.params), types, *operands
+        return self._known(key, lambda: bounds_of(eqn, operands))
+
+    def _known(self, key: Any, make: Callable[[], Bounds | None]) -> Bounds | None:
+        if key not in self.found:
+            self.found[key] = make()
+        return self.found[key]
 
 
 def is_number(dtype: Any) -> bool:

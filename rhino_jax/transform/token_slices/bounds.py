@@ -7,6 +7,7 @@ a mask that is broadcast to all heads is as small as it was.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ MODERATE = 1e3
 attention, are taken to be no larger. (A score of 100 is a probability of 1.)"""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Bounds:
     """Attributes:
     low, high: [.., size or 1, ..]; the same array where elements are known.
@@ -31,6 +32,21 @@ class Bounds:
     @property
     def is_exact(self) -> bool:
         return self.low is self.high
+
+    @cached_property
+    def least(self) -> float:
+        """A bound of all elements from below."""
+        return float(np.min(self.low))
+
+    @cached_property
+    def most(self) -> float:
+        """A bound of all elements from above."""
+        return float(np.max(self.high))
+
+    @cached_property
+    def may_be_low(self) -> bool:
+        """Whether some may be less than what is made of weights."""
+        return bool(np.any(self.low < -MODERATE))
 
 
 def exactly(x: Any) -> Bounds:

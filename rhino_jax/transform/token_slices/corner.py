@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ float32, as that of -104 is. Half of -1e4, the least that masks add in float16 (
 least number is -65,504), so that it is low still beside a score."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Corner:
     """Bounds of a whole value.
 
@@ -30,7 +31,7 @@ class Corner:
     high: Any
     is_after: Any
 
-    @property
+    @cached_property
     def later(self) -> Later:
         """What it is as one of the operands."""
         least = np.min(self.low, initial=np.inf, where=self.is_after)

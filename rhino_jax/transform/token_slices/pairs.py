@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from rhino_jax.ir.program import Op
 from rhino_jax.transform.token_slices.bounds import MODERATE, Bounds
@@ -37,6 +35,19 @@ from rhino_jax.transform.token_slices.states import (
 UNMASKED = "lets tokens read later ones"
 
 
+@dataclass(slots=True)
+class Corners:
+    """Masks by row and column, and what ops make of them, of ops before too.
+
+    Attributes:
+      found: corners by bounds and dims.
+      made: results by op and operands.
+    """
+
+    found: dict[Any, Corner | None] = field(default_factory=dict)
+    made: dict[Any, Later] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, eq=False)
 class OnPairs:
     """An op that has tokens at two places.
@@ -46,7 +57,7 @@ class OnPairs:
       states: of its operands.
       ats: both places.
       is_backward: whether it is in the backward pass.
-      corners: masks by row and column, those of ops before too.
+      corners: masks by row and column.
     """
 
     op: Op
@@ -54,7 +65,7 @@ class OnPairs:
     states: Sequence[State]
     ats: tuple[At, At]
     is_backward: bool
-    corners: dict[Any, Corner | None]
+    corners: Corners
 
     def done(self) -> Sliced | Stuck:
         pair = self._pair()
@@ -102,7 +113,11 @@ class OnPairs:
         return Later(seen=seen, leak=either[0].leak)
 
     def _made(self, row: int) -> Later:
-        return made_by(self.eqn, [self._part(i, row) for i in range(len(self.states))])
+        parts = tuple(self._part(i, row) for i in range(len(self.states)))
+        key = self.op.name, self.eqn.params.get("y"), parts
+        if key not in self.corners.made:
+            self.corners.made[key] = made_by(self.eqn, parts)
+        return self.corners.made[key]
 
     def _part(self, i: int, row: int) -> Part:
         state = self.states[i]
@@ -118,7 +133,7 @@ class OnPairs:
         if state.bounds is None:
             return Part(Later())
         bounds = state.bounds
-        least, most = float(np.min(bounds.low)), float(np.max(bounds.high))
+        least, most = bounds.least, bounds.most
         corner = self._corner(i, bounds, row)
         if corner is None:
             seen = Seen.ALL if least >= -MODERATE else Seen.NONE
@@ -137,10 +152,11 @@ class OnPairs:
             return None
         first, second = (None if place is None else place.dim for place in places)
         key = bounds, first, second, ats[0].first, ats[1].first, ats[0].count
-        if key not in self.corners:
+        corners = self.corners.found
+        if key not in corners:
             rows, columns = (Place(0, 1, 1, at.first, at.count) for at in ats)
-            self.corners[key] = corner_of(bounds, (first, second), rows, columns)
-        return self.corners[key]
+            corners[key] = corner_of(bounds, (first, second), rows, columns)
+        return corners[key]
 
     def _reduced(
         self, pair: Pair, later: Later, places: Sequence[Place | None]
