@@ -32,13 +32,13 @@ def rows_of(
     Raises:
       MicrobatchError: there is no batch to cut.
     """
-    choice = Choice(2, most_loops=most_loops, per_microbatch=places)
+    choice = Choice(1, most_loops=most_loops, per_microbatch=places, least=1)
     return cut_for_stages(closed, program, choice)[0].rows
 
 
 def data_of(closed: Any, program: Program, places: tuple[str, ...]) -> tuple[int, ...]:
     """Values of the inputs that hold a step's batch; see `rows_of`."""
-    choice = Choice(2, most_loops=MOST_LOOPS, per_microbatch=places)
+    choice = Choice(1, most_loops=MOST_LOOPS, per_microbatch=places, least=1)
     return cut_for_stages(closed, program, choice)[0].inputs
 
 

@@ -30,6 +30,7 @@ from rhino_jax.transform.microbatch.flow.batch import (
 )
 from rhino_jax.transform.microbatch.flow.blocks import Item, flatten, is_parameter
 from rhino_jax.transform.microbatch.flow.ops import Sizes
+from rhino_jax.transform.microbatch.flow.single import analyse_one
 from rhino_jax.transform.microbatch.flow.states import Rows, Whole
 from rhino_jax.transform.microbatch.meeting import meeting_flops
 from rhino_jax.transform.retraced import imported_again
@@ -52,7 +53,7 @@ def find_cut(
       MicrobatchError: it cannot be cut into so many pieces; says what op needs what.
     """
     first: MicrobatchError | None = None
-    for rows, inputs in candidates(flatten(closed, program)):
+    for rows, inputs in candidates(flatten(closed, program), choice.least):
         try:
             if is_even:
                 _check_even(program, choice.count, rows)
@@ -60,7 +61,8 @@ def find_cut(
         except MicrobatchError as error:
             first = first or error
     data = [program.inputs[i] for i in data_inputs(program)]
-    if data and all(program.values[e.value].shape[0] == 1 for e in data):
+    is_one = data and all(program.values[e.value].shape[0] == 1 for e in data)
+    if is_one and choice.count > 1:
         raise MicrobatchError(
             f"`{program.name}` has a batch of 1: there is nothing to cut.",
             where=data[0].path,
@@ -86,9 +88,13 @@ def _cut(
     takes_own = _takes_own(choice)
     opened: set[int] = set()
     same: dict[int, int] = {}
+    needs: Op | None = None
     for _ in range(MOST_CHANGES):
         flat = flatten(closed, program, opened, same)
         try:
+            if rows == 1:
+                found = analyse_one(flat, inputs, sizes)
+                break
             found = analyse(flat, inputs, sizes, takes_own)
             again = made_again(found, opened)
             if again == same:
@@ -97,12 +103,17 @@ def _cut(
         except Opened as error:
             opened.update(_alike(program, error.op))
         except Divided as error:
+            needs = error.item.op
+            if not error.item.results:  # no loop that comes later can run it
+                raise _effect_needs_sum(program, needs) from None
             closed = split_scan(closed, flat, error.scan, error.values)
             program = imported_again(closed, program)
             opened, same, inputs = set(), {}, moved(inputs, flat, program)
     else:
         raise MicrobatchError(
             f"`{program.name}` has sums over the batch in too many of its loops.",
+            where=str(needs.source) if needs else f"`{program.name}`",
+            numbers=f"{MOST_CHANGES} loops and recomputed regions taken apart",
             fix="plan with `microbatches=1`.",
         )
     _check_batch(program, found)
@@ -112,6 +123,16 @@ def _cut(
     _check_own(cut)
     _check(program, choice, cut, _waits(found, demand), found)
     return cut, found
+
+
+def _effect_needs_sum(program: Program, op: Op) -> MicrobatchError:
+    return MicrobatchError(
+        f"`{op.name}` needs, in every trip of a loop, a sum over the batch, which"
+        f" `{program.name}` has in micro-batches only after the loop.",
+        where=str(op.source),
+        numbers="no result depends on it",
+        fix="return what it should see from the loop, or plan with `microbatches=1`.",
+    )
 
 
 def _alike(program: Program, region: int) -> set[int]:

@@ -294,3 +294,21 @@ def summed_in_a_loop(p, b):
 def test_a_scan_over_the_batch_that_accumulates_makes_fewer_trips():
     for cut in checked(summed_in_a_loop, (2, 3), has_aux=True):
         assert len(cut.loops) == 1
+
+
+def printed(p, b):
+    def layer(x, w):
+        x = jnp.tanh(x @ w)
+        jax.debug.print("mean {m}", m=x.mean())
+        return x, None
+
+    return lax.scan(layer, b["x"], jnp.stack([p["w"]] * 2))[0].mean()
+
+
+def test_a_mean_that_a_loop_prints_is_refused_with_its_line():
+    step, args = step_of(printed)
+    error = cut_of(step, args, donate=(0, 1))
+    assert isinstance(error, MicrobatchError)
+    assert "`debug_print`" in error.what
+    line = printed.__code__.co_firstlineno + 3
+    assert f"test_microbatch_programs.py:{line}" in error.where

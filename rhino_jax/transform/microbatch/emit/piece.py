@@ -114,7 +114,8 @@ class Inside:
     def region(
         self, item: Item, arrays: Sequence[Any], uses: Sequence[State]
     ) -> list[Any]:
-        if all(isinstance(u, Whole) for u in uses):
+        has_all = self.piece.rows == self.piece.split.rows
+        if has_all or all(isinstance(u, Whole) for u in uses):
             return bind_eqn(item.eqn, arrays, item.eqn.params)
         assert item.op.call is not None
         return REGIONS[item.op.call.kind](self, item, arrays)

@@ -6,7 +6,7 @@ the batch meet.
 Order: `batch` (inputs that may hold it), `blocks` (the program, calls taken apart),
 `states`, `linear` (ops that sums pass), `row_numbers` (look-ups of one's own row),
 `ops` (what one op makes of its operands), `accumulated` (carries of loops over rows),
-`regions`, `analysis` (a whole program), `generated` (whole values of which pieces make
-their own), `part` (of a program, alone), `again` (sums that are recomputed, as those of
-the forward pass).
+`regions`, `analysis` (a whole program), `single` (one whose batch is one row),
+`generated` (whole values of which pieces make their own), `part` (of a program, alone),
+`again` (sums that are recomputed, as those of the forward pass).
 """

@@ -37,11 +37,17 @@ class Opened(Exception):
 
 
 class Divided(Exception):
-    """A scan has to be split, as its body needs sums over the batch."""
+    """A scan has to be split, as its body needs sums over the batch.
 
-    def __init__(self, scan: Item, values: tuple[int, ...]) -> None:
+    Attributes:
+      scan: it.
+      values: these sums.
+      item: the op that needs them.
+    """
+
+    def __init__(self, scan: Item, values: tuple[int, ...], item: Item) -> None:
         super().__init__(scan.op.id)
-        self.scan, self.values = scan, values
+        self.scan, self.values, self.item = scan, values, item
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,7 @@ def _run_region(found: Found, item: Item, states: Sequence[State]) -> Ran | Need
             raise Opened(item.op.id) from None
         if item.op.name == "scan" and all(v in found.flat.maker for v in error.values):
             if error.values:
-                raise Divided(item, error.values) from None
+                raise Divided(item, error.values, error.item) from None
         cuts = tuple(i for i, s in enumerate(states) if isinstance(s, Rows))
         return Needs(cuts, error.why)
     uses = (

@@ -34,8 +34,9 @@ def data_inputs(program: Program) -> list[int]:
     return [i for i, root in zip(slots, roots, strict=True) if root == roots[-1]]
 
 
-def candidates(flat: Flat) -> list[tuple[int, Inputs]]:
-    """Sizes of the batch, likeliest first, and the inputs that would hold it.
+def candidates(flat: Flat, least: int = 2) -> list[tuple[int, Inputs]]:
+    """Sizes of the batch, from `least` on, likeliest first, and the inputs that would
+    hold it.
 
     A dim that happens to have that size is no harm: it is read in full where it turns
     out to be another. Where a program takes a first dim apart, as one does that
@@ -68,7 +69,7 @@ def candidates(flat: Flat) -> list[tuple[int, Inputs]]:
                 rows = Rows(0, key.outer, key.inner, cheap=0)
                 found.setdefault(key, {})[value.id] = rows
     order = sorted(found, key=lambda k: (k.dim, k.rank, -len(found[k]), -k.rows))
-    return [(key.rows, found[key]) for key in order if key.rows > 1]
+    return [(key.rows, found[key]) for key in order if key.rows >= least]
 
 
 class _Key(NamedTuple):
