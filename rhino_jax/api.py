@@ -123,9 +123,10 @@ def auto_shard(
         `lower` and TPU pods; in the order of "gpipe", and what is in no layer is shared
         by the stages. "token-slices":
         causal sequences pass through the stages slice by slice, forward from the first
-        on and back from the last on: for few long ones, `microbatches=1` too. Slices
-        are as long as is best; "token-slices:4": four; "token-slices:768,640,640": of
-        so many tokens.
+        on and back from the last on: for few long ones, a batch of one too ("auto"
+        compares it where micro-batches are fewer than stages). Slices are as many and
+        as long as is best; "token-slices:4": four; "token-slices:768,640,640": of so
+        many tokens.
       storage: "blocks": state may be stored with columns of fused weights `(d, 3·h·k)`,
         `(d, 2·f)` in another order, where steps are faster so; shapes stay. Arrays come
         from `plan.init` and `plan.put`, and `plan.as_written` puts them back in order;

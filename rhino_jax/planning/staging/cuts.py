@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.errors import InfeasiblePlanError, StageError
+from rhino_jax.errors import InfeasiblePlanError, ScheduleError, StageError
 from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import Cut, Problem
 from rhino_jax.pipeline.work import Work
 from rhino_jax.plan.kept import Part
-from rhino_jax.planning.meshes import MeshAxes
+from rhino_jax.planning.meshes import AUTO, MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
 from rhino_jax.planning.staging.estimated import estimated, twice
@@ -151,9 +152,13 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
             work = estimated(problem, chosen, *apart_too, group_of)
             own = group_of if chunks > shapes.groups else ()
             whole = CutStep(apart, shapes, bool(sides.backward), chosen, own, work)
-            if schedule == TOKEN_SLICES:
+            if schedule == TOKEN_SLICES or count == 1:
                 found += _in_slices(asked, whole, sides, problem)
                 continue
+            if schedule == AUTO and is_asked and count < shapes.groups:
+                # Slices fill a pipeline that so few micro-batches leave idle.
+                with contextlib.suppress(ScheduleError):
+                    found += _in_slices(asked, whole, sides, problem)
             found.append(whole)
             if sides.is_coupled:
                 again = twice(work, sides, shapes, chosen)
@@ -163,8 +168,8 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
 
 def _in_slices(
     asked: Asked, whole: CutStep, sides: Sides, problem: Problem
-) -> Iterator[CutStep]:
-    """A step that is cut, in slices of its sequences.
+) -> list[CutStep]:
+    """A step that is cut, in slices of its sequences, in a few ways.
 
     Args:
       asked: what is planned.
@@ -182,8 +187,10 @@ def _in_slices(
         when.DISPATCH_S,
         sums_s(problem, stages, target.hbm_bytes_per_s),
     )
-    for lengths, in_slices in slicing.ways(asked.slices):
-        yield replace(whole, work=in_slices, slices=lengths)
+    return [
+        replace(whole, work=in_slices, slices=lengths)
+        for lengths, in_slices in slicing.ways(asked.slices)
+    ]
 
 
 def _priced(asked: Asked, sides: Sides, shapes: Shapes) -> tuple[Sides, Shapes]:

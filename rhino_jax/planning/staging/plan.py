@@ -101,7 +101,12 @@ def plan_stages(
         else whole
         for stacks in forms
     ]
-    plan = _fastest(asked, whole, meshes, rounds)
+    try:
+        plan = _fastest(asked, whole, meshes, rounds)
+    except ScheduleError as error:
+        if schedule == AUTO and rounds == [[1]]:
+            raise _one_micro_batch(whole, error) from None
+        raise
     has_loops = any(leaf.num_stages > 1 for leaf in plan.inputs)
     return replace(plan, notes=(*plan.notes, *_idle(plan, has_loops=has_loops)))
 
@@ -155,16 +160,19 @@ def _fastest(
 
 def _counts(asked: Asked, microbatches: int | str) -> list[list[int]]:
     """See `counts_of`."""
-    is_sliced = asked.schedule == TOKEN_SLICES
-    if isinstance(microbatches, int):
-        if microbatches == 1 and not is_sliced:
-            raise _one_micro_batch(asked)
-        return [[microbatches]]
-    of_step = asked.of_step
-    rows = rows_of(of_step.closed, of_step.program, asked.places)
-    if is_sliced:
-        return [[n for n in FEW if rows % n == 0]]
-    return [*counts_of(rows, len(asked.shares))]
+    of_step, is_said = asked.of_step, isinstance(microbatches, int)
+    most = (
+        microbatches
+        if isinstance(microbatches, int)
+        else rows_of(of_step.closed, of_step.program, asked.places)
+    )
+    if most == 1 and asked.schedule not in (TOKEN_SLICES, AUTO):
+        raise _one_micro_batch(asked)
+    if is_said or most == 1:
+        return [[most]]
+    if asked.schedule == TOKEN_SLICES:
+        return [[n for n in FEW if most % n == 0]]
+    return [*counts_of(most, len(asked.shares))]
 
 
 def _cuts(
@@ -289,14 +297,26 @@ def _seconds(plan: Plan) -> float:
     return plan.predicted.step_time_s
 
 
-def _one_micro_batch(asked: Asked) -> MicrobatchError:
-    name = asked.of_step.program.name
+def _one_micro_batch(
+    asked: Asked, refused: ScheduleError | None = None
+) -> MicrobatchError:
+    """
+    Args:
+      asked: what is planned.
+      refused: why sequences do not run in slices, if that was tried.
+    """
+    name, fix = asked.of_step.program.name, "take two or more micro-batches"
+    numbers = f"{len(asked.shares)} stages"
+    if refused is None:
+        fix += f'; or, of a training step, schedule="{TOKEN_SLICES}", where sequences'
+        fix += " are long and causal"
+    else:
+        numbers += f"; in slices of its sequences: {refused.what}"
     return MicrobatchError(
         f"`{name}` cannot run in 1 micro-batch: all stages but one would be idle.",
-        where="`microbatches=`",
-        numbers=f"{len(asked.shares)} stages",
-        fix=f'take two or more; or schedule="{TOKEN_SLICES}", where sequences are long'
-        " and causal.",
+        where=refused.where if refused else "`microbatches=`",
+        numbers=numbers,
+        fix=f"{fix}; or stages=1.",
     )
 
 

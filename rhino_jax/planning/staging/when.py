@@ -39,9 +39,9 @@ with that. All others but GPipe run either way."""
 SEARCHED = "searched"
 
 RUN = (*WHOLE, "zero-bubble", *SEVERAL, SEARCHED, TOKEN_SLICES)
-"""Schedules that are run. "auto" looks at all but the last, which is to be asked for:
-it is for causal sequences alone, and a group's program is as many times longer as there
-are slices, and with it planning."""
+"""Schedules that are run. "auto" looks at the last only where micro-batches are fewer
+than stages: it is for causal sequences alone, and a group's program is as many times
+longer as there are slices, and with it planning."""
 
 CHUNKS = 2
 """In every group, where there are several: as many as ZB-V has, and the least that
@@ -74,6 +74,7 @@ class Way:
       recomputed_s: as `step_time_s`, where all backward passes run their forward passes
         again; infinite where they cannot.
       is_usual: whether it is what others have to be clearly faster than.
+      slices: of every sequence.
     """
 
     cut: int
@@ -84,11 +85,14 @@ class Way:
     in_flight: tuple[int, ...]
     recomputed_s: float = math.inf
     is_usual: bool = False
+    slices: int = 1
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What is usual is taken unless another is clearly faster."""
-        steps = 2 if self.name == SEARCHED else not self.is_usual
+        """What is usual is taken unless another is clearly faster, and each time as
+        many slices, of which programs are as much longer, have to be so too."""
+        steps = 2.0 if self.name == SEARCHED else float(not self.is_usual)
+        steps += math.log2(self.slices)
         return not self.fits, self.step_time_s * (1 + LEAST_GAIN * steps)
 
 
@@ -235,7 +239,9 @@ def _way(at: int, name: str, work: Work) -> Way:
         again_s = simulate(TABLE[name].build(_recomputed(free))).step_time_s
     time_s = simulation.step_time_s
     is_usual, is_split = name == _usual(work), schedule.is_split
-    return Way(at, name, is_split, time_s, fits, flights, again_s, is_usual)
+    return Way(
+        at, name, is_split, time_s, fits, flights, again_s, is_usual, work.slices
+    )
 
 
 def flights_of(schedule: Schedule, chunks: int) -> tuple[int, ...]:

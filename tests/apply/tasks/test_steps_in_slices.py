@@ -66,6 +66,11 @@ def assert_equal(got, workload):
             {"model": "gpt-tiny"},
             {"mesh": {"stage": 2}, "schedule": "token-slices:18,14"},
         ),
+        # One sequence, of which nothing is said.
+        (
+            {"batch": 1, "num_layers": 2, "optimizer": "adamw"},
+            {"mesh": {"stage": 2}, "microbatches": 1},
+        ),
         (
             {"optimizer": "adamw", "clip_norm": 0.5},
             {"mesh": {"stage": 4}, "microbatches": 2, "schedule": "token-slices:17,15"},

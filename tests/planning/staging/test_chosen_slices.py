@@ -12,6 +12,7 @@ from rhino_jax.models import registry
 from rhino_jax.planning.staging.slices.asked import read_schedule, slices_in
 from rhino_jax.planning.staging.slices.chosen import units_of
 from rhino_jax.planning.staging.slices.growth import Growth
+from tests.helpers_causal import causal_step
 
 
 def planned(schedule, batch=1, **options):
@@ -110,3 +111,54 @@ def test_programs_that_cannot_run_in_slices_are_refused():
             mesh={"stage": 2},
             schedule="token-slices",
         )
+
+
+def few_layers(batch, width=8, **options):
+    """Causal layers on few long sequences, planned."""
+    layer = {k: jax.ShapeDtypeStruct((width, width), jnp.float32) for k in "qkv"}
+    data = jax.ShapeDtypeStruct((batch, 2048, width), jnp.float32)
+    return rhino.plan(
+        causal_step,
+        [layer] * 4,
+        {"x": data, "y": data},
+        mesh={"stage": 4},
+        donate_argnums=0,
+        hardware="h100",
+        progress=False,
+        **options,
+    )
+
+
+@pytest.mark.slow
+def test_sequences_run_in_slices_where_micro_batches_are_fewer_than_stages():
+    plan = few_layers(1, 512, microbatches=1)
+    assert plan.schedule == "token-slices" and plan.microbatches == 1
+    assert len(plan.pipeline.slices) >= 4
+
+
+def test_many_slices_are_compared_for_deep_pipelines():
+    assert units_of(4096, 32) == 32 and units_of(32768, 32) == 128
+
+
+def test_a_schedule_that_is_said_needs_two_micro_batches():
+    for options in ({"microbatches": 1}, {"microbatches": "auto"}):
+        with pytest.raises(MicrobatchError, match="would be idle") as caught:
+            few_layers(1, schedule="gpipe", **options)
+        assert "token-slices" in caught.value.fix
+
+
+def test_one_micro_batch_that_is_not_causal_says_why():
+    def loss(params, x):
+        for w in params:
+            x = x + jax.nn.softmax(x @ w @ jnp.swapaxes(x, 1, 2), axis=-1) @ x
+        return jnp.mean(x**2)
+
+    def train_step(params, x):
+        grads = jax.grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    weight = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    data = jax.ShapeDtypeStruct((1, 16, 8), jnp.float32)
+    with pytest.raises(MicrobatchError) as caught:
+        rhino.plan(train_step, [weight] * 4, data, mesh={"stage": 2}, donate_argnums=0)
+    assert "later" in caught.value.numbers

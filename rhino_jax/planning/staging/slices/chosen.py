@@ -21,13 +21,20 @@ from rhino_jax.transform.staged.sides import Sides
 from rhino_jax.transform.token_slices.sliced import sequence_length
 
 
-COUNTS = (2, 3, 4, 6, 8)
-"""Slices that are compared. More make groups' programs, and with them planning, longer,
-and gain little: with m sequences in T slices the bubble is (S - 1) / (m·T + S - 1)."""
+COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Slices that are compared. With m sequences in T slices the bubble is
+(S - 1) / (m·T + S - 1): 48 stages and two sequences take 32, as TeraPipe's deepest
+models do. More make groups' programs, and with them planning, longer: what they have to
+gain for that is in `planning.staging.when`."""
+
+TILE = 128
+"""Tokens of a tile of a matrix product; slices are of whole ones, where there are
+enough."""
 
 MOST_UNITS = 32
-"""Parts of a sequence that are in some slice as a whole: of 4,096 tokens such a part is
-a tile of a matrix product, 128 long."""
+"""Parts of a sequence that are in some slice as a whole, for few slices: of 4,096
+tokens such a part is a tile. For more slices of longer sequences there are up to four
+times as many parts as slices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +192,7 @@ def sums_s(problem: Problem, stages: Sequence[int], bytes_per_s: float) -> list[
 
 def units_of(length: int, count: int) -> int:
     """Parts of a sequence, for so many slices; equal ones, where there are some 16."""
-    most = max(min(length, MOST_UNITS), count)
+    most = max(min(length, MOST_UNITS), min(length // TILE, 4 * count), count)
     least = max(count, most // 2)
     return max((n for n in range(least, most + 1) if length % n == 0), default=most)
 
