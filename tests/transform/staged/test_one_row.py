@@ -61,7 +61,7 @@ def test_the_row_may_lose_its_dim():
         value, grads = jax.value_and_grad(loss)(params, batch)
         updates, state = tx.update(grads, state, params)
         updates = jax.tree.map(lambda u: u * jnp.minimum(1.0, value), updates)
-        return optax.apply_updates(params, updates), state, optax.global_norm(grads)
+        return optax.apply_updates(params, updates), state, optax.tree.norm(grads)
 
     rng = np.random.default_rng(0)
     params = {"w": rng.normal(size=(6, 6)), "b": rng.normal(size=6)}
