@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class RhinoError(Exception):
@@ -42,7 +42,28 @@ class HardwareError(RhinoError, ValueError):
 
 
 class InfeasiblePlanError(RhinoError, RuntimeError):
-    """No plan satisfies pins and memory budget together."""
+    """No plan satisfies pins and memory budget together.
+
+    Attributes:
+      smallest_peak_bytes: per device, the least that any plan was found to hold: with
+        this budget there is a plan; None where nothing was planned.
+      divided_peak_bytes: that peak, were every value divided evenly over all devices,
+        below which stages do not come either; None where it is not known.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        numbers: str = "",
+        fix: str = "",
+        smallest_peak_bytes: int | None = None,
+        divided_peak_bytes: int | None = None,
+    ) -> None:
+        super().__init__(what, where=where, numbers=numbers, fix=fix)
+        self.smallest_peak_bytes = smallest_peak_bytes
+        self.divided_peak_bytes = divided_peak_bytes
 
 
 class MicrobatchError(RhinoError, ValueError):
@@ -50,7 +71,23 @@ class MicrobatchError(RhinoError, ValueError):
 
 
 class CoupledBatchError(MicrobatchError):
-    """A batch whose rows meet too often, or in too much, to be cut in time."""
+    """A batch whose rows meet too often, or in too much, to be cut in time.
+
+    Attributes:
+      places: of the ops that couple the rows, as `per_microbatch=` takes them.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        numbers: str = "",
+        fix: str = "",
+        places: Sequence[str] = (),
+    ) -> None:
+        super().__init__(what, where=where, numbers=numbers, fix=fix)
+        self.places = tuple(places)
 
 
 class PlanFileError(RhinoError, ValueError):

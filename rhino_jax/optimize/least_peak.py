@@ -39,6 +39,12 @@ def smallest_peak(problem: Problem) -> Labels:
     return min(low_peaks(problem), key=problem.peak)
 
 
+def minimum_peak(problem: Problem) -> Labels:
+    """Return the choice with the smallest memory peak that is found, whatever the
+    limit: the same for all limits."""
+    return smallest_peak(problem.within(least_possible(problem)))
+
+
 def low_peaks(problem: Problem, rounds: int = 16) -> list[Labels]:
     """Choices each of which is low where those before it are high.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ import numpy as np
 
 from rhino_jax.optimize.bounds.weights import Weights
 from rhino_jax.optimize.incumbents import Effort, Incumbents, Report
-from rhino_jax.optimize.least_peak import low_peaks
+from rhino_jax.optimize.least_peak import least_possible, low_peaks, minimum_peak
 from rhino_jax.optimize.memory_search import DualSolution, search_memory
 from rhino_jax.optimize.moves.descent import descend
 from rhino_jax.optimize.moves.fusion import Fused, fuse
@@ -73,6 +74,8 @@ def solve_overlapped(
 ) -> Solution:
     """Minimise T. The result is never worse than the best start that fits."""
     problem = overlap.problem
+    if least_possible(problem) > problem.limit:
+        return _nothing_fits(problem)
     incumbents = Incumbents(problem, overlap.step_s, report)
     known = [s for s in starts if incumbents.offer(np.asarray(s, dtype=np.int64))]
     weights, bound = Weights(overlap, effort.proves), 0.0
@@ -126,6 +129,12 @@ def solve_overlapped(
         (len(problem.costs), found.nodes),
         dual,
     )
+
+
+def _nothing_fits(problem: Problem) -> Solution:
+    """No choice fits, which needs no search: that with the smallest peak is found."""
+    peak, count = problem.peak(minimum_peak(problem)), len(problem.costs)
+    return Solution(None, math.inf, 0.0, math.inf, peak, 0, (count, count))
 
 
 def _within_memory(

@@ -14,11 +14,13 @@ from rhino_jax.garbage import no_garbage_collection
 from rhino_jax.ir.blocks import Stored
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Variant
+from rhino_jax.planning.least_memory.refused import error_of
+from rhino_jax.planning.least_memory.variants import LeastMemory
 from rhino_jax.planning.partial_sums import with_open_sums
 from rhino_jax.planning.per_microbatch import notes_of_places
 from rhino_jax.planning.search import Search, Solved
 from rhino_jax.planning.storage import best_stored, stored_as, told_of_storage
-from rhino_jax.planning.variants import KEPT_INSTEAD, Explorer, cut_in
+from rhino_jax.planning.variants import KEPT_INSTEAD, Explorer, Tried, cut_in
 from rhino_jax.transform.recompute.as_kept import has_remat
 
 
@@ -60,6 +62,8 @@ def best_cut(
     explorer = Explorer(
         search, first, microbatches == AUTO, recompute == AUTO, has_wish, places
     )
+    if not first.fits and (explorer.may_cut or explorer.may_recompute):
+        explorer.least = _least_memory(explorer)
     if explorer.has_more:
         search, found = explorer.best()
         if not first.fits:
@@ -81,6 +85,26 @@ def best_cut(
         solved = Solved(search, found, typed_search, typed)
         plan = replace(plan, origin=solved.alone())
     return told_of_storage(plan)
+
+
+def _least_memory(explorer: Explorer) -> Tried:
+    """The variant with the smallest peak.
+
+    Raises:
+      InfeasiblePlanError: it does not fit, and so none does.
+    """
+    least = LeastMemory(
+        explorer.search,
+        explorer.may_cut,
+        explorer.may_recompute,
+        explorer.has_wish,
+        explorer.places,
+    )
+    best = least.best()
+    peak = best.found.solved[0].solution.peak
+    if peak > explorer.search.request.memory_budget_bytes:
+        raise error_of(least, best)
+    return best
 
 
 def as_asked(search: Search, recompute: str) -> Search:

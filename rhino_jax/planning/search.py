@@ -73,6 +73,10 @@ class Search:
         """The same on one mesh alone."""
         return replace(self, meshes=[mesh_axes])
 
+    def on_any(self, meshes: Iterable[tuple[tuple[str, int], ...]]) -> Search:
+        """The same on the best of some meshes."""
+        return replace(self, meshes=list(meshes))
+
     def find(self) -> Found:
         """Search, and read nothing back."""
         return find(

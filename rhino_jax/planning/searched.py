@@ -132,6 +132,8 @@ def search_for(
         try:
             on_one = _on_one_mesh(wishes, search, asked.storage)
         except InfeasiblePlanError as error:
+            if (error.divided_peak_bytes or 0) > request.memory_budget_bytes:
+                raise  # stages hold no less
             on_one = error
 
         def plan_in(groups: tuple[int, ...]) -> Plan:

@@ -88,6 +88,8 @@ class Explorer:
       may_cut, may_recompute: whether micro-batches, and recompute, are free to choose.
       has_wish: the program says `jax.checkpoint`.
       places: where micro-batches have sums over the batch of their own.
+      least: the variant with the smallest peak, where the program as it is does not
+        fit; planned where no other variant fits.
       tried: all that was searched.
       estimated: policies of recompute, by name, and passes that are done before.
     """
@@ -98,6 +100,7 @@ class Explorer:
     may_recompute: bool
     has_wish: bool
     places: tuple[str, ...] = ()
+    least: Tried | None = None
     tried: list[Tried] = field(default_factory=list)
     estimated: dict[str, tuple[Again, Sequence[Transform]]] = field(
         default_factory=dict
@@ -135,6 +138,11 @@ class Explorer:
         if self.may_cut and all(t.found.is_bound_by_memory for t in self.tried):
             self._cut_in_time(kept)
         best = self._chosen()
+        if not best.found.fits and self.least is not None:
+            least = self.least
+            brief = least.search.asking(level="fast", has_recipes=False)
+            best = replace(least, found=brief.again(least.found))
+            self.tried.append(best)
         if not best.found.fits:
             raise self._nothing_fits()
         found = best.found if best is written else self._again(best)

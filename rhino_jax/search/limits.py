@@ -37,6 +37,11 @@ class Limits:
         beside the best are searched that the compiler is asked about.
     most_pins: pins that are dropped one by one to say which is in the way; each costs
         a search for the smallest peak.
+    minimum_axes: axes of the meshes on which the least memory is searched for, where
+        several may be taken: those of more hold as little where dims divide, and their
+        options take ten times as long to enumerate.
+    unlike_gain: share by which repeats that choose differently must be able to lower
+        the smallest peak: they are then searched one by one, in ten times the time.
     loop_parts: into how many parts the slices of a loop's stacks are divided, of which
         the first ones may be kept and the others made again.
     late_times: times of backward tasks that are told apart where what a stage makes
@@ -58,6 +63,8 @@ class Limits:
     prediction_error: float = 0.3
     communication_weights: tuple[float, ...] = (2.0, 0.5)
     most_pins: int = 8
+    minimum_axes: int = 2
+    unlike_gain: float = 0.01
     loop_parts: int = 8
     late_times: int = 12
     most_visited: int = 64

@@ -10,10 +10,11 @@ from rhino_jax.optimize.keeping.question import (
     OFFLOAD,
     REMAKE,
     Answer,
+    evaluate,
 )
 from rhino_jax.search.keeping.candidates import candidates_of
 from rhino_jax.search.keeping.parts import parted
-from rhino_jax.search.keeping.policies import fitting
+from rhino_jax.search.keeping.policies import fitting, of_all
 from rhino_jax.search.keeping.rows import Asked
 from rhino_jax.search.records import SolvedMesh
 from rhino_jax.transform.recompute.choice import Choice
@@ -67,6 +68,29 @@ def recompute_choices(
         for c in found
     ]
     return sorted(ordered, key=lambda c: c.answer.added_s)
+
+
+def least_choice(solved: SolvedMesh) -> Chosen | None:
+    """Return the policy for all layers under which a plan holds the least memory; None
+    where there is nothing to recompute.
+
+    Args:
+      solved: the plan of all nodes.
+    """
+    labels, problem = solved.solution.labels, solved.mesh_problem
+    assert labels is not None, "there is no plan to change"
+    device = problem.model.analysis.target.device
+    asked = candidates_of(problem.model, labels, problem.symmetry)
+    found: list[Chosen] = []
+    for name, what in of_all(asked):
+        answer = evaluate(asked.question, what)
+        if answer is not None:
+            choice = choice_of(asked, answer)
+            found.append(Chosen(name, choice, answer))
+    least = min(found, key=lambda c: c.answer.peak_bytes, default=None)
+    if least is None or not least.choice.recompute:
+        return None
+    return replace(least, choice=replace(least.choice, ordered=device.defers_gradients))
 
 
 def recompute_choice(

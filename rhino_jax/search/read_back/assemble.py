@@ -52,7 +52,7 @@ def assemble(
     model = mesh_problem.model
     program = model.graph.program
     if solution.labels is None:
-        raise explain(model, solution, request, program)
+        raise explain(mesh_problem, request, program)
     labels = solution.labels
     decisions = said_by(mesh_problem, labels, request)
     predicted, collectives, peak_time = costs_of(mesh_problem, labels)

@@ -10,24 +10,22 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import format_spec
 from rhino_jax.model.build import Model, build_model
-from rhino_jax.optimize.least_peak import smallest_peak
-from rhino_jax.optimize.solve import Solution
+from rhino_jax.optimize.least_peak import minimum_peak
+from rhino_jax.search.folding.minimum import minimum_memory
 from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.read_back.extract import live_at
-from rhino_jax.search.records import Request
+from rhino_jax.search.records import MeshProblem, Request
 from rhino_jax.units import format_bytes
 
 
 def explain(
-    model: Model,
-    solution: Solution,
-    request: Request,
-    program: Program,
+    mesh_problem: MeshProblem, request: Request, program: Program
 ) -> InfeasiblePlanError:
-    """The error to raise where no choice fits the budget."""
+    """Return the error to raise where no choice fits the budget."""
+    model = mesh_problem.model
     problem = model.problem
-    labels = smallest_peak(problem)
-    peak = min(problem.peak(labels), solution.smallest_peak)
+    labels = minimum_memory(mesh_problem)
+    peak = problem.peak(labels)
     axes = ", ".join(f"{a.name}={a.size}" for a in model.mesh.axes)
     held = live_at(model, labels, problem.peak_time(labels), most=3)
     holdings = "; ".join(
@@ -54,6 +52,7 @@ def explain(
             f" {format_bytes(problem.limit)}; largest at that peak: {holdings}"
         ),
         fix="; or ".join(fixes) + ".",
+        smallest_peak_bytes=least,
     )
 
 
@@ -68,7 +67,7 @@ def _costly_pins(
     for name, nodes in list(_nodes_of_pins(model, request).items())[: LIMITS.most_pins]:
         others = {n: pin for n, pin in pinned.items() if n not in nodes}
         problem = build_model(model.analysis, model.mesh, others, budget).problem
-        without = problem.peak(smallest_peak(problem))
+        without = problem.peak(minimum_peak(problem))
         if without < 0.999 * peak:
             found.append((without, name))
     found.sort()

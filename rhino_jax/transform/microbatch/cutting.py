@@ -276,7 +276,8 @@ def _check(
             numbers=f"{loops} loops, at most {choice.most_loops}; {_couplings(waits)}",
             fix="take out what couples the rows of a batch, or plan with"
             " `microbatches=1`. For statistics of each micro-batch, as of BatchNorm in"
-            f" training, ask for them: per_microbatch={_name(waits)}.",
+            f" training, ask for them: per_microbatch={_name(waits[:1])!r}.",
+            places=[_name([m]) for m in waits],
         )
     if cut.meeting_flops > choice.most_meeting * cut.flops:
         costly = [m for m in _of_rows(found) if m.is_costly]
@@ -286,6 +287,7 @@ def _check(
             numbers=f"{cut.meeting_flops / cut.flops:.0%} of the FLOPs, at most"
             f" {choice.most_meeting:.0%}; {_couplings(costly)}",
             fix="take out what couples the rows of a batch, or `microbatches=1`.",
+            places=[_name([m]) for m in costly],
         )
 
 
@@ -321,7 +323,7 @@ def _name(meetings: list[Meeting]) -> str:
     """A place of the ops that couple a batch, as a user would name it."""
     source = meetings[0].item.op.source if meetings else Source()
     module = re.sub(r"_\d+$", "", source.scopes.rpartition("/")[2])
-    return repr(module or source.function.rpartition(".")[2] or str(source))
+    return module or source.function.rpartition(".")[2] or str(source)
 
 
 def _couplings(meetings: list[Meeting]) -> str:
