@@ -9,6 +9,7 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.hoisting import Hoisted, find_hoisted
 from rhino_jax.analysis.kernels import Kernels, find_kernels
+from rhino_jax.analysis.masked_groups import Masked, Stays, find_masked
 from rhino_jax.analysis.materialised import Fusing, find_materialised
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
 from rhino_jax.analysis.slack import find_slack
@@ -25,6 +26,8 @@ class Liveness:
     kernels: what is read and launched once.
     slack: which collectives something waits for.
     hoisted: converted copies of what loops scan over.
+    masked, stay: copies of operands masked to ragged groups, and those that stay from
+        one product to another.
     copied: slice and stack nodes of loops whose values are copied out of and into
         the stack.
     first, last: [ports], when the value is live, both included.
@@ -37,6 +40,8 @@ class Liveness:
     kernels: Kernels
     slack: Slack
     hoisted: tuple[Hoisted, ...]
+    masked: tuple[Masked, ...]
+    stay: tuple[Stays, ...]
     copied: frozenset[int]
     first: list[int]
     last: list[int]
@@ -66,6 +71,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         find_kernels(graph, fused, found),
         slack,
         find_hoisted(graph) if fusing.hoists_conversions else (),
+        *(find_masked(graph) if fusing.masks_groups else ((), ())),
         _copied(graph),
         [_start(graph, port) for port in graph.ports],
         [_end(graph, port, read[port.id]) for port in graph.ports],

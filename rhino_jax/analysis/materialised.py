@@ -47,12 +47,14 @@ class Fusing:
       hoists_conversions: see `hoisting`.
       parts_columns: whether what reads a reduction over other dims than the last runs
         in another fusion (`Device.parts_columns`).
+      masks_groups: see `masked_groups`.
     """
 
     with_matmuls: bool = False
     recomputes: frozenset[str] = frozenset()
     hoists_conversions: bool = False
     parts_columns: bool = False
+    masks_groups: bool = False
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
@@ -61,6 +63,7 @@ class Fusing:
             frozenset(device.recomputes),
             device.hoists_conversions,
             device.parts_columns,
+            device.masks_groups,
         )
 
 

@@ -52,6 +52,9 @@ class Device:
       defers_gradients: whether the compiler leaves matmuls of weights' gradients to the
         end of the step, and holds what they read, unless they are ordered (see
         `rhino_jax.transform.recompute`).
+      masks_groups: whether the compiler multiplies all rows of a product of ragged
+        groups by the matrix of every group, with the operands masked to the group's
+        rows in memory (see `rhino_jax.analysis.masked_groups`).
       host_bytes_per_s: bandwidth of its link to the host's memory, one direction; None
         where it is not known, or the compiler puts nothing there.
       recomputes: names of costly elementwise ops that the compiler computes again in
@@ -84,6 +87,7 @@ class Device:
     calls_cudnn: bool = False
     parts_columns: bool = False
     defers_gradients: bool = False
+    masks_groups: bool = False
     host_bytes_per_s: float | None = None
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()

@@ -76,6 +76,12 @@ class Traits:
         in a plan (`rhino_jax.apply.on_shards`).
       is_reversal: its operand with dims reversed, as the gradient of a convolution
         reads a kernel.
+      groups: of a product of ragged groups of rows, how many matrices there are; 1 of
+        all else.
+      masked: of such a product, the operands that have rows of the groups: compilers
+        that compute every group in full (`Device.masks_groups`) read them masked, once
+        for every group.
+      is_turned: its second operand is contracted over its minor dim; they move it.
       input_dilation: of a convolution, into how many places each element of what is
         convolved is put, with zeros in the others, as in the gradient of strides.
     """
@@ -88,6 +94,9 @@ class Traits:
     is_gathered: bool = False
     is_reversal: bool = False
     input_dilation: int = 1
+    groups: int = 1
+    masked: tuple[int, ...] = ()
+    is_turned: bool = False
 
     @property
     def is_contraction(self) -> bool:

@@ -210,6 +210,29 @@ class _Pricing:
             held = copy.whole_bytes * shares
             usage = NodeUsage(copy.node, held, copy.start, copy.stop + 1)
             problem.node_usages.append(usage)
+        self._add_masked(problem)
+
+    def _add_masked(self, problem: Problem) -> None:
+        """The memory of operands masked to ragged groups."""
+
+        def read_as(node: int, operand: int) -> tuple[np.ndarray, np.ndarray]:
+            """Bytes of an operand, and a number of its spec, for every option."""
+            graph = self.analysis.graph
+            op, port = graph.nodes[node].op, self.options[node].ins[operand]
+            assert op is not None
+            value = graph.program.values[op.operands[operand]]
+            specs = np.array(port.unique)[port.index]
+            return self.builder.sizes.held_bytes(port, value), specs
+
+        for masked in self.analysis.liveness.masked:
+            held = masked.copies * read_as(masked.node, masked.operand)[0]
+            usage = NodeUsage(masked.node, held, masked.start, masked.stop + 1)
+            problem.node_usages.append(usage)
+        for stays in self.analysis.liveness.stay:
+            (held, ours), (_, theirs) = map(read_as, stays.nodes, stays.operands)
+            both = stays.copies * held[:, None] * (ours[:, None] == theirs[None, :])
+            between = EdgeUsage(*stays.nodes, both, stays.start, stays.stop + 1)
+            problem.edge_usages.append(between)
 
 
 def _slices(graph: Graph) -> np.ndarray:

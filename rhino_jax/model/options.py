@@ -267,6 +267,8 @@ class OptionBuilder:
         flops = op.flops * np.array([share_of(s.cut, dims, mesh.sizes) for s in found])
         if op.manual is not None and self._by_hand(op) is not None:
             flops = flops / op.manual.num_shards
+        if self.target.device.masks_groups:
+            flops = flops * op.traits.groups
         # Elementwise arithmetic hides behind its memory traffic.
         arithmetic = 0.0 * flops if node.is_fusible else flops
         if node.is_matmul:
@@ -294,7 +296,12 @@ class OptionBuilder:
         if kernels.reads[node.id]:
             traffic *= moves(op, draft.strategies, self.mesh.sizes)
         dtype = values[op.operands[0]].dtype if op.operands else "float32"
+        written = np.zeros(len(draft.strategies))
+        if self.target.device.masks_groups and op.traits.groups > 1:
+            written, more = self._masking(node, draft)
+            traffic += more
         compute_s = op_s(self.target, draft.arithmetic, traffic, dtype)
+        compute_s += op_s(self.target, 0.0 * written, written, dtype)
         compute_s += self.target.launch_s * kernels.launches[node.id]
         return Options(
             draft.strategies,
@@ -304,6 +311,21 @@ class OptionBuilder:
             draft.ports.ins,
             draft.ports.outs,
         )
+
+    def _masking(self, node: Node, draft: _Draft) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes to make a product's operands masked to ragged groups, where it is the
+        first that reads them, and bytes that it reads beyond the operands."""
+        op, values = node.op, self.graph.program.values
+        assert op is not None
+        made, more = np.zeros((2, len(draft.strategies)))
+        first = {(m.node, m.operand): m.copies for m in self.liveness.masked}
+        for i in range(2):
+            size = self.sizes.held_bytes(draft.ports.ins[i], values[op.operands[i]])
+            if (copies := first.get((node.id, i))) is not None:
+                made += (1 + copies) * size
+            if i in op.traits.masked:
+                more += (op.traits.groups - 1) * size
+        return made, more
 
     def _array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:
         pieces = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])

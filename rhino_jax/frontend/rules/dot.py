@@ -69,7 +69,9 @@ def _rule(
 def ragged_dot(ctx: OpContext) -> OpRule:
     """Rows in groups, each with its own matrix: ragged and group dims are whole.
 
-    Sizes of groups that differ along batch dims are not covered (uncut).
+    FLOPs are those of every row with its group's matrix; what a compiler does beyond
+    that, the traits say. Sizes of groups that differ along batch dims are not covered
+    (uncut).
     """
     numbers = ctx.params["ragged_dot_dimension_numbers"]
     contract, batch = numbers.dot_dimension_numbers
@@ -94,4 +96,14 @@ def ragged_dot(ctx: OpContext) -> OpRule:
         f"{text(lhs)}, {text(rhs)}, g! -> {text(out)}", ctx.in_shapes, ctx.out_shapes
     )
     flops = 2.0 * math.prod(f.size for f in rule.factors if f.name != "g")
-    return OpRule(rule, flops)
+    (count,) = ctx.in_shapes[2]
+    return OpRule(
+        rule,
+        flops,
+        traits=Traits(
+            OpKind.CONTRACTION,
+            groups=count,
+            masked=(0,) if groups else (0, 1),
+            is_turned=bool(groups) and contract[1][-1:] == (len(ctx.in_shapes[1]) - 1,),
+        ),
+    )

@@ -177,6 +177,24 @@ def _one(lhs: str, rhs: str, result: str, call: str) -> Work:
     return work
 
 
+def test_rows_of_ragged_groups_count_once_where_others_are_skipped() -> None:
+    """As libtpu 0.0.52 says it: its estimate of cycles counts all groups."""
+    config = (
+        'backend_config={"estimated_cycles":"139357","is_ragged_dot":true,'
+        '"num_groups_in_ragged_dot":"4","iteration_skipper_mode":'
+        '"ITERATION_SKIPPER_MODE_GROUP_STARTS"}'
+    )
+    product = "dot(%a, %b), lhs_contracting_dims={2}, rhs_contracting_dims={1}, "
+    batch = "lhs_batch_dims={0}, rhs_batch_dims={0}, "
+    ends = "bf16[4,16,8]", "bf16[4,8,32]", "bf16[4,16,32]"
+    work = _one(*ends, product + batch + config)
+    assert work.flops == 2 * 16 * 8 * 32
+    assert work.cycles is None
+    every = _one(*ends, product + batch + config.replace("GROUP_STARTS", "NONE"))
+    assert every.flops == 4 * work.flops
+    assert every.cycles == 139357
+
+
 def _windows() -> Iterator[tuple[int, ...]]:
     """Inputs, kernel, outputs, stride, both dilations and both paddings."""
     for inputs, kernel, stride, (of_lhs, of_rhs), (low, high) in itertools.product(

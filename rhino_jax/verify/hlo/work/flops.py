@@ -5,7 +5,9 @@ input, multiplies nothing and does not count. So the gradients of a convolution
 without padding count as much as the convolution, and the convolutions that XLA:TPU
 writes for batched dots (batch dims as windows over a dilated input) as much as the
 dots. What a compiler really computes does count: an input that XLA:TPU cut into
-overlapping pieces with filler, dots that XLA:GPU merged by padding one of them.
+overlapping pieces with filler, dots that XLA:GPU merged by padding one of them. A
+product of ragged groups whose kernel skips the tiles of other groups (XLA:TPU) counts
+every row once.
 
 Source: `HloCostAnalysis::GetConvolutionFlops` of XLA, which counts the same way.
 """
@@ -118,6 +120,23 @@ def _stated(
         return None
     largest = max((a for x in operands for a in x), key=lambda a: a.bytes, default=None)
     return Arithmetic(int(found.group(1)), largest.element if largest else "f32")
+
+
+_RAGGED = re.compile(
+    r'"is_ragged_dot":true,"num_groups_in_ragged_dot":"(\d+)".*'
+    r'"iteration_skipper_mode":"ITERATION_SKIPPER_MODE_GROUP_STARTS"'
+)
+
+
+def skipped_groups(instruction: Instruction) -> int:
+    """Return of how many groups a product visits but the one that has the rows; 1 of
+    other instructions.
+
+    libtpu's estimate of cycles counts all of them, and the zeros between the elements
+    of the dilated input that it writes them as: it grows with their number squared.
+    """
+    found = _RAGGED.search(instruction.attributes)
+    return int(found.group(1)) if found else 1
 
 
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")

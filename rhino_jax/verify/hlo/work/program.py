@@ -10,7 +10,8 @@ XLA:TPU writes an estimate of cycles to most of its instructions. It is that of 
 compute alone: collectives carry none, synchronous or not, and a fusion that carries
 on with a collective (`async_collective_fusion`) has the estimate of its compute.
 Sorts, gathers, scatters, custom calls, and copies and reshapes that only move data
-have none; there the roofline must do.
+have none, and that of products of ragged groups is of no use (`skipped_groups`); there
+the roofline must do.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rhino_jax.verify.hlo.work.flops import (
     Arithmetic,
     arithmetic_of,
     custom_call_target,
+    skipped_groups,
 )
 from rhino_jax.verify.hlo.work.traffic import MemoryTraffic
 
@@ -220,7 +222,8 @@ class WorkReader:
     def _work(
         self, computation: Computation, instruction: Instruction
     ) -> Iterator[Work]:
-        cycles = _cycles(instruction)
+        groups = skipped_groups(instruction)
+        cycles = _cycles(instruction) if groups == 1 else None
         called = instruction.attribute("calls")
         if cycles is None and instruction.opcode == "fusion" and self._moves(called):
             return
@@ -235,7 +238,7 @@ class WorkReader:
             name=instruction.name,
             opcode=instruction.opcode,
             count=1,
-            flops=sum(a.flops for a in arithmetic),
+            flops=sum(a.flops for a in arithmetic) // groups,
             dtype=dtype_name(element),
             bytes=self.traffic.bytes_of(computation, instruction),
             cycles=cycles,
