@@ -211,6 +211,37 @@ class _Pricing:
             usage = NodeUsage(copy.node, held, copy.start, copy.stop + 1)
             problem.node_usages.append(usage)
         self._add_masked(problem)
+        self._add_unscattered(problem)
+
+    def _add_unscattered(self, problem: Problem) -> None:
+        """The memory of partial sums while they are reduce-scattered, beside what is
+        left of them: collectives read and write different buffers (compiled HLO of
+        h100 and v5e, jax 0.10.2, libtpu 0.0.52)."""
+        graph, sizes = self.analysis.graph, self.builder.sizes
+        small = PRICING.small_share * problem.limit
+        ports = [p for p in graph.ports if graph.nodes[p.node].kind is NodeKind.OP]
+        values = [_value_of(graph, port) for port in ports]
+
+        def partial_bytes(at: int) -> np.ndarray | None:
+            port, value = ports[at], graph.program.values[values[at]]
+            found = self.options[port.node].strategies
+            if value.bytes <= small or not any(s.made != s.results for s in found):
+                return None
+            made = sizes.table.port([s.made[port.result] for s in found])
+            is_sent = np.array([s.made != s.results for s in found])
+            return np.where(is_sent, sizes.held_bytes(made, value), 0.0)
+
+        kinds = number_rows(
+            self.kinds[[port.node for port in ports]],
+            np.array([port.result for port in ports], dtype=np.int64),
+            self.analysis.alike.types[values],
+            self.analysis.alike.lanes[values],
+        )
+        for port, held in zip(ports, for_each(kinds, partial_bytes), strict=True):
+            if held is not None:
+                time = graph.nodes[port.node].time
+                usage = NodeUsage(port.node, held, time, time + 1)
+                problem.node_usages.append(usage)
 
     def _add_masked(self, problem: Problem) -> None:
         """The memory of operands masked to ragged groups."""
