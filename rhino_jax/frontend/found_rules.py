@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rhino_jax import _compat
@@ -40,6 +41,40 @@ class FoundRules:
         if met is None:
             met = self._same[id(rule)] = rule, self._rules.setdefault(rule, rule)
         return met[1]
+
+
+class Borders:
+    """What shards have received of their neighbours for convolutions, one by one.
+
+    The gradient of a convolution by its kernel reads the image as the convolution does.
+    XLA sends the borders of a value once, for all ops that read the same ones (CPU,
+    v5e:2x4 and 8 H100, jax 0.10.2); twice where a plan shards its windows in one of
+    them alone, which is rare, and is left out.
+    """
+
+    def __init__(self) -> None:
+        self._received: set[Hashable] = set()
+
+    def of(self, operands: Sequence[int], rule: Rule) -> Rule:
+        """Return the rule of a convolution, those borders marked that convolutions
+        before it have received.
+
+        Args:
+          operands: values that it reads.
+          rule: its rule.
+        """
+        factors, read = list(rule.factors), []
+        for dim, held in enumerate(rule.operands[0] if rule.operands else ()):
+            f = held[0] if held else None
+            if f is None or factors[f].slides_over is None:
+                continue
+            # With corners: as of the dims before.
+            read.append((dim, factors[f].halo))
+            border = operands[0], tuple(read)
+            if border in self._received:
+                factors[f] = replace(factors[f], is_received=True)
+            self._received.add(border)
+        return replace(rule, factors=tuple(factors)) if read else rule
 
 
 def _seen_of(eqn: Any) -> Hashable | None:

@@ -14,7 +14,7 @@ from typing import Any
 from rhino_jax import _compat
 from rhino_jax.errors import RuleError
 from rhino_jax.frontend.array_types import Type, type_of
-from rhino_jax.frontend.found_rules import FoundRules
+from rhino_jax.frontend.found_rules import Borders, FoundRules
 from rhino_jax.frontend.kernels import (
     estimated_flops,
     hidden_body,
@@ -55,7 +55,7 @@ from rhino_jax.ir.program import (
     Source,
     Value,
 )
-from rhino_jax.ir.traits import Traits
+from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.ir.verifier import rule_fault
 from rhino_jax.keywords import brief
 
@@ -155,7 +155,7 @@ class _Builder:
         self.ops: list[Op | None] = []
         self.numbers: dict[int, float] = {}  # scalars that are known, by value id
         self.types: dict[Type, Type] = {}  # equal ones are one object
-        self.rules = FoundRules(rule_of)
+        self.rules, self.borders = FoundRules(rule_of), Borders()
 
     def value(self, aval: Any, *, is_literal: bool = False) -> int:
         found = type_of(aval)
@@ -202,7 +202,7 @@ class _Builder:
             name=name,
             operands=operands,
             results=results,
-            rule=self.rules.one(rule.rule) if rule else None,
+            rule=self.rule(operands, rule) if rule else None,
             flops=float(rule.flops) if rule else 0.0,
             is_fusible=rule.is_fusible if rule else False,
             traits=(rule and rule.traits) or Traits(),
@@ -214,6 +214,12 @@ class _Builder:
             manual=manual,
         )
         return op_id
+
+    def rule(self, operands: tuple[int, ...], found: OpRule) -> Rule:
+        rule = found.rule
+        if found.traits and found.traits.kind is OpKind.CONVOLUTION:
+            rule = self.borders.of(operands, rule)
+        return self.rules.one(rule)
 
     def call(
         self, eqn: Any, operands: tuple[int, ...], source: Source

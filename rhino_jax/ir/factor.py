@@ -51,6 +51,8 @@ class Factor:
       slides_over: for HALO, size of the operand's dim over which the window slides,
         shards of which are to be of one size, too; None where that is left to the
         compiler.
+      is_received: for HALO, whether an op before it reads the same elements of the same
+        operand, which are sent once for both.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Factor:
     reducer: str | None = None
     halo: tuple[int, int] = (0, 0)
     slides_over: int | None = None
+    is_received: bool = False
 
     @property
     def is_cuttable(self) -> bool:

@@ -137,7 +137,7 @@ def _halo_steps(
             width = value.shape[dim] / cut
             local = value.bytes * held * extended
             for halo in factor.halo:
-                if halo:
+                if halo and not factor.is_received:
                     yield Step(PERMUTE, axes, local * halo / width)
             extended *= 1 + sum(factor.halo) / width
             break

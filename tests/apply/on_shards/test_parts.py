@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conv_programs import HARDWARE
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -130,3 +131,42 @@ def test_windows_are_cut_and_what_they_hold_is_not() -> None:
     merged = reshape_rule((4, 6), (6, 4))
     assert uncut_whole(merged, merged.operands[0], ((0,), ()), (2,)) is None
     assert uncut_whole(merged, merged.operands[0], ((0,), ()), (4,)) == ((), ())
+
+
+def two_layers(kernels: Any, x: jax.Array, wrap: str) -> Any:
+    """Gradients of two convolutions, by kernels and images."""
+
+    def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.tanh(lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ))  # fmt: skip
+
+    def loss(kernels: Any, x: jax.Array) -> jax.Array:
+        if wrap == "scan":
+            return lax.scan(lambda h, w: (layer(h, w), None), x, kernels)[0].sum()
+        run = jax.checkpoint(layer) if wrap == "remat" else layer
+        return run(run(x, kernels[0]), kernels[1]).sum()
+
+    return jax.grad(loss, argnums=(0, 1))(kernels, x)
+
+
+@pytest.mark.parametrize("wrap", covering(["scan", "", "remat"], 2))
+def test_borders_are_sent_once_for_all_that_read_them(wrap: str) -> None:
+    def step(kernels: Any, x: jax.Array) -> Any:
+        return two_layers(kernels, x, wrap)
+
+    args = np.tile(FILTERS[None], (2, 1, 1, 4, 2)) / 4, IMAGES[:1]
+    plan = rhino.plan(
+        step, *args, mesh={"x": 8}, hardware=HARDWARE, pins={"x": P(None, "x")}
+    )
+    permutes = {"collective-permute"}
+    assert permutes <= {c.kind for c in plan.collectives}
+    verified = plan.verify(step, *args, compile_for="cpu")
+    assert verified.ok, verified.table()
+    assert not [d for d in verified.differences if d.kind in permutes]
+    for got, want in zip(
+        jax.tree.leaves(plan.jit(step)(*args)),
+        jax.tree.leaves(step(*args)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
