@@ -95,7 +95,13 @@ class PlanFileError(RhinoError, ValueError):
 
 
 class ProcessError(RhinoError, RuntimeError):
-    """Processes that do not agree on program or plan, or one that is lost."""
+    """Processes that do not agree on program or plan, or one that is lost.
+
+    Attributes:
+      lost: index of the process that is lost, if that is what it says.
+    """
+
+    lost: int | None = None
 
 
 class RuleError(RhinoError, ValueError):

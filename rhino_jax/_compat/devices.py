@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import itertools
 import math
 import os
@@ -14,7 +16,9 @@ from typing import Any
 
 import jax
 from jax._src import (
+    api,
     config,
+    dispatch,
     distributed,
     hardware_utils,
     xla_bridge,
@@ -96,6 +100,20 @@ def at_cpu_client(around: Callable[[], AbstractContextManager[None]]) -> None:
             priority=registered.priority,
             fail_quietly=registered.fail_quietly,
         )
+
+
+def end_without_others() -> None:
+    """Let this process exit without JAX's own end, which waits for other processes.
+
+    Clients of devices and of the coordination service are never destroyed: some of
+    their calls will not end. Same on both versions.
+    """
+    atexit.unregister(api.clean_up)
+    atexit.unregister(dispatch.wait_for_tokens)
+    state = distributed.global_state
+    immortal = [state.client, state.service, state.preemption_sync_manager]
+    for client in (*immortal, *xla_bridge._backends.values()):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
 _COMPILATIONS = itertools.count(1_000_000)

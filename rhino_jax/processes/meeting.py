@@ -15,6 +15,7 @@ import jax
 
 from rhino_jax import errors
 from rhino_jax.errors import ProcessError, RhinoError
+from rhino_jax.processes.leaving import of_lost
 from rhino_jax.processes.listing import (
     Line,
     digest,
@@ -138,6 +139,7 @@ class Meeting:
             "where": told.where if told else f"process {self.me}",
             "numbers": told.numbers if told else text[:1000],
             "fix": told.fix if told else f"see the output of process {self.me}.",
+            "lost": getattr(error, "lost", None),
         }
         with contextlib.suppress(ProcessError):
             # Unless another has told first.
@@ -178,12 +180,9 @@ class Meeting:
         with contextlib.suppress(ProcessError):
             self._hear()
         kind = getattr(errors, said["kind"], ProcessError)
-        raise kind(
-            said["what"],
-            where=said["where"],
-            numbers=said["numbers"],
-            fix=said["fix"],
-        )
+        lost = said.pop("lost")
+        error = kind(**{k: v for k, v in said.items() if k != "kind"})
+        raise error if lost is None else of_lost(error, lost)
 
     def _difference(
         self, kind: str, theirs: Sequence[Line], mine: Sequence[Line]

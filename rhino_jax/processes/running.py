@@ -22,6 +22,7 @@ from typing import Any
 import jax
 
 from rhino_jax.errors import ProcessError
+from rhino_jax.processes.leaving import of_lost
 from rhino_jax.processes.meeting import POLL_S
 from rhino_jax.processes.service import Service
 from rhino_jax.processes.signs import BEAT_S, arrive_within_s, lost_after_s
@@ -175,7 +176,8 @@ class Running:
         woken by it.
         """
         self._failures += 1
-        said = [error.what, error.where, error.numbers, error.fix, self.me]
+        parts = [error.what, error.where, error.numbers, error.fix]
+        said = [*parts, self.me, error.lost]
         with contextlib.suppress(ProcessError):
             self._service.put(self._told_at(self._step), json.dumps(said).encode())
 
@@ -185,9 +187,10 @@ class Running:
             text = self._service.find(self._told_at(step))
             if text is None:
                 continue
-            what, where, numbers, fix, process = json.loads(text)
+            what, where, numbers, fix, process, lost = json.loads(text)
             if process != self.me:
-                return ProcessError(what, where=where, numbers=numbers, fix=fix)
+                error = ProcessError(what, where=where, numbers=numbers, fix=fix)
+                return error if lost is None else of_lost(error, lost)
         return None
 
     def told_within(self, seconds: float) -> ProcessError | None:
@@ -234,7 +237,7 @@ class Running:
 
     def lost(self, process: int, doing: str, numbers: str) -> ProcessError:
         """The error that says that a process is lost."""
-        return ProcessError(
+        error = ProcessError(
             f"{self.what}: process {process} is lost: process {self.me} waited for it"
             f" {doing}.",
             where=f"process {process}, step {self._step}",
@@ -244,3 +247,4 @@ class Running:
             " early. Restart all processes from the last checkpoint;"
             " RHINO_LOST_AFTER_S gives a slow one longer.",
         )
+        return of_lost(error, process)

@@ -25,6 +25,7 @@ from typing import Any
 import jax
 
 from rhino_jax.errors import ProcessError
+from rhino_jax.processes.leaving import of_lost
 from rhino_jax.processes.service import Service
 
 
@@ -167,7 +168,7 @@ class Watch:
 
     def _lost(self, silent_s: float, is_here: bool) -> ProcessError:
         if is_here:
-            return ProcessError(
+            error = ProcessError(
                 f"{self.what}: process {self.process} is lost: it has given no sign of"
                 f" life while this process waited for it {self.doing}.",
                 where=f"process {self.process}, waited for by process"
@@ -177,6 +178,7 @@ class Watch:
                 fix=f"see the output of process {self.process}: it was killed, or"
                 " stopped. RHINO_LOST_AFTER_S gives it longer.",
             )
+            return of_lost(error, self.process)
         return ProcessError(
             f"{self.what}: process {self.process} has not come to plan the same"
             " function.",

@@ -83,7 +83,7 @@ class _Processes:
             " --xla_llvm_disable_expensive_passes=true",
         }
         command = [sys.executable, "-m", "tests.processes.worker"]
-        port = str(_free_port())
+        port = str(free_port())
         self._number = 0
         self._stderr = [tempfile.TemporaryFile() for _ in range(count)]
         self._running = [
@@ -142,7 +142,7 @@ def _lines_of(stream: IO[str]) -> queue.SimpleQueue[str | None]:
     return lines
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
