@@ -36,8 +36,6 @@ def estimated_flops(eqn: Any) -> float | None:
 
 def hidden_body(eqn: Any) -> Any | None:
     """The sub-jaxpr that does the work of an op that is not looked into, if any."""
-    if eqn.primitive.name == "custom_linear_solve":
-        return eqn.params["jaxprs"].solve
     return body_jaxpr(eqn.params)
 
 

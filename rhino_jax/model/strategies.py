@@ -111,15 +111,14 @@ def _assignments(
     sizes: tuple[int, ...],
     padded: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All cuts that divide evenly, and uneven ones of the factors in `padded`; what
-    has no elements is not cut, and axes of one device cut nothing.
+    """All cuts that divide evenly, and uneven ones of the factors in `padded`; factors
+    of size zero are not cut, and axes of one device cut nothing.
 
     Both orders of two axes on one factor are kept on meshes of up to two axes; with
     more axes only the mesh's order is.
     """
     long = long_axes(sizes)
-    if 0 in factor_sizes:
-        cuttable = ()
+    cuttable = tuple(f for f in cuttable if factor_sizes[f])
 
     @functools.cache
     def fits(factor: int, axes: tuple[int, ...]) -> bool:

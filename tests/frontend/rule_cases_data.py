@@ -244,6 +244,10 @@ DATA_CASES: dict[str, tuple[Case, ...]] = {
             lambda a, b: linalg.triangular_solve(a, b, left_side=True),
             (symmetric(rng)[:, 0], normals(rng, 4, 4, 6)),
         ),
+        lambda rng: (
+            lambda a, b: linalg.triangular_solve(a, b, left_side=False),
+            (symmetric(rng)[:, 0], normals(rng, 4, 6, 4)),
+        ),
     ),
     "tridiagonal_solve": (
         lambda rng: (

@@ -15,6 +15,11 @@ from rhino_jax.ir.factor import Dim, Rule
 from rhino_jax.ir.traits import OpKind, Traits
 
 
+# XLA's partitioner gathers the batch of LU, eigh, SVD and of solves by them for TPU,
+# and the right-hand sides of a triangular solve everywhere (jax 0.12.0.1, libtpu
+# 0.0.52, v5e:2x4 and 8 H100): each device runs its own part.
+_ON_SHARDS = Traits(OpKind.OTHER, is_gathered=True)
+
 CUBIC_COEFFICIENTS = {
     "cholesky": 1 / 3,
     "lu": 2 / 3,
@@ -40,7 +45,7 @@ PRODUCT_COEFFICIENTS = {
 """FLOPs over columns of the first operand · elements of the last."""
 
 
-@register("fft", traits=Traits(OpKind.OTHER, is_gathered=True))
+@register("fft", traits=_ON_SHARDS)
 def fft(ctx: OpContext) -> OpRule:
     """Transformed dims are whole; 5 n log2 n FLOPs a complex transform."""
     (shape,) = ctx.in_shapes
@@ -51,7 +56,7 @@ def fft(ctx: OpContext) -> OpRule:
     return OpRule(_batched(ctx, batch_rank), flops)
 
 
-@register(*CUBIC_COEFFICIENTS, traits=Traits(OpKind.OTHER))
+@register(*CUBIC_COEFFICIENTS, traits=_ON_SHARDS)
 def factorisation(ctx: OpContext) -> OpRule:
     """A decomposition of the matrices in the last two dims of the first operand."""
     *batch, rows, columns = ctx.in_shapes[0]
@@ -59,20 +64,37 @@ def factorisation(ctx: OpContext) -> OpRule:
     return OpRule(_batched(ctx, len(batch)), math.prod(batch) * flops)
 
 
-@register(*PRODUCT_COEFFICIENTS, traits=Traits(OpKind.OTHER))
+@register(*PRODUCT_COEFFICIENTS, traits=_ON_SHARDS)
 def matrix_product(ctx: OpContext) -> OpRule:
     """Solves and products: the first operand's columns meet the last operand."""
     *batch, _, columns = ctx.in_shapes[0]
     flops = PRODUCT_COEFFICIENTS[ctx.primitive] * columns
     flops *= math.prod(ctx.in_shapes[-1])
+    if ctx.primitive == "triangular_solve":
+        return OpRule(_right_hand_sides(ctx, len(batch)), flops)
     return OpRule(_batched(ctx, len(batch)), flops)
 
 
-@register("tridiagonal_solve", "lu_pivots_to_permutation", traits=Traits(OpKind.OTHER))
+@register("tridiagonal_solve", "lu_pivots_to_permutation", traits=_ON_SHARDS)
 def vector_core(ctx: OpContext) -> OpRule:
     """Ops whose first operand has one dim that is no batch dim."""
     flops = 8.0 * math.prod(ctx.out_shapes[0])
     return OpRule(_batched(ctx, len(ctx.in_shapes[0]) - 1), flops)
+
+
+def _right_hand_sides(ctx: OpContext, batch_rank: int) -> Rule:
+    """Batch dims are parallel, and so are columns (rows, from the right) of `b`."""
+    factors = FactorList()
+    matrix, sides = ctx.in_shapes
+    batch = [factors.parallel(size) for size in matrix[:batch_rank]]
+    rows, columns = sides[batch_rank:]
+    if ctx.params["left_side"]:
+        last = [factors.whole(rows), factors.parallel(columns)]
+    else:
+        last = [factors.parallel(rows), factors.whole(columns)]
+    corner = [factors.whole(size) for size in matrix[batch_rank:]]
+    result = [*batch, *last]
+    return factors.rule([[*batch, *corner], result], [result])
 
 
 def _batched(ctx: OpContext, batch_rank: int) -> Rule:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rhino_jax._compat import open_jaxpr, without_dead_code, without_refs
 from rhino_jax.errors import RhinoWarning
+from rhino_jax.frontend.tracing.linear_solves import with_open_solves
 from rhino_jax.frontend.noops import without_noops
 from rhino_jax.frontend.regions import closed_region_jaxprs
 from rhino_jax.frontend.split_dims import split_merged_dims
@@ -24,6 +25,7 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
     passes: tuple[tuple[str, Callable[[Any], Any]], ...] = (
         ("references as values", without_refs),
         ("no-ops", without_noops),
+        ("linear solves", with_open_solves),
         # XLA drops dead code; kept, it would be planned, priced and reported.
         ("dead code", without_dead_code),
         ("merged dims", lambda found: _unmerged(found, name)),

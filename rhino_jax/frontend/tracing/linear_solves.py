@@ -1,0 +1,71 @@
+"""Linear solves, opened: `custom_linear_solve` becomes a call of its solver.
+
+The primitive carries four jaxprs, of which only the solver runs; the others say how it
+is differentiated. As a call it is planned through, like any other, and differentiated
+as before.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+from jax.core import eval_jaxpr
+
+from rhino_jax._compat import bind_eqn, jaxpr_consts, open_jaxpr, retrace, with_eqns
+from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+
+
+LINEAR_SOLVE = "custom_linear_solve"
+
+
+def with_open_solves(jaxpr: Any) -> Any:
+    """Return the jaxpr with calls in place of its linear solves.
+
+    Args:
+      jaxpr: closed or not.
+    Returns:
+      The same object where there are none.
+    """
+    opened, eqns = open_jaxpr(jaxpr), []
+    for eqn in opened.eqns:
+        if eqn.primitive.name == LINEAR_SOLVE:
+            eqn = _call_of_solver(eqn)
+        bodies = closed_region_jaxprs(eqn)
+        changed = [with_open_solves(body) for body in bodies]
+        if any(map(operator.is_not, changed, bodies)):
+            eqn = eqn.replace(params=dict(with_jaxprs(eqn, changed)))
+        eqns.append(eqn)
+    if all(map(operator.is_, eqns, opened.eqns)):
+        return jaxpr
+    return with_eqns(jaxpr, eqns, list(opened.outvars))
+
+
+def _call_of_solver(eqn: Any) -> Any:
+    """Return a `custom_jvp_call` of the solver, with the derivative of the solve."""
+    solver, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    consts = slice(first, first + lengths.solve)
+    count = sum(lengths)
+
+    @jax.custom_jvp
+    def solve(*operands: Any) -> list[Any]:
+        given = *operands[consts], *operands[count:]
+        return eval_jaxpr(open_jaxpr(solver), jaxpr_consts(solver), *given)
+
+    @solve.defjvp
+    def derivative(operands: Any, tangents: Any) -> Any:
+        return jax.jvp(lambda *x: bind_eqn(eqn, x, eqn.params), operands, tangents)
+
+    made, _ = retrace(lambda *x: solve(*x), _Typed(eqn))
+    (call,) = made.eqns
+    return eqn.replace(primitive=call.primitive, params=call.params)
+
+
+class _Typed:
+    """The types of an equation's operands, as `retrace` reads them of a jaxpr."""
+
+    def __init__(self, eqn: Any) -> None:
+        self.invars = eqn.invars
+        self.debug_info = eqn.params["jaxprs"].solve.jaxpr.debug_info
