@@ -57,7 +57,9 @@ def run_each_part(
     if cuts is None:
         return None
     values = (*eqn.invars, *eqn.outvars)
-    run, params = _unchanged, dict(eqn.params)
+    # What a gradient says of the sharding of the whole is not true of a shard.
+    said = dict.fromkeys(eqn.params.keys() & {"sharding", "out_sharding"})
+    run, params = _unchanged, {**eqn.params, **said}
     if op.traits.kind is OpKind.CONVOLUTION:
         shapes = [v.aval.shape for v in values]
         run, params = on_shard(rule, params, shapes, cuts, mesh)

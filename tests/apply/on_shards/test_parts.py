@@ -56,7 +56,7 @@ def grouped(x: jax.Array) -> jax.Array:
 
 
 def windowed(x: jax.Array) -> jax.Array:
-    kernel = jnp.tile(FILTERS, (1, 1, 4, 1)) / 4
+    kernel = (jnp.tile(FILTERS, (1, 1, 4, 1)) / 4).astype(x.dtype)
     return lax.conv_general_dilated(
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -80,6 +80,19 @@ CASES = {
     "grouped": (grouped, IMAGES),
     "windowed": (windowed, IMAGES),
 }
+
+
+def test_gradients_of_complex_convolutions_run_on_shards() -> None:
+    def power(x: jax.Array) -> jax.Array:
+        return jnp.abs(windowed(x * (1 + 1j)))
+
+    got = rhino.auto_shard(
+        gradient(power), mesh=TWO, hardware=HARDWARE, pins={"x": P(None, "x")}
+    )(IMAGES[:1, :8, :8])
+    want = jax.jit(gradient(power))(IMAGES[:1, :8, :8])
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
+
+
 PINS = [(ONE, P("x")), (ONE, P(None, "x")), (TWO, P("x", "y"))]
 WINDOWS = P(None, "y", "x")
 
