@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
@@ -250,30 +250,49 @@ def apart_as_planned(
 
 
 def sides_of(apart: Apart) -> Sides:
-    """Tell a piece's passes apart.
+    """Tell a piece's passes apart; of the last few pieces that is known.
 
     Backward is what reverse differentiation made (JAX marks its ops in their name
     stacks), what is coupled, and all that reads of these; but for all of which values
     are made that couple micro-batches.
     """
-    jaxpr = open_jaxpr(apart.piece)
-    program = import_jaxpr(
+    return _sides_of(
         apart.piece,
-        name=apart.cut.program.name,
+        apart.cut.program.name,
+        apart.sources,
+        apart.data,
+        len(apart.entering),
+        apart.early,
+    )
+
+
+@lru_cache(maxsize=4)
+def _sides_of(
+    piece: Any,
+    name: str,
+    sources: tuple[frozenset[int], ...],
+    data: frozenset[int],
+    entering: int,
+    early: int,
+) -> Sides:
+    jaxpr = open_jaxpr(piece)
+    program = import_jaxpr(
+        piece,
+        name=name,
         input_paths=[f"in[{i}]" for i in range(len(jaxpr.invars))],
         donated=[False] * len(jaxpr.invars),
         output_paths=[f"out[{i}]" for i in range(len(jaxpr.outvars))],
         state_of=[None] * len(jaxpr.outvars),
     )
-    lines = Lines.of(apart.piece)
+    lines = Lines.of(piece)
     parameters = frozenset(
         value
-        for value, sources in zip(lines.inputs[1:], apart.sources, strict=True)
-        if sources - apart.data and _is_array(lines.avals[value])
+        for value, made_of in zip(lines.inputs[1:], sources, strict=True)
+        if made_of - data and _is_array(lines.avals[value])
     )
-    coupled = frozenset(lines.inputs[1 + len(apart.entering) :])
-    early = [v for v in lines.outputs[: apart.early] if v is not None]
-    ahead, _ = lines.needed(early, ())
+    coupled = frozenset(lines.inputs[1 + entering :])
+    left = [v for v in lines.outputs[:early] if v is not None]
+    ahead, _ = lines.needed(left, ())
     is_free: list[bool] = []
     is_backward: list[bool] = []
     for i, (reads, op_id) in enumerate(zip(lines.reads, program.body.ops, strict=True)):
