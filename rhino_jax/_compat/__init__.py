@@ -17,6 +17,7 @@ from rhino_jax._compat.devices import (
     num_tpu_chips as num_tpu_chips,
     only_nccl as only_nccl,
     own_host as own_host,
+    parameter_axes as parameter_axes,
 )
 from rhino_jax._compat.jaxprs import (
     captured_as_inputs as captured_as_inputs,

@@ -116,6 +116,26 @@ def end_without_others() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
+def parameter_axes(compiled: jax.stages.Compiled) -> tuple[frozenset[str] | None, ...]:
+    """Mesh axes that every parameter of a compiled program is sharded over.
+
+    Of those that the program has, constants first, without arguments that it does not
+    read; None of one whose sharding names no axes. Same on both versions.
+    """
+    shardings = getattr(compiled._executable, "_in_shardings", ())
+    return tuple(
+        frozenset(
+            axis
+            for dim in x.spec
+            for axis in (dim if isinstance(dim, tuple) else (dim,))
+            if axis is not None
+        )
+        if isinstance(x, jax.sharding.NamedSharding)
+        else None
+        for x in shardings
+    )
+
+
 _COMPILATIONS = itertools.count(1_000_000)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from rhino_jax._compat import compiling_anew
+from rhino_jax._compat import compiling_anew, parameter_axes
 from rhino_jax.apply.lowering import Lowered
 from rhino_jax.hardware.compile_only import TpuLog, compiler_options
 from rhino_jax.streams import captured_stderr, write_stderr
@@ -82,6 +82,7 @@ def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Comp
         out_of_memory=out_of_memory,
         messages="".join(lines),
         seconds=seconds,
+        parameter_axes=() if compiled is None else parameter_axes(compiled),
     )
 
 

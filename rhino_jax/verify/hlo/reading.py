@@ -86,7 +86,9 @@ def read_compiled(
         ),
         collectives=collectives,
         rematerialised=rematerialised,
-        repeated_sums=repeated_sums(module, map_mesh(mesh_axes, device_ids)),
+        repeated_sums=repeated_sums(
+            module, map_mesh(mesh_axes, device_ids), compilation.parameter_axes
+        ),
         rates=rates_of(
             work.items,
             target,

@@ -56,6 +56,8 @@ class Compilation:
       out_of_memory: None where it fits.
       messages: what the compiler wrote to stderr.
       seconds: wall time of compiling.
+      parameter_axes: of every parameter of the program, mesh axes that it is sharded
+        over; empty where this is not known.
     """
 
     platform: str
@@ -64,6 +66,7 @@ class Compilation:
     out_of_memory: OutOfMemory | None
     messages: str
     seconds: float
+    parameter_axes: tuple[frozenset[str] | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

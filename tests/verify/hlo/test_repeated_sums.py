@@ -115,6 +115,27 @@ def test_a_position_that_is_looked_up_by_the_devices_number(
     assert times(entry("replicated", *lines, reduced("part", ALL))) == expected
 
 
+def test_shardings_that_the_text_does_not_have_and_a_table_that_is_copied() -> None:
+    text = entry(
+        "replicated",
+        "%rows = s32[8]{0} constant({0, 0, 0, 0, 1, 1, 1, 1})",
+        "%begun = (s32[8], s32[8], u32[]) copy-start(%rows)",
+        "%near = s32[8]{0} copy-done(%begun)",
+        "%id = u32[] partition-id()",
+        "%at = s32[1]{0} dynamic-slice(%near, %id), dynamic_slice_sizes={1}",
+        '%room = f32[8,8] custom-call(), custom_call_target="AllocateBuffer"',
+        "%part = f32[8,8]{1,0} dynamic-update-slice(%room, %w, %at, %at)",
+        reduced("part", ALL),
+    ).replace(", sharding={replicated}", "")
+    assert times(text) == []
+    module = parse_module(text)
+    known = [
+        [x.times for x in repeated_sums(module, MESH, [frozenset(axes)])]
+        for axes in ("", "b", "a")
+    ]
+    assert known == [[4], [], [4]]
+
+
 def test_one_device_of_a_group_alone_is_right() -> None:
     lines = (
         "%id = u32[] partition-id()",

@@ -60,7 +60,13 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
 }
 """Of integers that are not negative."""
 
-_UNCHANGED = frozenset({"reshape", "bitcast", "copy", "convert", "broadcast"})
+_UNCHANGED = frozenset({
+    "reshape", "bitcast", "copy", "copy-start", "copy-done", "convert", "broadcast",
+})  # fmt: skip
+_COPIES = frozenset({"copy", "copy-start", "copy-done"})
+
+_EMPTY = 'custom_call_target="AllocateBuffer"'
+"""Memory that XLA:TPU writes before it reads."""
 
 _DIFFERENT = frozenset({
     "replica-id", "rng", "rng-get-and-update-state", "infeed", "recv",
@@ -102,21 +108,30 @@ class RepeatedSum:
         )
 
 
-def repeated_sums(module: Module, mesh: MeshMap) -> tuple[RepeatedSum, ...]:
+def repeated_sums(
+    module: Module,
+    mesh: MeshMap,
+    parameter_axes: Sequence[frozenset[str] | None] = (),
+) -> tuple[RepeatedSum, ...]:
     """Find the sums of a compiled program that count parts several times.
 
     Args:
       module: the compiled program.
       mesh: coordinates of its devices.
+      parameter_axes: of every parameter, axes that it is sharded over; used where the
+        text does not say, as that of XLA:TPU.
     """
     walk = _Walk(module, mesh)
     entry = module.computations[module.entry]
-    every = frozenset(mesh.names)
-    given = {
-        i.name: axes_of_sharding(i.attributes, mesh) if mesh.num_devices > 1 else every
-        for i in entry
-        if i.opcode == "parameter"
-    }
+    parameters = [i for i in entry if i.opcode == "parameter"]
+    given: dict[str, State] = {}
+    for i in parameters:
+        axes, at = axes_of_sharding(i.attributes, mesh), int(i.operands[0])
+        if not axes and len(parameter_axes) == len(parameters):
+            sharded = parameter_axes[at]
+            if sharded is not None and "sharding=" not in i.attributes:
+                axes = frozenset(mesh.names) - sharded
+        given[i.name] = axes
     walk.run(entry, given, is_final=True)
     return tuple(walk.found)
 
@@ -172,6 +187,8 @@ class _Walk:
         operands = [states.get(x, NONE) for x in instruction.operands]
         if opcode in ("constant", "iota"):
             return self._constant(instruction)
+        if _EMPTY in instruction.attributes:
+            return frozenset(self.mesh.names)
         if opcode == "partition-id":
             return self._per_device(range(self.mesh.num_devices))
         known = self._known(instruction, operands)
@@ -229,7 +246,7 @@ class _Walk:
         opcode, devices = instruction.opcode, range(self.mesh.num_devices)
         if not known or len(known) != len(operands):
             return None
-        if opcode in _UNCHANGED and known[0].is_scalar:
+        if opcode in _UNCHANGED and (known[0].is_scalar or opcode in _COPIES):
             return known[0]
         if len(known) != 2 or not known[1].is_scalar:
             return None
