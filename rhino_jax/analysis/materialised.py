@@ -42,8 +42,8 @@ class Fusing:
     Attributes:
       with_matmuls: whether a matmul's fusion computes its elementwise operands, and
         what is elementwise in its result.
-      recomputes: names of expensive ops that are computed again where others are kept
-        (`Device.recomputes`).
+      recomputes: names of expensive ops that are computed again where others are kept,
+        and "name.dtype" of those of one element type (`Device.recomputes`).
       hoists_conversions: see `hoisting`.
       parts_columns: whether what reads a reduction over other dims than the last runs
         in another fusion (`Device.parts_columns`).
@@ -190,12 +190,11 @@ class _Finder:
         )
 
     def _is_expensive(self, node: Node) -> bool:
-        return (
-            node.op is not None
-            and node.op.traits.is_expensive
-            and node.op.name not in self.fusing.recomputes
-            and node.id not in self.long_rows
-        )
+        op = node.op
+        if op is None or not op.traits.is_expensive or node.id in self.long_rows:
+            return False
+        dtype = self.graph.program.values[op.results[0]].dtype
+        return self.fusing.recomputes.isdisjoint((op.name, f"{op.name}.{dtype}"))
 
     def _find_long_rows(self) -> set[int]:
         """From every exponential that a sum over its rows reads, through fusible nodes

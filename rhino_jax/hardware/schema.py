@@ -19,7 +19,7 @@ parts_columns = false               # optional, false; see `Device`
 defers_gradients = false            # optional, false; see `Device`
 masks_groups = false                # optional, false; see `Device`
 price_per_hour = 1.2                # optional, none: of one device; see `Device`
-recomputes = ["tanh"]               # optional, []; see `Device`
+recomputes = ["exp", "tanh.float32"] # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`
 
 [peak_flops_per_s]                  # by type; at least one; `inf` is allowed

@@ -58,7 +58,8 @@ class Device:
       host_bytes_per_s: bandwidth of its link to the host's memory, one direction; None
         where it is not known, or the compiler puts nothing there.
       recomputes: names of costly elementwise ops that the compiler computes again in
-        the backward pass rather than keep their results.
+        the backward pass rather than keep their results; "tanh.float32" of one element
+        type alone.
       tile: rows and lanes of the tiles in which memory holds arrays, padded to whole
         ones (see `rhino_jax.cost.tiles`); empty: it holds none.
       systolic_array: rows, and columns, of the array that multiplies matrices (see

@@ -79,6 +79,20 @@ def test_what_softmax_keeps_for_the_backward_pass(
     assert [n for n in found[: dots[1]] if n in ("exp", "convert_element_type")] == kept
 
 
+@pytest.mark.parametrize(("dtype", "is_stored"), [("float32", 0), ("bfloat16", 1)])
+def test_gpus_store_the_tanh_of_a_gelu_that_is_not_made_in_its_own_type(
+    dtype: str, is_stored: int
+) -> None:
+    """As compiled for h100, jax 0.10.2: between two conversions it stays."""
+
+    def loss(x: Any, w: Any) -> Any:
+        return jnp.sum((jax.nn.gelu(x @ w) @ w).astype(jnp.float32) ** 2)
+
+    args = (X.astype(dtype),) * 2
+    found = materialised(jax.grad(loss, argnums=(0, 1)), *args, fusing=GPU)
+    assert found.count("tanh") == is_stored
+
+
 def test_what_follows_a_matmul_is_stored_in_its_place() -> None:
     def relu_and_square(x: Any, w: Any, b: Any) -> Any:
         y = jnp.maximum(x @ w + b, 0.0)
