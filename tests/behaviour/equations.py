@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -200,6 +200,7 @@ def wrong_strategies(
     *,
     num_meshes: int = 1,
     most: int = TOGETHER,
+    skip: Container[str] = (),
     before: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
     """Run every equation of a function under strategies drawn at random.
@@ -209,12 +210,15 @@ def wrong_strategies(
       chance: draws meshes and strategies.
       num_meshes: on how many of `MESHES`.
       most: strategies of an equation on each mesh; fewer are all run.
+      skip: primitives that are left out.
       before: is told what runs next, in case the process does not survive it.
     Returns:
       Which gave something else than one device.
     """
     wrong = []
     for equation in equations_of(fn, *args):
+        if equation.name in skip:
+            continue
         for sizes in chance.sample(MESHES, num_meshes):
             run, every = Run(equation, sizes), equation.strategies(sizes)
             drawn = chance.sample(every, min(most, len(every)))

@@ -193,7 +193,7 @@ def rounded(m: Maker) -> Any:
         lambda: x.astype(jnp.bfloat16).astype(x.dtype) * 0 + x,
         lambda: jnp.round(lax.stop_gradient(x) * 4),
         lambda: (lax.stop_gradient(x) > 0) & (x < 0.5),
-        lambda: lax.bitcast_convert_type(x > 0, jnp.uint8),
+        lambda: lax.population_count((x > 0).astype(jnp.uint8)),
         lambda: jnp.where(jnp.isnan(x / x), 0.0, x),
         lambda: lax.clamp(-0.5, x, 0.5) if x.dtype == jnp.float32 else x,
     ]

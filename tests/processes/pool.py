@@ -117,9 +117,9 @@ class _Processes:
                 said = json.loads(line.removeprefix("FOUND "))
         rc = 0 if said is not None else self._running[i].wait()
         # The process writes where the file's position is: leave that alone.
-        written = os.pread(self._stderr[i].fileno(), 1 << 20, 0).decode(
-            errors="replace"
-        )
+        file = self._stderr[i].fileno()
+        start = max(0, os.fstat(file).st_size - (1 << 20))
+        written = os.pread(file, 1 << 20, start).decode(errors="replace")
         return {**(said or {}), "rc": rc, "stderr": written}
 
     def end(self) -> None:
