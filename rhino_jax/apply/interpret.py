@@ -35,7 +35,7 @@ from rhino_jax.frontend.regions import (
 from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
 from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
 from rhino_jax.ir.spec import Spec
-from rhino_jax.plan.decisions import Decisions
+from rhino_jax.plan.decisions import Decisions, held_specs
 
 
 Copies = dict[tuple[int, Spec], tuple[Any, Any]]
@@ -134,7 +134,9 @@ class _Walk:
     def op(self, op: Op, eqn: Any, args: Sequence[Any], copies: Copies) -> list[Any]:
         """Run one equation, its operands and results placed."""
         operands = [self.operand(x, op, i, copies) for i, x in enumerate(args)]
-        on_shards = run_on_shards(eqn, self.held(op), operands, self.mesh.mesh)
+        on_shards = run_on_shards(
+            eqn, held_specs(op, self.decisions), operands, self.mesh.mesh
+        )
         if on_shards is not None:
             return [
                 self.made(x, v, None)
@@ -156,7 +158,7 @@ class _Walk:
             params = with_jaxprs(eqn, self.regions(op, closed_region_jaxprs(eqn)))
         if op.name == "shard_map":
             check_devices_of(eqn, str(op.source), self.mesh.mesh)
-        operands = with_clamped_starts(op, operands, self.held(op))
+        operands = with_clamped_starts(op, operands, held_specs(op, self.decisions))
         results = bind_eqn(eqn, operands, params)
         return [
             self.made(x, v, whole)
@@ -169,7 +171,9 @@ class _Walk:
         """Run one equation on shards; None where it is to run as it is."""
         decisions = self.decisions
         route = decisions.waypoints.get(op.results[0], ()) if op.results else ()
-        found = run_each_part(op, eqn, self.held(op), operands, self.mesh.mesh, route)
+        found = run_each_part(
+            op, eqn, held_specs(op, self.decisions), operands, self.mesh.mesh, route
+        )
         if found is None:
             return None
         return [
@@ -187,17 +191,6 @@ class _Walk:
             x, held = copies[key][1], spec
         wanted = self.decisions.operands.get((op.id, position))
         return self.mesh.travel(x, held, wanted)
-
-    def held(self, op: Op) -> list[Spec | None]:
-        """How an op reads its operands, and then how its results are held."""
-        values, operands = self.decisions.values, self.decisions.operands
-        return [
-            *(
-                operands.get((op.id, i), values.get(v))
-                for i, v in enumerate(op.operands)
-            ),
-            *(values.get(v) for v in op.results),
-        ]
 
     def made(self, x: Any, value: int, whole: Spec | None) -> Any:
         """A result, taken to the spec in which it is held."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from rhino_jax.apply.constraints import partition_spec
+from rhino_jax.apply.on_shards.parts import needs_shards
 from rhino_jax.export.constraints import Constraint, constraints_of
 from rhino_jax.export.patch import Words, diff_of
 from rhino_jax.export.pytrees import (
@@ -21,6 +22,8 @@ from rhino_jax.export.pytrees import (
 )
 from rhino_jax.frontend.cells import cell_of
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.traits import OpKind
+from rhino_jax.plan.decisions import held_specs
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.trees import donated_arguments
 from rhino_jax.transform.remade import remade
@@ -150,9 +153,31 @@ def _tuple(items: object) -> str:
     return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
 
 
+def _on_shards(subject: Subject) -> list[str]:
+    """Say which convolutions the plan itself runs on shards."""
+    if subject.traced is None:
+        return []
+    decisions, program = subject.plan.decisions, subject.running.program
+    lines = {
+        str(op.source): None
+        for op in program.ops
+        if op.traits.kind is OpKind.CONVOLUTION
+        and op.rule is not None
+        and needs_shards(op, held_specs(op, decisions))
+    }
+    if not lines:
+        return []
+    return [
+        "NOT here: convolutions whose windows are sharded, or of several groups, which"
+        " the plan runs in `shard_map`. XLA's partitioner may compute them and their"
+        " gradients wrongly from these layouts: lay out their images by batch alone, or"
+        f" run the plan itself ({', '.join(lines)})."
+    ]
+
+
 def _losses(subject: Subject) -> list[str]:
     """What no style carries over."""
-    plan, lost = subject.plan, []
+    plan, lost = subject.plan, _on_shards(subject)
     if subject.has_objects:
         lost.append(
             "NOT here: layouts of results: what is written back to objects is laid out"

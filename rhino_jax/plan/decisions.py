@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
+from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 
 
@@ -40,6 +41,16 @@ class Decisions:
     waypoints: Mapping[int, tuple[Spec, ...]] = field(default_factory=dict)
     through: Mapping[tuple[int, int], tuple[Spec, ...]] = field(default_factory=dict)
     lowering: LoweringPolicy = AS_WRITTEN
+
+
+def held_specs(op: Op, decisions: Decisions) -> list[Spec | None]:
+    """Return how an op reads its operands, and then how its results are held."""
+    values, operands = decisions.values, decisions.operands
+    read = enumerate(op.operands)
+    return [
+        *(operands.get((op.id, i), values.get(v)) for i, v in read),
+        *(values.get(v) for v in op.results),
+    ]
 
 
 def in_whole(

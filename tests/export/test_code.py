@@ -216,3 +216,20 @@ def test_a_plan_from_a_file_has_specs_alone(small: Any, tmp_path: Path) -> None:
         loaded.code("constraints")
     again = loaded.jit(step).plan(*arguments())
     assert again.code("constraints") == small.code("constraints")
+
+
+@pytest.mark.parametrize(
+    ("pin", "is_said"), [(jax.P(None, "model"), True), (jax.P("data"), False)]
+)
+def test_code_says_which_convolutions_xla_is_not_to_partition(
+    pin: jax.P, is_said: bool
+) -> None:
+    def smooth(x: Any, kernel: Any) -> Any:
+        y = jax.lax.conv(x, kernel, (1, 1), "SAME")
+        return rhino.pin(jnp.tanh(y), jax.P(pin[0], None, *pin[1:]))
+
+    x, kernel = jnp.ones((8, 4, 64, 64)), jnp.ones((4, 4, 3, 3))
+    plan = rhino.plan(
+        smooth, x, kernel, mesh=MESH, pins={"x": jax.P(pin[0], None, *pin[1:])}
+    )
+    assert ("run the plan itself (test_code.py:" in plan.code("specs")) == is_said

@@ -23,7 +23,7 @@ from rhino_jax.apply.constraints import partition_spec
 from rhino_jax.apply.on_shards.cuts import Cuts, find_cuts, spec_under
 from rhino_jax.apply.on_shards.sums import Scatter, partial_axes, scatters_along, summed
 from rhino_jax.apply.on_shards.windows import on_shard
-from rhino_jax.ir.factor import FactorKind, Rule
+from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
@@ -103,7 +103,7 @@ def _cuts(
     assert op.rule is not None
     is_gathered = op.traits.is_gathered
     if op.traits.kind is OpKind.CONVOLUTION:
-        if not is_gathered and not _shards_a_window(op.rule, specs):
+        if not needs_shards(op, specs):
             return None
         kinds = {FactorKind.PARALLEL, FactorKind.REDUCE, FactorKind.HALO}
         return find_cuts(op.rule, specs[:count], sizes, kinds)
@@ -112,10 +112,17 @@ def _cuts(
     return find_cuts(op.rule, specs[:count], sizes, {FactorKind.PARALLEL}) or None
 
 
-def _shards_a_window(rule: Rule, specs: Sequence[Spec | None]) -> bool:
-    layouts = (*rule.operands, *rule.results)
-    return any(
-        axes and any(rule.factors[f].kind is FactorKind.HALO for f in dim)
+def needs_shards(op: Op, specs: Sequence[Spec | None]) -> bool:
+    """Whether XLA's partitioner is not to be trusted with a convolution.
+
+    Args:
+      op: the convolution; it has a rule.
+      specs: how operands, then results, are held.
+    """
+    assert op.rule is not None
+    layouts = (*op.rule.operands, *op.rule.results)
+    return op.traits.is_gathered or any(
+        axes and any(op.rule.factors[f].kind is FactorKind.HALO for f in dim)
         for layout, spec in zip(layouts, specs, strict=True)
         if spec is not None
         for dim, axes in zip(layout, spec, strict=True)
