@@ -247,7 +247,8 @@ class Plan(Explored):
           fn: the function that was planned, or what `auto_shard` made of it.
           args, kwargs: its arguments, with arrays.
           tolerance: the largest relative difference of floats; None: by element type,
-            1e-4 for float32 (`rhino_jax.verify.comparison`).
+            1e-4 for float32, and what the program's own roundings to 16 bits leave
+            open (`rhino_jax.verify.comparison`).
           static_argnums, static_argnames: as in `jax.jit`.
         Returns:
           The differences by tree path, the largest first, and what could not be

@@ -9,6 +9,7 @@ from rhino_jax.report.line import format_mesh
 from rhino_jax.report.section import Section, Table
 from rhino_jax.report.text import sections_to_text
 from rhino_jax.units import format_count, format_seconds
+from rhino_jax.verify.comparison import ROUNDINGS
 
 
 if TYPE_CHECKING:
@@ -75,6 +76,12 @@ def tell_check(found: Check, *, full: bool = False) -> tuple[Section, ...]:
     )
 
 
+def _allowed(leaf: ComparedLeaf) -> str:
+    """The largest relative difference, or absolute one where 16 bits are rounded."""
+    rounding = f" or ±{ROUNDINGS * leaf.rounding:.2g}" if leaf.rounding else ""
+    return f"{leaf.tolerance:.2g}{rounding}"
+
+
 def _row(leaf: ComparedLeaf) -> tuple[str, ...]:
     exact = not leaf.tolerance
     return (
@@ -82,7 +89,7 @@ def _row(leaf: ComparedLeaf) -> tuple[str, ...]:
         f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]",
         f"{leaf.absolute:.2g}",
         "" if exact else f"{leaf.relative:.2g}",
-        "equal" if exact else f"{leaf.tolerance:.2g}",
+        "equal" if exact else _allowed(leaf),
         f"[{', '.join(map(str, leaf.worst))}]" if leaf.relative else "",
         "" if leaf.ok else f"{format_count(leaf.differing)} differ",
     )

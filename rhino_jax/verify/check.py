@@ -43,6 +43,11 @@ ASKS_FOR_A_MESH = ANNOTATIONS | {"shard_map"}
 """Ops that a program has only within a mesh."""
 
 
+# XLA leaves out conversions to 16 bits and back where it may (xla/xla.proto,
+# xla_allow_excess_precision); a planned program, and its partial sums, may not.
+_ROUNDING = {"xla_allow_excess_precision": False}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """The results of a planned program beside those of one device.
@@ -103,14 +108,17 @@ def check(
     else:
         flat, consts = _flat(traced, parameters, call)
     single = _on_one_device(bound, flat, [*arrays, *consts])
+    rounded: list[Any] = [None] * len(single)
+    if tolerance is None and _has_16_bits(traced):
+        rounded = _on_one_device(bound, flat, [*arrays, *consts], _ROUNDING)
     planned = _as_planned(bound, arrays)
     paths = [*traced.result.array_paths]
     if traced.written is not None:
         paths += traced.written.paths(len(paths))
     paths += [f"out: {traced.captured.names[k]}" for k in traced.captured.written]
     leaves = [
-        compare(path, a, b, tolerance)
-        for path, a, b in zip(paths, planned, single, strict=True)
+        compare(path, a, b, tolerance, c)
+        for path, a, b, c in zip(paths, planned, single, rounded, strict=True)
     ]
     return Check(
         program_name=plan.program_name,
@@ -221,12 +229,24 @@ def _copy(x: Any, where: Any) -> Any:
     return jax.device_put(x, where, may_alias=False)
 
 
-def _on_one_device(bound: Bound, flat: Any, arrays: Sequence[Any]) -> list[Any]:
-    """What `jax.jit` makes of the user's function."""
+def _has_16_bits(traced: Traced) -> bool:
+    """Whether a program has floats of 16 bits or fewer."""
+    kinds = {str(value.dtype) for value in traced.program.values}
+    return any(kind in ("bfloat16", "float16") or "float8" in kind for kind in kinds)
+
+
+def _on_one_device(
+    bound: Bound,
+    flat: Any,
+    arrays: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """Run what `jax.jit` makes of the user's function, with options of XLA."""
     me = jax.process_index()
     device = next(d for d in bound.mesh.devices.flat if d.process_index == me)
     with _context(bound, device), jax.default_device(device):
-        outs = jax.jit(flat)(*(_copy(x, device) for x in arrays))
+        run = jax.jit(flat, compiler_options=dict(options or {}))
+        outs = run(*(_copy(x, device) for x in arrays))
     return list(jax.block_until_ready(outs))
 
 

@@ -31,6 +31,10 @@ LEAST_OF_LEAF = 0.1
 NOISE = 1e-8
 """What is this small is the rounding of a zero."""
 
+ROUNDINGS = 8.0
+"""A planned run may differ by this many times what two runs on one device do, one of
+which rounds to 16 bits between all ops: it rounds the partial sums of devices, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedLeaf:
@@ -47,6 +51,8 @@ class ComparedLeaf:
       worst: index of the element with the largest relative difference.
       differing: number of elements that differ beyond the tolerance.
       share: of the elements that were compared: those that this process holds.
+      rounding: largest difference of the array between two runs on one device that
+        round at different places; 0 where only one was run.
     """
 
     path: str
@@ -58,6 +64,7 @@ class ComparedLeaf:
     worst: tuple[int, ...]
     differing: int
     share: float = 1.0
+    rounding: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -74,7 +81,11 @@ def tolerance_of(dtype: Any) -> float:
 
 
 def compare(
-    path: str, planned: Any, single: Any, tolerance: float | None = None
+    path: str,
+    planned: Any,
+    single: Any,
+    tolerance: float | None = None,
+    rounded: Any = None,
 ) -> ComparedLeaf:
     """One leaf.
 
@@ -83,6 +94,8 @@ def compare(
       planned: a JAX array, of which this process may hold some shards only.
       single: the same on one device.
       tolerance: of floats; None: by element type.
+      rounded: the same on one device, rounded at other places; what differs between
+        the two is what the program's own types leave open.
     """
     name = str(planned.dtype)
     if jnp.issubdtype(planned.dtype, jax.dtypes.prng_key):
@@ -92,13 +105,17 @@ def compare(
     if tolerance is not None and allowed:
         allowed = tolerance
     scale = _scale(whole)
+    rounding = 0.0 if rounded is None or not allowed else _rounding(whole, rounded)
     worst, differing, absolute, seen = (-1.0, (0,) * whole.ndim), 0, 0.0, 0
     for index, part in _parts(planned):
         found = _differences(np.asarray(part), whole[index], scale, allowed)
+        # NaN beside a number is an infinite relative difference.
+        is_within = found.absolute <= ROUNDINGS * rounding
+        is_other = (found.relative > allowed) & ~is_within
         seen += part.size
         if not part.size:
             continue
-        differing += int((found.relative > allowed).sum())
+        differing += int(is_other.sum())
         absolute = float(np.maximum(absolute, np.nan_to_num(found.absolute).max()))
         if np.isnan(found.absolute).any():
             absolute = float("nan")
@@ -118,7 +135,15 @@ def compare(
         worst=worst[1],
         differing=differing,
         share=seen / whole.size if whole.size else 1.0,
+        rounding=rounding,
     )
+
+
+def _rounding(single: np.ndarray, rounded: Any) -> float:
+    """Return the largest finite difference of two runs on one device."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(_wide(single) - _wide(np.asarray(rounded)))
+    return float(np.where(np.isfinite(size), size, 0.0).max(initial=0.0))
 
 
 def _parts(planned: Any) -> Sequence[tuple[tuple[slice, ...], Any]]:

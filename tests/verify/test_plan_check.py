@@ -202,3 +202,35 @@ def test_the_tolerance_is_by_type_or_as_given() -> None:
     assert leaf_of(jnp.asarray(one, jnp.bfloat16), jnp.asarray(off, jnp.bfloat16)).ok
     assert leaf_of(one.astype(np.float32), off.astype(np.float32), 0.1).ok
     assert not leaf_of([1], [2], 10.0).ok  # integers are equal or not
+
+
+def test_roundings_of_16_bits_are_allowed_and_no_more() -> None:
+    single, rounded = np.array([1.0, 0.1, 0.0]), np.array([1.0, 0.1, 0.01])
+
+    def off_by(error: float) -> ComparedLeaf:
+        planned = jnp.asarray([1.0, 0.1, error])
+        return compare("x", planned, single, rounded=rounded)
+
+    assert not leaf_of([1.0, 0.1, 0.02], single).ok
+    assert off_by(0.02).ok and off_by(0.02).rounding == pytest.approx(0.01)
+    assert off_by(0.2).differing == 1 and not off_by(NAN).ok
+
+
+def test_a_right_program_of_16_bits_is_right_and_a_wrong_one_is_not() -> None:
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            y = jnp.bfloat16(x) @ jnp.bfloat16(w)
+            y = (y - y.mean(0)) / (y.std(0) + jnp.bfloat16(1e-3))
+            return jnp.mean(jnp.tanh(y).astype(jnp.float32))
+
+        return jax.grad(loss)(w)
+
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(16, 16)).astype(np.float32)
+    x = rng.normal(size=(64, 16)).astype(np.float32) + 4
+    plan = rhino.plan(step, w, x, mesh={"x": 8}, pins={"x": P("x")}, progress=False)
+    found = plan.check(step, w, x)
+    (leaf,) = found.leaves
+    assert leaf.relative > leaf.tolerance and leaf.ok
+    right = step(w, x)
+    assert not compare("x", 4 * right, right, rounded=right + leaf.rounding).ok

@@ -8,10 +8,10 @@ from typing import Any
 
 from rhino_jax._compat import open_jaxpr, without_dead_code, without_refs
 from rhino_jax.errors import RhinoWarning
-from rhino_jax.frontend.tracing.linear_solves import with_open_solves
 from rhino_jax.frontend.noops import without_noops
 from rhino_jax.frontend.regions import closed_region_jaxprs
 from rhino_jax.frontend.split_dims import split_merged_dims
+from rhino_jax.frontend.tracing.linear_solves import with_open_solves
 from rhino_jax.ir.transform import Transform
 
 
