@@ -122,7 +122,8 @@ def parameter_axes(compiled: jax.stages.Compiled) -> tuple[frozenset[str] | None
     Of those that the program has, constants first, without arguments that it does not
     read; None of one whose sharding names no axes. Same on both versions.
     """
-    shardings = getattr(compiled._executable, "_in_shardings", ())
+    executable = getattr(compiled, "_executable", None)
+    shardings = getattr(executable, "_in_shardings", ())
     return tuple(
         frozenset(
             axis
