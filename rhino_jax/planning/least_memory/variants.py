@@ -129,5 +129,7 @@ def _name(done: Sequence[Transform]) -> str:
     words = [
         f"{t.chosen['count']} micro-batches" for t in done if t.name == MICROBATCHES
     ]
-    words += ["recompute of all layers" for t in done if t.name == RECOMPUTE]
+    again = [t.chosen for t in done if t.name == RECOMPUTE]
+    words += ["recompute of all layers"] * any("recompute" in c for c in again)
+    words += ["offload"] * any("offload" in c for c in again)
     return ", ".join(words)

@@ -71,8 +71,9 @@ def recompute_choices(
 
 
 def least_choice(solved: SolvedMesh) -> Chosen | None:
-    """Return the policy for all layers under which a plan holds the least memory; None
-    where there is nothing to recompute.
+    """Return the policy for all layers under which a plan holds the least memory, what
+    it saves in the host's memory if that holds less; None where there is nothing to
+    recompute or to offload.
 
     Args:
       solved: the plan of all nodes.
@@ -80,17 +81,29 @@ def least_choice(solved: SolvedMesh) -> Chosen | None:
     labels, problem = solved.solution.labels, solved.mesh_problem
     assert labels is not None, "there is no plan to change"
     device = problem.model.analysis.target.device
-    asked = candidates_of(problem.model, labels, problem.symmetry)
+    asked = candidates_of(
+        problem.model, labels, problem.symmetry, device.host_bytes_per_s
+    )
     found: list[Chosen] = []
     for name, what in of_all(asked):
-        answer = evaluate(asked.question, what)
-        if answer is not None:
-            choice = choice_of(asked, answer)
-            found.append(Chosen(name, choice, answer))
+        for choices in dict.fromkeys([what, _offloaded(asked, what)]):
+            answer = evaluate(asked.question, choices)
+            if answer is not None:
+                found.append(Chosen(name, choice_of(asked, answer), answer))
     least = min(found, key=lambda c: c.answer.peak_bytes, default=None)
-    if least is None or not least.choice.recompute:
+    if least is None or not (least.choice.recompute or least.choice.offload):
         return None
-    return replace(least, choice=replace(least.choice, ordered=device.defers_gradients))
+    is_ordered = device.defers_gradients and bool(least.choice.recompute)
+    return replace(least, choice=replace(least.choice, ordered=is_ordered))
+
+
+def _offloaded(asked: Asked, choices: tuple[str, ...]) -> tuple[str, ...]:
+    """The same with what is saved offloaded, where it can be."""
+    pairs = zip(asked.question.candidates, choices, strict=True)
+    return tuple(
+        OFFLOAD if what == KEEP and c.uses and c.offload_s is not None else what
+        for c, what in pairs
+    )
 
 
 def recompute_choice(
