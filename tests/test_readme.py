@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
+from rhino_jax.cli import main
+from tests.cases import covering
+
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+TEXT = README.read_text(encoding="utf-8")
 BLOCK = re.compile(r"(<!-- not run: .* -->\n)?```python\n(.*?)```", re.DOTALL)
 NEEDS = ("flax", "equinox", "orbax")
 
 
 def blocks() -> list[tuple[bool, int, str]]:
     """(whether it runs, its first line, its text) of every block of Python."""
-    text = README.read_text(encoding="utf-8")
     return [
-        (not found.group(1), text.count("\n", 0, found.start(2)), found.group(2))
-        for found in BLOCK.finditer(text)
+        (not found.group(1), TEXT.count("\n", 0, found.start(2)), found.group(2))
+        for found in BLOCK.finditer(TEXT)
     ]
 
 
 def test_the_readme_is_short() -> None:
-    lines = README.read_text(encoding="utf-8").splitlines()
+    lines = TEXT.splitlines()
     # The command that runs the tests is a single line.
     long = [x for x in lines if len(x) > 120 and not x.startswith("python3 -m venv")]
     assert len(lines) <= 250 and not long
@@ -53,6 +57,29 @@ def test_what_is_shown_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ran += 1
     assert ran >= 4
     assert (tmp_path / "plan.json").exists()
+
+
+COMMANDS = re.findall(
+    r"^python -m rhino_jax (\w+ (?!demo).*?)(?:  #.*)?$",
+    TEXT,
+    re.MULTILINE,
+)
+"""What stands behind `python -m rhino_jax`, comments apart."""
+
+
+@pytest.mark.parametrize("place", covering([0, 1], [1]))
+def test_command_lines_run(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(COMMANDS) == 3
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    defined = blocks()[0][2].partition("(params, opt_state)")[0]
+    (tmp_path / "train.py").write_text(defined, encoding="utf-8")
+    (found,) = re.findall(r"^# shapes.toml: (.*?);", TEXT, re.MULTILINE)
+    init, args = found.split(", ", 1)
+    (tmp_path / "shapes.toml").write_text(f"{init}\n{args}", encoding="utf-8")
+    assert main(shlex.split(COMMANDS[place])) == 0
 
 
 def _is_installed(text: str) -> bool:
