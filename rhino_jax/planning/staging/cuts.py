@@ -186,6 +186,7 @@ def _in_slices(
         whole.work,
         when.DISPATCH_S,
         sums_s(problem, stages, target.hbm_bytes_per_s),
+        target.launch_s,
     )
     return [
         replace(whole, work=in_slices, slices=lengths)

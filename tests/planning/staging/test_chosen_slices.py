@@ -51,8 +51,8 @@ def test_what_is_said_of_slices_is_read():
 
 
 def test_pairs_of_tokens_grow_with_what_is_before():
-    halves = [Growth.of((2.0, 4.0), at, 0.5) for at in (0.0, 0.5)]
-    assert halves == [1.0 + 1.0, 1.0 + 2.0]
+    halves = [Growth.of((2.0, 4.0, 0.5), at, 0.5) for at in (0.0, 0.5)]
+    assert halves == [0.5 + 1.0 + 1.0, 0.5 + 1.0 + 2.0]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def few_layers(batch, width=8, **options):
 def test_sequences_run_in_slices_where_micro_batches_are_fewer_than_stages():
     plan = few_layers(1, 512, microbatches=1)
     assert plan.schedule == "token-slices" and plan.microbatches == 1
-    assert len(plan.pipeline.slices) >= 4
+    assert len(plan.pipeline.slices) > 1
 
 
 def test_many_slices_are_compared_for_deep_pipelines():

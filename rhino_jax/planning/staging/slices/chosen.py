@@ -48,6 +48,7 @@ class Slicing:
       work: what stages take for whole sequences.
       dispatch_s: what any task takes beyond its work.
       sums_s: of every stage, to add a slice's gradients of weights to those so far.
+      launch_s: that every kernel takes, however small.
     """
 
     apart: Apart
@@ -57,6 +58,7 @@ class Slicing:
     work: Work
     dispatch_s: float
     sums_s: Sequence[float]
+    launch_s: float = 0.0
 
     @cached_property
     def length(self) -> int:
@@ -69,7 +71,13 @@ class Slicing:
         if self.length < 2:
             raise too_many(2, self.length)
         return growths(
-            self.apart, self.length, self.sides, self.stages, self.shapes, group_of
+            self.apart,
+            self.length,
+            self.sides,
+            self.stages,
+            self.shapes,
+            group_of,
+            self.launch_s,
         )
 
     def ways(self, asked: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Work]]:

@@ -23,23 +23,24 @@ class Growth:
     """Seconds of a part of the model, for a whole sequence.
 
     Attributes:
-      forward_s, backward_s: (of tokens alone, of pairs of tokens); the latter as if all
-        tokens were attended to.
+      forward_s, backward_s: (of tokens alone, of pairs of tokens, of any slice); the
+        second as if all tokens were attended to, the last to launch kernels.
     """
 
-    forward_s: tuple[float, float]
-    backward_s: tuple[float, float]
+    forward_s: tuple[float, float, float]
+    backward_s: tuple[float, float, float]
 
     @staticmethod
-    def of(both_s: tuple[float, float], before: Any, inside: Any) -> Any:
+    def of(parts_s: tuple[float, float, float], before: Any, inside: Any) -> Any:
         """Of a slice.
 
         Args:
-          both_s: of a whole sequence.
+          parts_s: of a whole sequence.
           before, inside: tokens ahead of the slice, and in it, as shares of all:
             numbers or arrays.
         """
-        return both_s[0] * inside + both_s[1] * inside * (before + inside)
+        alone, pairs, fixed = parts_s
+        return fixed + alone * inside + pairs * inside * (before + inside)
 
 
 def growths(
@@ -49,6 +50,7 @@ def growths(
     stages: Sequence[int],
     shapes: Shapes,
     group_of: Sequence[int],
+    launch_s: float = 0.0,
 ) -> list[Growth]:
     """Of every part of the model.
 
@@ -60,12 +62,13 @@ def growths(
       stages: of every forward equation its part.
       shapes: of the groups, with what ops take.
       group_of: of every part.
+      launch_s: that every kernel takes, however small.
     Raises:
       ScheduleError: it cannot run in slices.
     """
     pairs = _shares_of_pairs(apart, length, sides)
     part_of = dict(zip(sides.forward, stages, strict=True))
-    took = np.zeros((len(group_of), 2, 2))
+    took = np.zeros((len(group_of), 2, 3))
     for i, op_id in enumerate(sides.program.body.ops):
         home = sides.homes[i]
         if home is None:
@@ -75,10 +78,25 @@ def growths(
         whole = with_regions(sides.program, seconds, op_id)
         share = pairs.get(i, 0.0)
         side = int(sides.is_backward[i])
-        took[part, side] += whole * (1 - share), whole * share
-    return [
-        Growth((float(f[0]), float(f[1])), (float(b[0]), float(b[1]))) for f, b in took
-    ]
+        fixed = 0.0
+        if i in pairs:
+            fixed = min(whole, launch_s * _kernels(sides.program, seconds, op_id))
+        rest = whole - fixed
+        took[part, side] += rest * (1 - share), rest * share, fixed
+
+    def parts(of: Any) -> tuple[float, float, float]:
+        return float(of[0]), float(of[1]), float(of[2])
+
+    return [Growth(parts(f), parts(b)) for f, b in took]
+
+
+def _kernels(program: Program, seconds: Mapping[int, float], op_id: int) -> int:
+    """How many kernels an op is, those of its regions too: ops that take time."""
+    op = program.ops[op_id]
+    inner = () if op.call is None else op.call.regions
+    within = sum(_kernels(program, seconds, o) for region in inner for o in region.ops)
+    trips = 1 if op.call is None else op.call.trip_count
+    return int(seconds.get(op_id, 0.0) > 0) + trips * within
 
 
 def _shares_of_pairs(apart: Apart, length: int, sides: Sides) -> Mapping[int, float]:
