@@ -83,7 +83,8 @@ class Labels:
           that reads it: of sequences in slices there would else be a copy of weights.
         """
         assert not (is_split and recomputed), "split passes are not recomputed"
-        chunks = 1 + max(stages)
+        # The last chunks may have no forward op.
+        chunks = max(1 + max(stages, default=0), len(group_of))
         placed = (
             _placed(sides, at)
             if at
