@@ -133,7 +133,21 @@ class StageOrderError(StageError):
 
 
 class InternalError(RhinoError, RuntimeError):
-    """A contradiction inside of this package, whatever the user's program is."""
+    """A contradiction inside of this package, whatever the user's program is.
+
+    Args:
+      what, where, numbers, fix: as of `RhinoError`.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        numbers: str = "",
+        fix: str = "report this, with the program that shows it.",
+    ) -> None:
+        super().__init__(what, where=where, numbers=numbers, fix=fix)
 
 
 class TraceError(RhinoError, RuntimeError):

@@ -16,6 +16,7 @@ from rhino_jax._compat import (
     retrace,
     without_mesh,
 )
+from rhino_jax.errors import InternalError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
 
@@ -23,15 +24,46 @@ from rhino_jax.ir.program import Program
 def retraced(closed: Any, fn: Callable[..., list[Any]]) -> Any:
     """The closed jaxpr of `fn`, of the inputs of `closed` and then its constants.
 
-    Raises:
-      AssertionError: `fn` captures arrays; what it needs must be traced (`lax.full`,
-        `lax.iota`) or be a NumPy scalar, so that inputs stay as they are.
+    Arrays that `fn` captures are held inside: see `without_captured`.
     """
     consts = jaxpr_consts(closed)
-    opened = consts_as_inputs(open_jaxpr(closed))
-    new, gained = retrace(fn, opened)
-    assert not gained, f"constants were added: {[g.shape for g in gained]}"
+    new = without_captured(fn, consts_as_inputs(open_jaxpr(closed)))
     return last_as_consts(close_jaxpr(new, ()), consts)
+
+
+def without_captured(fn: Callable[..., list[Any]], jaxpr: Any, *where: Any) -> Any:
+    """The open jaxpr of `fn`, of the inputs of a jaxpr and no constants.
+
+    Arrays that `fn` captures, as of a region whose body is traced once more (the table
+    of rotary embeddings in a jitted function), are results of a call that holds them.
+
+    Args:
+      fn: the function.
+      jaxpr: open, whose inputs it takes.
+      where: shapes and axes, as of `retrace`.
+    Raises:
+      InternalError: the call's arrays are constants of the whole, too.
+    """
+    new, arrays = retrace(fn, jaxpr, *where)
+    if not arrays:
+        return new
+
+    def constants() -> list[Any]:
+        return list(arrays)
+
+    def run(*inputs: Any) -> list[Any]:
+        held = jax.jit(constants)()
+        return list(jax.core.eval_jaxpr(new, held, *inputs))
+
+    found, gained = retrace(run, jaxpr, *where)
+    if gained:
+        raise InternalError(
+            "A pass over a program captured arrays that it did not before.",
+            where="constants of functions that the program calls",
+            numbers=f"shapes {[tuple(x.shape) for x in gained]}",
+            fix="pass these arrays as arguments.",
+        )
+    return found
 
 
 def traced_on(fn: Callable[..., list[Any]], types: Iterable[Any]) -> Any:

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rhino_jax._compat import open_jaxpr
+from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import Transform
 from rhino_jax.transform import remade as remade_module
 from rhino_jax.transform.remade import remade
 from rhino_jax.transform.retraced import retraced
+from tests.transform.interpreter import interpret
 
 
 CAPTURED = np.arange(4.0, dtype=np.float32)
@@ -54,7 +55,27 @@ def test_a_pass_is_done_once(traced):
     assert remade(traced, wanted) is remade(traced, wanted)
 
 
-def test_constants_that_a_pass_adds_are_refused(traced):
+def test_arrays_that_a_pass_captures_are_held_inside(traced):
     extra = jnp.arange(3.0)
-    with pytest.raises(AssertionError, match="constants were added"):
-        retraced(traced.closed_jaxpr, lambda *xs: [xs[0], extra])
+    found = retraced(traced.closed_jaxpr, lambda *xs: [xs[0], 2 * extra])
+    assert len(jaxpr_consts(found)) == len(traced.consts)
+    arrays = np.ones((8, 4), np.float32), np.ones(4, np.float32)
+    np.testing.assert_array_equal(interpret(found, arrays)[1], 2 * extra)
+
+
+def test_a_loop_calls_a_function_with_a_table_in_micro_batches():
+    """As rotary embeddings are: the loop's body is traced once more."""
+    scale = jax.jit(lambda x: x * CAPTURED)
+
+    def step(layers, x):
+        def loss(layers):
+            h, _ = jax.lax.scan(lambda h, w: (scale(h @ w), None), x, layers)
+            return jnp.mean(h**2)
+
+        return jax.grad(loss)(layers)
+
+    args = np.ones((2, 4, 4), np.float32), np.arange(32, dtype=np.float32).reshape(8, 4)
+    of = trace(step, args, {})
+    found = remade(of, [Transform("micro-batches", 0, 0, '{"count": 2}')])
+    expected, got = (interpret(t.closed_jaxpr, args)[0] for t in (of, found))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)

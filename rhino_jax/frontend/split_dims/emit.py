@@ -25,6 +25,7 @@ from rhino_jax._compat import (
     retrace,
     scan_counts,
 )
+from rhino_jax.errors import InternalError
 from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind, with_jaxprs
 from rhino_jax.frontend.split_dims.flows import INLINED, Flows, find_flows, takes_parts
 from rhino_jax.frontend.split_dims.forms import (
@@ -50,7 +51,11 @@ def split_merged_dims(jaxpr: Any) -> Any:
         return jaxpr
     found = _Emitter(flows).rebuilt_as_it_was(jaxpr)
     old, new = ([v.aval for v in open_jaxpr(j).outvars] for j in (jaxpr, found))
-    assert old == new, f"results were {old}, are {new}"
+    if old != new:
+        raise InternalError(
+            "Splitting merged dims changed the results of a program.",
+            numbers=f"results were {old}, are {new}",
+        )
     return found
 
 

@@ -17,6 +17,7 @@ from rhino_jax._compat import (
     open_jaxpr,
     without_dead_code,
 )
+from rhino_jax.errors import InternalError
 from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, ops_and_equations
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.transform.partial_sums import loops, remats
@@ -61,7 +62,12 @@ def delayed(closed: Any, program: Program, choice: str) -> Any:
 
     found = without_dead_code(retraced(closed, run))
     old, new = ([v.aval for v in open_jaxpr(j).outvars] for j in (closed, found))
-    assert [(a.shape, a.dtype) for a in old] == [(a.shape, a.dtype) for a in new]
+    if [(a.shape, a.dtype) for a in old] != [(a.shape, a.dtype) for a in new]:
+        raise InternalError(
+            f"Deferred reductions changed the results of `{program.name}`.",
+            where=f"choice {choice}",
+            numbers=f"results were {old}, are {new}",
+        )
     return found
 
 

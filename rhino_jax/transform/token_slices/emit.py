@@ -12,6 +12,7 @@ import jax
 from jax import lax
 
 from rhino_jax._compat import bind_eqn, eqn_context, hide_frames, is_literal, tagged
+from rhino_jax.errors import InternalError
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.transform.microbatch.emit.local import local_params
 from rhino_jax.transform.microbatch.flow.generated import REMADE
@@ -300,7 +301,15 @@ class Emitter:
             ins = [tuple(jax.numpy.shape(x)) for x in args]
             params = local_params(op.name, params, ins, shapes)
         results = bind_eqn(eqn, args, params)
-        assert [tuple(x.shape) for x in results] == shapes, (op.name, shapes)
+        made = [tuple(x.shape) for x in results]
+        if made != shapes:
+            raise InternalError(
+                f"`{op.name}` of a slice of tokens makes other shapes than it should.",
+                where=str(op.source),
+                numbers=f"{made}, not {shapes}",
+                fix="take another schedule than `token-slices`, and report this, with"
+                " the program that shows it.",
+            )
         return results
 
     def _window(self, i: int, eqn: Any, run: Sliced) -> None:
