@@ -60,12 +60,10 @@ class Layer:
         if kind:
             options[kind] = [chance.choice([1, 2]) for _ in spatial]
         if options["padding"] == "explicit" or kind == "lhs_dilation":
-            # No more than a window less one: of several groups with negative padding,
-            # as the gradients then have, XLA:CPU reads what it has not written.
-            reach = [(w - 1, w - 1) if groups > 1 else (2, w) for w in window]
+            # No more than a window less one: with negative padding, as gradients then
+            # have, XLA:CPU reads what it has not written, on one device as well.
             options["padding"] = [
-                (chance.randint(0 if groups > 1 else -1, low), chance.randint(0, high))
-                for low, high in reach
+                (chance.randint(0, w - 1), chance.randint(0, w - 1)) for w in window
             ]
         if self.wrapper == "scan":
             options.update(window_strides=[1] * len(spatial), padding="SAME")
