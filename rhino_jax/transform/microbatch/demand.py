@@ -2,7 +2,8 @@
 
 A value that is needed in full is made by the last loop that is early enough, so that
 sums which only the update reads are no reason to run anything twice. One that is cheap
-is made outside of loops only where it is needed before a loop could have made it.
+is made outside of loops where it is needed before a loop could have made it, or where
+it would need a loop more.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ class Demand:
         self.time: dict[int, int] = {}
         self.made: set[int] = set()
         self.bodies: list[Body] = []
-        outputs = found.flat.top.outputs
-        self.want(outputs, 1 << 30)
-        after = max((self._phase(v) + 1 for v in self.made), default=0)
+        # As many loops as are needed where all that is cheap is made outside of them.
+        self._most_loops = 0
+        self._most_loops = self._loops_of_outputs() or 1 << 30
+        after = self._loops_of_outputs()
         self.time = dict.fromkeys(self.time, after)
         while True:
             before = dict(self.time)
@@ -65,8 +67,12 @@ class Demand:
             if self.time == before:
                 break
 
-    def _phase(self, value: int) -> int:
-        return self.found.states[value].phase
+    def _loops_of_outputs(self) -> int:
+        """Want the program's results; how many loops that takes."""
+        self.time, self.made = {}, set()
+        self.want(self.flat.top.outputs, 1 << 30)
+        phases = [self.found.states[v].phase for v in self.made]
+        return max(phases, default=-1) + 1
 
     def want(self, values: Iterable[int], time: int) -> None:
         """Values are needed in full before a loop."""
@@ -79,11 +85,18 @@ class Demand:
             item, state = self.flat.maker.get(value), self.found.states[value]
             if item is None:
                 continue
-            if is_outside(state) or not _is_of_loop(state, time):
+            if is_outside(state) or not self._is_of_loop(state, time):
                 self.made.discard(value)
                 queue += item.operands
             else:
                 self.made.add(value)
+
+    def _is_of_loop(self, state: State, time: int) -> bool:
+        """Whether a loop makes a value in full: where only a loop can, or where a loop
+        that can is through by then."""
+        if isinstance(state, Whole) or state.cheap is None:
+            return True
+        return state.phase < min(time, self._most_loops)
 
     def _body(self, loop: int) -> None:
         body = self.bodies[loop]
@@ -145,12 +158,6 @@ class Demand:
             known.update((v, at) for v in item.results if v not in self.made)
             found[at].append(item.op.id)
         return tuple(map(tuple, found))
-
-
-def _is_of_loop(state: State, time: int) -> bool:
-    """Whether a loop makes a value in full: where only a loop can, or where a loop
-    that can is through by then."""
-    return isinstance(state, Whole) or state.cheap is None or state.phase < time
 
 
 def _entering(body: Body) -> tuple[Crossing, ...]:
