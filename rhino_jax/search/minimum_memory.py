@@ -36,14 +36,16 @@ def find_minimum_memory(
       meshes: (name, size) of the axes of each; where there are several, those of more
         than `LIMITS.minimum_axes` axes are left out.
       target: the hardware.
-      request: pins; the memory budget has no influence, and is that of `Found.request`.
+      request: pins; its memory budget limits nothing, and says what is too small to
+        be counted (`PRICING.small_share`).
     Returns:
       Choices of all nodes with their peaks, under no memory limit.
     """
     started = time.monotonic()
     analysis = ANALYSE.run(None, INLINE.run(None, program), target)
-    # What is too small to be counted depends on the limit: on the same for all budgets.
-    free = replace(request, memory_budget_bytes=target.hbm_bytes, watch=None)
+    # What is too small to be counted depends on the budget, and on no larger one.
+    budget = min(request.memory_budget_bytes, target.hbm_bytes)
+    free = replace(request, memory_budget_bytes=budget, watch=None)
     every = distinct_meshes(meshes, target)
     short = [axes for axes in every if len(axes) <= LIMITS.minimum_axes]
     found = [_on(analysis, axes, free) for axes in short or every[:1]]
