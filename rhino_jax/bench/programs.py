@@ -43,7 +43,9 @@ class Programs:
 
     def write(self, program: str, compilation: Compilation) -> None:
         """Keep a compiled program; its file appears whole or not at all."""
-        values = {"versions": compiler_versions(), "compilation": asdict(compilation)}
+        axes = [None if x is None else sorted(x) for x in compilation.parameter_axes]
+        found = {**asdict(compilation), "parameter_axes": axes}
+        values = {"versions": compiler_versions(), "compilation": found}
         packed = gzip.compress(json.dumps(values).encode())
         with whole_file(self._file(program)) as file:
             file.write_bytes(packed)
@@ -56,4 +58,6 @@ def _compilation(values: dict[str, Any]) -> Compilation:
     memory, out = values["memory"], values["out_of_memory"]
     values["memory"] = memory and MemoryUse(**memory)
     values["out_of_memory"] = out and OutOfMemory(**out)
+    axes = values.get("parameter_axes", ())
+    values["parameter_axes"] = tuple(None if x is None else frozenset(x) for x in axes)
     return Compilation(**values)

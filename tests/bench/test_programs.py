@@ -18,6 +18,7 @@ FITS = Compilation(
     out_of_memory=None,
     messages="a word",
     seconds=1.5,
+    parameter_axes=(frozenset({"x", "y"}), frozenset(), None),
 )
 REFUSED = Compilation(
     platform="tpu",
