@@ -131,7 +131,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     ),
     "grouped conv": (
         conv(feature_group_count=2), ((2, 6, 8), (4, 3, 3)),
-        "n (g i) x0!, (g o) i t0! -> n (g o) y0!",
+        "n (g i) y0~, (g o) i t0! -> n (g o) y0~",
     ),
     "depthwise conv": (
         conv(feature_group_count=6), ((2, 6, 8), (6, 1, 3)),
@@ -139,11 +139,11 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     ),
     "conv with batch groups": (
         conv(batch_group_count=2), ((4, 3, 8), (6, 3, 3)),
-        "(g n) i x0!, (g o) i t0! -> n (g o) y0!",
+        "(g n) i y0~, (g o) i t0! -> n (g o) y0~",
     ),
     "transposed conv": (
         conv(padding=((1, 2),), lhs_dilation=(2,)), ((2, 3, 4), (4, 3, 3)),
-        "n i x0!, o i t0! -> n o y0!",
+        "n i y0~, o i t0! -> n o y0~",
     ),
     # reductions
     "sum": (lambda x: lax.reduce_sum(x, (0, 2)), ((2, 3, 4),), "a b c -> b"),

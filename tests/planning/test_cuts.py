@@ -174,14 +174,14 @@ def test_micro_batches_that_cannot_be(value, words):
 
 
 def test_what_couples_the_batch_is_named():
-    def normed(x):
+    def normed(w, x):
         for _ in range(4):
-            x = jnp.tanh(x - x.mean(0)) * x.std(0)
+            x = jnp.tanh((x - x.mean(0)) @ w) * x.std(0)
         return jnp.sum(x)
 
-    x = np.ones((ROWS, WIDTH), np.float32)
-    with pytest.raises(rhino.MicrobatchError, match="along a batch") as found:
-        rhino.plan(normed, x, mesh={"data": 8}, microbatches=2, progress=False)
+    w, x = (np.ones((n, WIDTH), np.float32) for n in (WIDTH, ROWS))
+    with pytest.raises(rhino.MicrobatchError, match="rows meet again") as found:
+        rhino.plan(normed, w, x, mesh={"data": 8}, microbatches=2, progress=False)
     assert "test_cuts.py" in found.value.where
 
 
