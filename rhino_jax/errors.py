@@ -70,6 +70,10 @@ class MicrobatchError(RhinoError, ValueError):
     """A batch that cannot be cut in time: something needs all of it at once."""
 
 
+class CompilerError(RhinoError, RuntimeError):
+    """A compiler that ended its own process, or could not be asked."""
+
+
 class CoupledBatchError(MicrobatchError):
     """A batch whose rows meet too often, or in too much, to be cut in time.
 

@@ -6,6 +6,10 @@ what differs.
 
 from __future__ import annotations
 
+from rhino_jax._compat.compiling import (
+    CompiledInput as CompiledInput,
+    compiler_input as compiler_input,
+)
 from rhino_jax._compat.devices import (
     at_cpu_client as at_cpu_client,
     compiling_anew as compiling_anew,

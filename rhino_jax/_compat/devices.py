@@ -116,14 +116,14 @@ def end_without_others() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
-def parameter_axes(compiled: jax.stages.Compiled) -> tuple[frozenset[str] | None, ...]:
-    """Mesh axes that every parameter of a compiled program is sharded over.
+def parameter_axes(lowered: jax.stages.Lowered) -> tuple[frozenset[str] | None, ...]:
+    """Mesh axes that every parameter of a lowered program is sharded over.
 
     Of those that the program has, constants first, without arguments that it does not
     read; None of one whose sharding names no axes. Same on both versions.
     """
-    executable = getattr(compiled, "_executable", None)
-    shardings = getattr(executable, "_in_shardings", ())
+    lowering = getattr(lowered, "_lowering", None)
+    shardings = getattr(lowering, "compile_args", {}).get("in_shardings", ())
     return tuple(
         frozenset(
             axis

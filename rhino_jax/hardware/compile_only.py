@@ -15,7 +15,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.sharding import AbstractMesh, Mesh
 
@@ -40,6 +40,37 @@ _SYSTEM_CUDA = ("/usr/local/cuda", "/opt/cuda")
 _CUDA_FILES = ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc")
 
 
+class Origin(NamedTuple):
+    """How compile-only devices are made again, in another process.
+
+    Attributes:
+      kind: "tpu" or "gpu".
+      args: of `tpu_devices` or `gpu_devices`.
+    """
+
+    kind: str
+    args: tuple[Any, ...]
+
+    def devices(self) -> tuple[Any, ...]:
+        """Return the devices."""
+        make = tpu_devices if self.kind == "tpu" else gpu_devices
+        return make(*self.args)
+
+
+_ORIGINS: dict[int, Origin] = {}
+"""By the id of a device; devices are kept for good."""
+
+
+def origin_of(mesh: Mesh) -> Origin | None:
+    """Return how the devices of a mesh were made; None where not by this module."""
+    return _ORIGINS.get(id(mesh.devices.flat[0]))
+
+
+def _kept(devices: tuple[Any, ...], origin: Origin) -> tuple[Any, ...]:
+    _ORIGINS.update((id(device), origin) for device in devices)
+    return devices
+
+
 @functools.cache
 def tpu_devices(topology: str, slices: int = 1) -> tuple[Any, ...]:
     """The devices of TPU slices that are not there; the same ones every time.
@@ -61,11 +92,10 @@ def tpu_devices(topology: str, slices: int = 1) -> tuple[Any, ...]:
     settings = {} if num_tpu_chips() else _TPU_ENVIRONMENT
     with environment(settings), captured_stderr():
         try:
-            return tuple(
-                topologies.get_topology_desc(
-                    platform="tpu", topology_name=topology, **options
-                ).devices
+            found = topologies.get_topology_desc(
+                platform="tpu", topology_name=topology, **options
             )
+            return _kept(tuple(found.devices), Origin("tpu", (topology, slices)))
         except RuntimeError as error:
             if "INVALID_ARGUMENT" not in str(error):
                 raise
@@ -132,14 +162,15 @@ def gpu_devices(description: Path, hosts: int, gpus_per_host: int) -> tuple[Any,
             ).devices
         )
 
+    origin = Origin("gpu", (description, hosts, gpus_per_host))
     with environment(_GPU_ENVIRONMENT), captured_stderr():
         try:
-            return describe()
+            return _kept(describe(), origin)
         except NotImplementedError:
             # JAX looks for plugins once, when it starts; this one has come later,
             # or was refused for want of CUDA's libraries.
             importlib.import_module(_GPU_PLUGIN).initialize()
-            return describe()
+            return _kept(describe(), origin)
 
 
 def cuda_dir() -> Path:

@@ -3,7 +3,8 @@
 In: a plan or a hand-sharded function, and something to compile for.
 Out: `verification.Verification`, `by_hand.audit.Audit`, `check.Check`.
 Order: `places` and `targets` (where to compile; `emulate` where devices are missing),
-`compile`, `hlo` (compiled text → collectives, memory, work), `matching` (predicted
+`compile` (`in_child` where devices are not here: a compiler that aborts ends no
+notebook), `hlo` (compiled text → collectives, memory, work), `matching` (predicted
 against compiled: what differs, and why), `made` (one program, or the tasks of
 `stages`), `problems` (whether the plan holds), `verification`. `by_hand` does it for
 code that its user sharded, `check` compares numbers with one device (`comparison`),

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import tempfile
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from rhino_jax._compat import compiling_anew, parameter_axes
+from rhino_jax._compat import compiler_input, compiling_anew, parameter_axes
 from rhino_jax.apply.lowering import Lowered
-from rhino_jax.hardware.compile_only import TpuLog, compiler_options
+from rhino_jax.hardware.compile_only import TpuLog, compiler_options, origin_of
 from rhino_jax.streams import captured_stderr, write_stderr
 from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
+from rhino_jax.verify.in_child import CompilerTask, compile_in_child
 
 
 # XLA:TPU, whose figure is of all buffers, arguments too, in spite of its name:
@@ -34,32 +37,67 @@ _MESSAGE_LINES = 4
 
 
 def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Compilation:
-    """Compile in this process; a program that does not fit is a result, not an error.
+    """Compile a program; that it does not fit is a result, not an error.
+
+    Args:
+      lowered: of `jax.jit`, or of a function that rhino sharded.
+      mesh: the mesh that it was lowered for. Where its devices are compile-only ones of
+        `rhino_jax.hardware.compile_only`, another process compiles.
+    Raises:
+      jax.errors.JaxRuntimeError: the compiler fails for any other reason.
+      CompilerError: the compiler ended that other process.
+    """
+    inner = lowered.lowered if isinstance(lowered, Lowered) else lowered
+    platform, origin = _platform(mesh), origin_of(mesh)
+    with compiling_anew() as new:
+        options = {**new, **compiler_options(mesh)}
+        if origin is None:
+            found, told = compiled_by(
+                lambda more: inner.compile(compiler_options={**options, **more}),
+                platform,
+            )
+        else:
+            task = CompilerTask(
+                _name(lowered),
+                *compiler_input(inner, options),
+                origin,
+                tuple(device.id for device in mesh.devices.flat),
+                platform,
+            )
+            found, told = compile_in_child(task)
+    write_stderr(told)
+    return replace(found, parameter_axes=parameter_axes(inner))
+
+
+def compiled_by(
+    compile: Callable[[Mapping[str, Any]], Any], platform: str
+) -> tuple[Compilation, str]:
+    """Compile in this process.
 
     What the compiler writes to standard error, and libtpu to its log, is kept as
-    `messages`. Standard error is held back meanwhile and passed on then, but for
-    what is reported as a result: lack of memory, and lines on rematerialisation. No
-    cache is used, because programs come out of one without messages. There are none
-    either where warnings are silenced: TF_CPP_MIN_LOG_LEVEL above 1 and, on TPU,
-    TPU_MIN_LOG_LEVEL above 1 or TPU_LOG_DIR=disabled.
+    `messages`. Standard error is held back meanwhile. No cache may be used, because
+    programs come out of one without messages. There are none either where warnings are
+    silenced: TF_CPP_MIN_LOG_LEVEL above 1 and, on TPU, TPU_MIN_LOG_LEVEL above 1 or
+    TPU_LOG_DIR=disabled.
 
     XLA:TPU alone refuses a program that does not fit. For GPU and CPU compare
     `memory.peak_bytes` with what the hardware has.
 
     Args:
-      lowered: of `jax.jit`, or of a function that rhino sharded.
-      mesh: the mesh that it was lowered for; may be compile-only.
+      compile: compiles with further options of XLA; the result has `as_text` and
+        `memory_analysis`, as `jax.stages.Compiled`.
+      platform: "cpu", "tpu" or "gpu".
+    Returns:
+      What came of it, and what of standard error is for the user: all but what is
+      reported as a result (lack of memory, and lines on rematerialisation).
     Raises:
-      jax.errors.JaxRuntimeError: the compiler fails for any other reason.
+      jax.errors.JaxRuntimeError: the compiler fails, not for lack of memory.
     """
-    inner = lowered.lowered if isinstance(lowered, Lowered) else lowered
-    platform = _platform(mesh)
     tpu_log, start = TpuLog(), time.perf_counter()
-    compiled, out_of_memory = None, None
-    with captured_stderr() as written, compiling_anew() as options:
+    compiled, out_of_memory, told = None, None, ""
+    with captured_stderr() as written:
         try:
-            options = {**options, **compiler_options(mesh)}
-            compiled = inner.compile(compiler_options=options)
+            compiled = compile({})
         except jax.errors.JaxRuntimeError as error:
             out_of_memory = read_out_of_memory(str(error))
             if out_of_memory is None:
@@ -67,30 +105,27 @@ def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Comp
     seconds = time.perf_counter() - start
     lines = written.text.splitlines(keepends=True)
     if out_of_memory is None:
-        write_stderr("".join(x for x in lines if not _TOLD_ELSEWHERE.search(x)))
+        told = "".join(x for x in lines if not _TOLD_ELSEWHERE.search(x))
     if platform == "tpu":
         logged = tpu_log.read().splitlines(keepends=True)
         lines += [line for line in logged if line not in lines]
     hlo_text, memory = "", None
     if compiled is not None:
-        hlo_text = _text_of(compiled, inner, options, platform)
+        hlo_text = _text_of(compiled, compile, platform)
         memory = memory_use(compiled.memory_analysis(), platform)
-    return Compilation(
+    compilation = Compilation(
         platform=platform,
         hlo_text=hlo_text,
         memory=memory,
         out_of_memory=out_of_memory,
         messages="".join(lines),
         seconds=seconds,
-        parameter_axes=() if compiled is None else parameter_axes(compiled),
     )
+    return compilation, told
 
 
 def _text_of(
-    compiled: jax.stages.Compiled,
-    lowered: jax.stages.Lowered,
-    options: dict[str, Any],
-    platform: str,
+    compiled: Any, compile: Callable[[Mapping[str, Any]], Any], platform: str
 ) -> str:
     """The compiled program as text.
 
@@ -102,11 +137,18 @@ def _text_of(
     except jax.errors.JaxRuntimeError:
         if platform != "tpu":
             raise
-    with tempfile.TemporaryDirectory() as folder, captured_stderr(), compiling_anew():
-        dumping: dict[str, Any] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        lowered.compile(compiler_options={**options, **dumping})
+    with tempfile.TemporaryDirectory() as folder, captured_stderr():
+        with compiling_anew() as new:
+            dumping = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+            compile({**new, **dumping})
         modules = [p.read_text() for p in Path(folder).glob("*.after_codegen.txt")]
     return max(modules, key=len, default="")
+
+
+def _name(lowered: Lowered | jax.stages.Lowered) -> str:
+    if isinstance(lowered, Lowered):
+        return lowered.bound.traced.name
+    return "the program"
 
 
 def _platform(mesh: Any) -> str:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from rhino_jax.apply.bound import Bound
 from rhino_jax.apply.lowering import lower
 from rhino_jax.apply.with_plan import with_trees
+from rhino_jax.errors import CompilerError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import Plan
@@ -126,7 +127,7 @@ def _compiled(
     """The candidates that compile, and notes on those on which the compiler fails."""
     seen: Seen = []
     failures: list[str] = []
-    first: jax.errors.JaxRuntimeError | None = None
+    first: Exception | None = None
     for i, candidate in enumerate(candidates):
         if time.monotonic() > deadline:
             failures.append(
@@ -136,7 +137,7 @@ def _compiled(
             break
         try:
             seen.append((candidate, _judged(candidate, judge, budget_bytes)))
-        except jax.errors.JaxRuntimeError as error:
+        except (jax.errors.JaxRuntimeError, CompilerError) as error:
             said = (str(error).splitlines() or [""])[0][:200]
             failures.append(f"the compiler failed on {candidate.name}: {said}")
             first = first or error

@@ -26,7 +26,7 @@ from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry as models
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.sweeping.children import Children, _Child
+from rhino_jax.sweeping.children import Children, _Searcher
 from rhino_jax.sweeping.meshes import Meshes
 from rhino_jax.sweeping.searching import Searching
 from rhino_jax.sweeping.whole import of_bytes, to_bytes
@@ -75,7 +75,7 @@ def test_processes_find_what_one_finds_and_their_progress_is_counted() -> None:
 
 def test_small_sweeps_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    monkeypatch.setattr(_Child, "__init__", lambda self, *of: started.append(of))
+    monkeypatch.setattr(_Searcher, "__init__", lambda self, *of: started.append(of))
     swept(None, hardware="v5e", devices=[2, 4])
     assert started == []
 
@@ -116,7 +116,7 @@ def test_a_process_that_is_killed_names_the_configuration(
 
     def killing(self: Children, *of: Any) -> None:
         for child in self._children:
-            child._process.kill()
+            child._child.kill()
         ask(self, *of)
 
     monkeypatch.setattr(Children, "ask", killing)

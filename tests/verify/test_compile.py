@@ -14,9 +14,11 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
+from rhino_jax.errors import CompilerError
 from rhino_jax.streams import captured_stderr, write_stderr
 from rhino_jax.verify.compile import compile_lowered, read_out_of_memory
 from rhino_jax.verify.hlo.records import OutOfMemory
+from rhino_jax.verify.in_child import compile_in_child
 from tests.verify.extras import mesh_of_target
 
 
@@ -269,3 +271,53 @@ def test_gpu_programs_that_do_not_fit_compile_nonetheless() -> None:
     found = compile_lowered(_lower(mesh, 2**20, 4096), mesh=mesh)
     assert found.out_of_memory is None
     assert found.memory is not None and found.memory.peak_bytes > 100 * GIB
+
+
+class Fatal:
+    """A task that ends the process that reads it."""
+
+    name, platform, device_ids = "step", "tpu", (0, 1)
+
+    def __reduce__(self) -> Any:
+        return os._exit, (7,)
+
+
+def test_a_process_that_ends_is_an_error_and_the_next_is_another() -> None:
+    for _ in range(2):
+        with pytest.raises(CompilerError, match="while it compiled `step`") as caught:
+            compile_in_child(Fatal())  # type: ignore[arg-type]
+        assert "exit status 7" in caught.value.numbers
+        assert caught.value.where and caught.value.fix
+
+
+@pytest.mark.slow
+@pytest.mark.compile_only
+@pytest.mark.skipif(jax.__version_info__ > (0, 12, 1), reason="XLA may not abort")
+def test_an_abort_of_xla_has_its_last_words() -> None:
+    """Of a grouped convolution, on which its partitioner fails (jax 0.10.2 to 0.12)."""
+    mesh = mesh_of_target("h100:8", {"a": 2, "b": 4})
+
+    def gradient(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            y = jax.lax.conv_general_dilated(
+                x,
+                w,
+                (1,),
+                "SAME",
+                feature_group_count=2,
+                dimension_numbers=("NWC", "WIO", "NWC"),
+            )
+            return jnp.sum(jnp.sin(y))
+
+        return jax.grad(loss)(w)
+
+    def compiled(w_spec: P, x_spec: P) -> Any:
+        w, x = (
+            jax.ShapeDtypeStruct(s, "float32", sharding=NamedSharding(mesh, spec))
+            for s, spec in (((5, 4, 16), w_spec), ((1, 8, 8), x_spec))
+        )
+        return compile_lowered(jax.jit(gradient).lower(w, x), mesh=mesh)
+
+    with pytest.raises(CompilerError, match="Check failed"):
+        compiled(P(None, None, "b"), P(None, "a"))
+    assert "HloModule" in compiled(P(), P()).hlo_text

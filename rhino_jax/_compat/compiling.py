@@ -1,0 +1,89 @@
+"""What a compiler is given, taken out of one process and compiled in another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import compiler
+from jax._src.interpreters import mlir
+from jaxlib import xla_client
+from jaxlib.mlir import ir
+
+
+class _Taken(BaseException):
+    """Ends a compilation where XLA would begin; no handler of JAX's catches it."""
+
+
+_LOCK = threading.Lock()
+
+
+def compiler_input(
+    lowered: jax.stages.Lowered, options: Mapping[str, Any]
+) -> tuple[bytes, bytes]:
+    """Return what XLA would be given: the module as bytecode, and serialized options.
+
+    Same on both versions.
+
+    Args:
+      lowered: a program without host callbacks.
+      options: as of `Lowered.compile`; one of them must be new, or a program that was
+        compiled before comes out of JAX's cache.
+    """
+    real, thread = compiler.backend_compile_and_load, threading.get_ident()
+
+    def take(
+        backend: Any, module: Any, devices: Any, given: Any, callbacks: Any
+    ) -> Any:
+        if threading.get_ident() != thread:
+            return real(backend, module, devices, given, callbacks)
+        raise _Taken(mlir.module_to_bytecode(module), given.SerializeAsString())
+
+    with _LOCK:
+        compiler.backend_compile_and_load = take
+        try:
+            lowered.compile(compiler_options=dict(options))
+        except _Taken as taken:
+            module, serialized = taken.args
+            return module, serialized
+        finally:
+            compiler.backend_compile_and_load = real
+    raise RuntimeError("the program came out of a cache")
+
+
+class CompiledInput:
+    """A program that was compiled from what `compiler_input` returned.
+
+    Args:
+      module, options: as returned.
+      devices: those of the mesh, in its order; they may be compile-only.
+      more: further options of XLA.
+    """
+
+    def __init__(
+        self,
+        module: bytes,
+        options: bytes,
+        devices: Sequence[Any],
+        more: Mapping[str, Any],
+    ) -> None:
+        parsed: Any = xla_client.CompileOptions.ParseFromString(options)
+        parsed.env_option_overrides = [*parsed.env_option_overrides, *more.items()]
+        with mlir.make_ir_context():
+            self._executable: Any = compiler.backend_compile_and_load(
+                devices[0].client,
+                ir.Module.parse(module),
+                xla_client.DeviceList(tuple(devices)),
+                parsed,
+                [],
+            )
+
+    def as_text(self) -> str:
+        """Return the optimized program, as `jax.stages.Compiled.as_text` does."""
+        return "\n\n".join(m.to_string() for m in self._executable.hlo_modules())
+
+    def memory_analysis(self) -> Any:
+        """Return XLA's `CompiledMemoryStats`."""
+        return self._executable.get_compiled_memory_stats()

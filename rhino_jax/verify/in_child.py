@@ -1,0 +1,98 @@
+"""Compiling in a process of its own: a compiler that aborts takes no notebook along."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from dataclasses import dataclass
+
+import jax
+
+from rhino_jax.children import Child, ChildEnded
+from rhino_jax.errors import CompilerError
+from rhino_jax.hardware.compile_only import Origin
+from rhino_jax.verify.hlo.records import Compilation
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerTask:
+    """What a child compiles.
+
+    Attributes:
+      name: of the program, for messages.
+      module, options: as of `rhino_jax._compat.compiler_input`.
+      origin: how its devices are made.
+      device_ids: of the mesh, in its order.
+      platform: "tpu" or "gpu".
+    """
+
+    name: str
+    module: bytes
+    options: bytes
+    origin: Origin
+    device_ids: tuple[int, ...]
+    platform: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerAnswer:
+    """What came of it.
+
+    Attributes:
+      compilation: None where the compiler failed.
+      told: what it wrote to standard error, for the user.
+      error: how it failed.
+    """
+
+    compilation: Compilation | None
+    told: str
+    error: str = ""
+
+
+def compile_in_child(task: CompilerTask) -> tuple[Compilation, str]:
+    """Compile in a process that is kept for the next program.
+
+    Returns:
+      The compilation, and what the user should see of what the compiler wrote.
+    Raises:
+      jax.errors.JaxRuntimeError: the compiler fails.
+      CompilerError: the compiler ended the process.
+    """
+    with _LOCK:
+        child = _running.pop() if _running else Child("rhino_jax.verify.compile_child")
+        try:
+            answer: CompilerAnswer = child.answer(task)
+        except ChildEnded as ended:
+            child.close()
+            raise _ended(task, str(ended)) from None
+        except BaseException:  # an interrupt: the next answer would be this one
+            child.kill()
+            child.close()
+            raise
+        _running.append(child)
+    if answer.compilation is None:
+        raise jax.errors.JaxRuntimeError(answer.error)
+    return answer.compilation, answer.told
+
+
+_LOCK = threading.Lock()
+_running: list[Child] = []
+"""The process, between two programs."""
+
+
+def _ended(task: CompilerTask, how: str) -> CompilerError:
+    return CompilerError(
+        f"the compiler for {task.platform.upper()}s ended its process while it compiled"
+        f" `{task.name}`.",
+        where=f"`{task.name}`, for {len(task.device_ids)} devices",
+        numbers=how,
+        fix="nothing of this process is lost: try another layout of what the last line"
+        " names (pins=), another version of the compiler, or report it to XLA.",
+    )
+
+
+@atexit.register
+def _end() -> None:
+    for child in _running:
+        child.kill()
+        child.close()
