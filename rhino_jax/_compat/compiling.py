@@ -22,13 +22,14 @@ _LOCK = threading.Lock()
 
 def compiler_input(
     lowered: jax.stages.Lowered, options: Mapping[str, Any]
-) -> tuple[bytes, bytes]:
+) -> tuple[bytes, bytes] | None:
     """Return what XLA would be given: the module as bytecode, and serialized options.
 
-    Same on both versions.
+    None of a program with host callbacks, which are functions of this process. Same on
+    both versions.
 
     Args:
-      lowered: a program without host callbacks.
+      lowered: the program.
       options: as of `Lowered.compile`; one of them must be new, or a program that was
         compiled before comes out of JAX's cache.
     """
@@ -39,15 +40,16 @@ def compiler_input(
     ) -> Any:
         if threading.get_ident() != thread:
             return real(backend, module, devices, given, callbacks)
-        raise _Taken(mlir.module_to_bytecode(module), given.SerializeAsString())
+        if callbacks:
+            raise _Taken(None)
+        raise _Taken((mlir.module_to_bytecode(module), given.SerializeAsString()))
 
     with _LOCK:
         compiler.backend_compile_and_load = take
         try:
             lowered.compile(compiler_options=dict(options))
         except _Taken as taken:
-            module, serialized = taken.args
-            return module, serialized
+            return taken.args[0]
         finally:
             compiler.backend_compile_and_load = real
     raise RuntimeError("the program came out of a cache")

@@ -51,7 +51,8 @@ def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Comp
     platform, origin = _platform(mesh), origin_of(mesh)
     with compiling_anew() as new:
         options = {**new, **compiler_options(mesh)}
-        if origin is None:
+        given = None if origin is None else compiler_input(inner, options)
+        if origin is None or given is None:
             found, told = compiled_by(
                 lambda more: inner.compile(compiler_options={**options, **more}),
                 platform,
@@ -59,7 +60,7 @@ def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Comp
         else:
             task = CompilerTask(
                 _name(lowered),
-                *compiler_input(inner, options),
+                *given,
                 origin,
                 tuple(device.id for device in mesh.devices.flat),
                 platform,

@@ -321,3 +321,17 @@ def test_an_abort_of_xla_has_its_last_words() -> None:
     with pytest.raises(CompilerError, match="Check failed"):
         compiled(P(None, None, "b"), P(None, "a"))
     assert "HloModule" in compiled(P(), P()).hlo_text
+
+
+@pytest.mark.compile_only
+def test_programs_that_call_back_are_compiled_here() -> None:
+    mesh = mesh_of_target("v5e:2x4", {"x": 8})
+
+    def printing(x: Any) -> Any:
+        jax.debug.print("{}", x[0])
+        return x * 2
+
+    whole = NamedSharding(mesh, P())
+    x = jax.ShapeDtypeStruct((8,), "float32", sharding=whole)
+    found = compile_lowered(jax.jit(printing).lower(x), mesh=mesh)
+    assert "HloModule" in found.hlo_text
