@@ -164,9 +164,9 @@ class Bound(Generic[AnyPlan]):
         if arguments.lifted is not None:
             arrays = unshared(arrays, self._owned)
         if to_move:
-            arrays = list(arrays)
+            given, arrays = arrays, list(arrays)
             self._place_numbers(arrays, to_move)
-            left = [i for i in to_move if arrays[i] is arguments.arrays[i]]
+            left = [i for i in to_move if arrays[i] is given[i]]
             if left:
                 moved = placed(
                     [arrays[i] for i in left], [self.in_shardings[i] for i in left]
