@@ -68,11 +68,10 @@ def all_choices(asked):
     crossing = {key.number for key in backward.reads if key in forward.makes}
     values = [
         value
-        for place in forward.places
-        if place is not None
+        for at in sides.forward
         for value, number in zip(
-            sides.program.ops[sides.program.body.ops[sides.forward[place]]].results,
-            sides.lines.makes[sides.forward[place]],
+            sides.program.ops[sides.program.body.ops[at]].results,
+            sides.lines.makes[at],
             strict=True,
         )
         if number in crossing
