@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,29 @@ def test_what_a_run_leaves_out_is_named(tmp_path: Path) -> None:
     expected = [f"left out\t{name}[{x}]" for x in (2, 4, 6)]
     expected += [f"no time\t{name}[{x}]" for x in (0, 1, 3, 5)]
     assert sorted(log.read_text().splitlines()) == expected
+
+
+def unknown_names(file: Path, root: Path) -> list[str]:
+    """Return the names of a file of names that no test of a checkout has."""
+    unknown = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        name = line.partition("#")[0].strip()
+        path, _, test = name.partition("::")
+        function = test.partition("[")[0].rpartition("::")[2]
+        if name and not (
+            (root / path).is_file()
+            and re.search(rf"^\s*def {function}\(", (root / path).read_text(), re.M)
+        ):
+            unknown.append(name)
+    return unknown
+
+
+def test_names_that_failed_are_names_of_tests(tmp_path: Path) -> None:
+    """A name that no test has any more would be passed over."""
+    here = "tests/test_turns.py::test_names_that_failed_are_names_of_tests"
+    gone = ["tests/test_turns.py::test_gone[1]", "tests/test_gone.py::test_x"]
+    names = tmp_path / "failed"
+    names.write_text("\n".join(["# a comment", here, *gone]), encoding="utf-8")
+    assert unknown_names(names, ROOT) == gone
+    if (failed := ROOT / ".ci" / "failed").exists():
+        assert unknown_names(failed, ROOT) == []
