@@ -14,7 +14,7 @@ from typing import Any
 from jax.sharding import AxisType
 
 from rhino_jax._compat import is_literal, open_jaxpr, with_eqns
-from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.frontend.regions import with_bodies
 from rhino_jax.frontend.rules.reduce import REDUCERS
 
 
@@ -38,14 +38,9 @@ def without_noops(jaxpr: Any) -> Any:
         if _is_noop(eqn):
             same[eqn.outvars[0]] = operands[0]
             continue
-        changes: dict[str, Any] = {}
         if any(map(operator.is_not, operands, eqn.invars)):
-            changes["invars"] = operands
-        bodies = closed_region_jaxprs(eqn)
-        cleaned = [without_noops(body) for body in bodies]
-        if any(map(operator.is_not, cleaned, bodies)):
-            changes["params"] = dict(with_jaxprs(eqn, cleaned))
-        eqns.append(eqn.replace(**changes) if changes else eqn)
+            eqn = eqn.replace(invars=operands)
+        eqns.append(with_bodies(eqn, without_noops))
     if all(map(operator.is_, eqns, opened.eqns)) and not same:
         return jaxpr
     return with_eqns(jaxpr, eqns, [read(atom) for atom in opened.outvars])

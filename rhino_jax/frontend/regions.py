@@ -6,6 +6,7 @@ Importer and apply walk a jaxpr by the same two questions, `region_kind` and
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -134,6 +135,20 @@ def with_jaxprs(eqn: Any, jaxprs: Sequence[Any]) -> Mapping[str, Any]:
     old = body_jaxpr(eqn.params)
     key = next(key for key, value in eqn.params.items() if value is old)
     return {**eqn.params, key: jaxprs[0]}
+
+
+def with_bodies(eqn: Any, change: Callable[[Any], Any]) -> Any:
+    """Return an equation whose sub-jaxprs are changed; the same where none is.
+
+    Args:
+      eqn: an equation.
+      change: a sub-jaxpr → one that can stand in its place, or the same object.
+    """
+    bodies = closed_region_jaxprs(eqn)
+    changed = [change(body) for body in bodies]
+    if all(map(operator.is_, changed, bodies)):
+        return eqn
+    return eqn.replace(params=dict(with_jaxprs(eqn, changed)))
 
 
 def body_jaxpr(params: Mapping[str, Any]) -> Any | None:

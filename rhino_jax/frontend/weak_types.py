@@ -15,16 +15,15 @@ from typing import Any
 from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.call import Signature
 from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.congruence import IDENTITIES
 
 
 _UNSAID = frozenset({
     "weak_type", "name", "debug", "debug_info", "name_and_src_info", "metadata",
 })  # fmt: skip
 """Parameters of equations that change no value."""
-
-_CASTS = frozenset({"convert_element_type", "broadcast_in_dim"})
-"""Equations that JAX drops where they change nothing, unless the type is weak."""
 
 
 def differ_in_weakness(one: Signature, other: Signature) -> bool:
@@ -82,7 +81,7 @@ def _lines(jaxpr: Any) -> Iterator[Hashable]:
         atom(x)
     for eqn in opened.eqns:
         read = tuple(map(atom, eqn.invars))
-        if eqn.primitive.name in _CASTS and len(read) == 1:
+        if traits_of(eqn.primitive.name).kind in IDENTITIES and len(read) == 1:
             (before,), (after,) = eqn.invars, eqn.outvars
             if _type(before) == _type(after):
                 known[after] = read[0]

@@ -39,7 +39,6 @@ TOLD_APART = {
     "frontend/provenance.py": "which parameters people want to read",
     "frontend/split_dims": "what an op's parameters become when dims are split",
     "export/constraints.py": "functions of JAX that users lay out values with",
-    "frontend/weak_types.py": "which ops JAX leaves out where they change nothing",
     "frontend/trip_count.py": "arithmetic on scalars that bound a loop",
     "ir/coverage.py": "primitives under whose name many kernels run",
     "transform/blocks": "which part of a dim an op takes",

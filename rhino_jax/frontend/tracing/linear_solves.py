@@ -14,7 +14,7 @@ import jax
 from jax.core import eval_jaxpr
 
 from rhino_jax._compat import bind_eqn, jaxpr_consts, open_jaxpr, retrace, with_eqns
-from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.frontend.regions import with_bodies
 
 
 LINEAR_SOLVE = "custom_linear_solve"
@@ -32,11 +32,7 @@ def with_open_solves(jaxpr: Any) -> Any:
     for eqn in opened.eqns:
         if eqn.primitive.name == LINEAR_SOLVE:
             eqn = _call_of_solver(eqn)
-        bodies = closed_region_jaxprs(eqn)
-        changed = [with_open_solves(body) for body in bodies]
-        if any(map(operator.is_not, changed, bodies)):
-            eqn = eqn.replace(params=dict(with_jaxprs(eqn, changed)))
-        eqns.append(eqn)
+        eqns.append(with_bodies(eqn, with_open_solves))
     if all(map(operator.is_, eqns, opened.eqns)):
         return jaxpr
     return with_eqns(jaxpr, eqns, list(opened.outvars))
