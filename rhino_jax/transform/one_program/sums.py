@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rhino_jax.transform.microbatch.flow.accumulated import COMBINING
 from rhino_jax.transform.one_program.along import PLAIN
 from rhino_jax.transform.staged.lines import Lines
-
-
-HOW: Mapping[str, str] = {
-    "add": "sum",
-    "add_any": "sum",
-    "mul": "prod",
-    "max": "max",
-    "min": "min",
-    "and": "and",
-    "or": "or",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +39,12 @@ def sum_of(lines: Lines, carry: int, position: int) -> Sum:
             steps.append(at)
             (result,) = lines.reads[at]
             continue
-        if name not in HOW or len(lines.reads[at]) != 2:
+        if name not in COMBINING or len(lines.reads[at]) != 2:
             break
         for mine, part in (lines.reads[at], lines.reads[at][::-1]):
             back = _back(lines, mine)
             if back is not None and back[0] == carry:
-                return Sum(part, HOW[name], (*steps, at, *back[1]))
+                return Sum(part, COMBINING[name], (*steps, at, *back[1]))
         break
     return Sum(value, "unchanged", ())
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rhino_jax.frontend.rules.elementwise import PASSING
 from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
-from rhino_jax.ir.program import RegionKind
+from rhino_jax.ir.program import PIN, RegionKind
 from rhino_jax.transform.microbatch.flow.blocks import Block, Item
 
 
@@ -25,11 +26,6 @@ COMBINING = {
     "or": "or",
 }
 """Ops that combine two operands → reducer."""
-
-PASSING = frozenset({
-    "copy", "copy_p", "device_put", "name", "rhino_pin", "sharding_constraint",
-})  # fmt: skip
-"""Ops that change nothing of their operand."""
 
 UNCHANGED = ""
 """The reducer of a carry that nothing was combined with."""
@@ -101,9 +97,8 @@ def _combined(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
     name = item.op.name
     if item.blocks:
         return _region(item, at)
-    if name in PASSING or (name == "convert_element_type" and _is_exact(item)):
-        return {0: at[0]}
-    if name == "optimization_barrier":
+    is_cast = name == "convert_element_type" and _is_exact(item)
+    if is_cast or name == PIN or name in PASSING:
         return dict(at)
     if name in COMBINING and len(at) == 1:
         (carry,) = at.values()
