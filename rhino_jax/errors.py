@@ -55,13 +55,11 @@ class InfeasiblePlanError(RhinoError, RuntimeError):
         self,
         what: str,
         *,
-        where: str = "",
-        numbers: str = "",
-        fix: str = "",
         smallest_peak_bytes: int | None = None,
         divided_peak_bytes: int | None = None,
+        **parts: str,
     ) -> None:
-        super().__init__(what, where=where, numbers=numbers, fix=fix)
+        super().__init__(what, **parts)
         self.smallest_peak_bytes = smallest_peak_bytes
         self.divided_peak_bytes = divided_peak_bytes
 
@@ -81,16 +79,8 @@ class CoupledBatchError(MicrobatchError):
       places: of the ops that couple the rows, as `per_microbatch=` takes them.
     """
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str = "",
-        numbers: str = "",
-        fix: str = "",
-        places: Sequence[str] = (),
-    ) -> None:
-        super().__init__(what, where=where, numbers=numbers, fix=fix)
+    def __init__(self, what: str, *, places: Sequence[str] = (), **parts: str) -> None:
+        super().__init__(what, **parts)
         self.places = tuple(places)
 
 
@@ -147,11 +137,10 @@ class InternalError(RhinoError, RuntimeError):
         self,
         what: str,
         *,
-        where: str = "",
-        numbers: str = "",
         fix: str = "report this, with the program that shows it.",
+        **parts: str,
     ) -> None:
-        super().__init__(what, where=where, numbers=numbers, fix=fix)
+        super().__init__(what, fix=fix, **parts)
 
 
 class TraceError(RhinoError, RuntimeError):
