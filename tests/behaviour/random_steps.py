@@ -34,12 +34,9 @@ TARGET = Target(
 )  # fmt: skip
 """Slow devices on fast links, so that arrays of a few numbers are sharded."""
 
-REFUSALS = (
-    rhino.MicrobatchError,
-    rhino.StageError,
-    rhino.ScheduleError,
-    rhino.InfeasiblePlanError,
-)
+REFUSALS = rhino.MicrobatchError, rhino.StageError, rhino.ScheduleError
+"""Right where micro-batches or stages are asked for. About a fifth of the steps of
+"options" are refused: 6 of the first 24, most since they need their whole batch."""
 
 
 def wrong_step(kind: str, seed: int) -> str | None:
@@ -68,7 +65,8 @@ def wrong_step(kind: str, seed: int) -> str | None:
                 )
                 found = difference(step, wide, options, 1e-8)
     except REFUSALS as error:
-        return f"{seed} {options}: {error}" if kind != "options" else None
+        is_asked = options["microbatches"] != 1 or "stage" in options["mesh"]
+        return None if is_asked else f"{seed} {options}: {error}"
     except Exception:
         return f"{seed} {options}: {traceback.format_exc()[-1500:]}"
     return None if found is None else f"{seed} {options}: {found}"

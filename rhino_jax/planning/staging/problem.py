@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from rhino_jax.errors import StageError
 from rhino_jax.pipeline.cut import ops as cutting
 from rhino_jax.planning.staging.priced import with_regions
 from rhino_jax.planning.staging.shapes import Shapes
@@ -38,12 +39,14 @@ def problem_of(
       limit_bytes: of a device.
       pins: forward equation → the stage in which it has to be.
       chains: forward equations that have to be in stages in a row.
+    Raises:
+      StageError: there is no forward pass.
     """
+    _check_forward(sides, len(group_of))
     place = {i: k for k, i in enumerate(sides.forward)}
     forward_s, backward_s = _seconds(sides, place, shapes.seconds[shapes.places[0]])
-    devices, stages = shapes.devices(0), len(group_of)
-    left, lines = [0] * len(place), sides.lines
-    values, has_backward = [], bool(sides.backward)
+    devices, stages, lines = shapes.devices(0), len(group_of), sides.lines
+    left, values, has_backward = [0] * len(place), [], bool(sides.backward)
     for i in place:
         for v in lines.makes[i]:
             readers = sides.readers.get(v, ())
@@ -90,6 +93,17 @@ def problem_of(
             tuple(tuple(place[i] for i in link) for link in chain) for chain in chains
         ),
     )
+
+
+def _check_forward(sides: Sides, stages: int) -> None:
+    if not sides.forward:
+        raise StageError(
+            f"Nothing of `{sides.program.name}` depends on both its data and its"
+            " parameters going forward: there is nothing for stages to run.",
+            where="`stages=`",
+            numbers=f"{stages} stages, no op of a forward pass",
+            fix="plan with stages=1.",
+        )
 
 
 def _groups(
