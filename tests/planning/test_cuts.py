@@ -12,6 +12,7 @@ import pytest
 
 import rhino_jax as rhino
 from tests.cases import covering
+from tests.helpers_coupled import normed
 
 
 ROWS, WIDTH, LAYERS = 2048, 32, 2
@@ -195,18 +196,6 @@ def test_what_is_refined_is_never_slower_than_as_it_is_written():
     written = plan_of(checkpointed, recompute="as written", refine=1, level="fast")
     auto = plan_of(checkpointed, refine=1, level="fast")
     assert compiled_s(auto) <= 1.0001 * compiled_s(written)
-
-
-def normed(params, x):
-    def loss_of(params):
-        h = x
-        for w in params:
-            h = jnp.tanh(h @ w["up"])
-            h = ((h - h.mean(0)) * jax.lax.rsqrt(h.var(0) + 1e-3)) @ w["down"]
-        return jnp.mean(h * h)
-
-    loss, grads = jax.value_and_grad(loss_of)(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 
 
 def test_statistics_of_each_micro_batch_are_asked_for_by_name(tmp_path):

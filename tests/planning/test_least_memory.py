@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rhino_jax as rhino
+from tests.helpers_coupled import normed
 
 
 ROWS, WIDTH = 2048, 32
@@ -24,20 +25,6 @@ def plain(params: Any, x: Any) -> Any:
         h = x
         for w in params:
             h = h + jnp.tanh(jnp.tanh(h @ w["up"]) @ w["down"])
-        return jnp.mean(h * h)
-
-    loss, grads = jax.value_and_grad(loss_of)(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
-
-
-def normed(params: Any, x: Any) -> Any:
-    """A step whose rows meet in the statistics of every layer."""
-
-    def loss_of(params: Any) -> Any:
-        h = x
-        for w in params:
-            h = jnp.tanh(h @ w["up"])
-            h = ((h - h.mean(0)) * jax.lax.rsqrt(h.var(0) + 1e-3)) @ w["down"]
         return jnp.mean(h * h)
 
     loss, grads = jax.value_and_grad(loss_of)(params)
@@ -86,7 +73,7 @@ def test_variants_that_are_not_allowed_are_offered() -> None:
 
 def test_the_error_names_what_couples_the_batch_and_the_keyword_that_frees_it() -> None:
     error = refused(normed, 20_000)
-    assert re.search(r"no micro-batches: .*test_least_memory\.py:\d+", error.where)
+    assert re.search(r"no micro-batches: .*helpers_coupled\.py:\d+", error.where)
     assert "per_microbatch='loss_of' (smallest peak then" in error.fix
     freed = refused(normed, 20_000, per_microbatch="loss_of").smallest_peak_bytes
     assert freed < error.smallest_peak_bytes
