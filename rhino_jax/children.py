@@ -14,7 +14,7 @@ from typing import Any
 
 
 LAST_LINES = 5
-"""Of what a process wrote before it ended, in an error."""
+"""Lines in an error, of what a process wrote before it ended."""
 
 
 class ChildEnded(Exception):

@@ -13,7 +13,7 @@ import pytest
 SLOW = pytest.mark.slow
 
 SEED = int(os.environ.get("RHINO_TEST_SEED", f"{datetime.now(tz=UTC):%Y%m%d}"))
-"""Seed of what is drawn anew every day: RHINO_TEST_SEED, or the date."""
+"""Seed of programs drawn every day: RHINO_TEST_SEED, or the date."""
 
 
 def covering(

@@ -64,7 +64,7 @@ COMMANDS = re.findall(
     TEXT,
     re.MULTILINE,
 )
-"""What stands behind `python -m rhino_jax`, comments apart."""
+"""Arguments of `python -m rhino_jax`, without comments."""
 
 
 @pytest.mark.parametrize("place", covering([0, 1], [1]))

@@ -1,4 +1,4 @@
-"""What a compiler is given, taken out of one process and compiled in another."""
+"""Compile in one process what another process would give to XLA."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ class Bound(Generic[AnyPlan]):
         self._owned = [i for i in owned if traced.donated[i]]
 
     def with_types(self, signature: Signature) -> Bound[AnyPlan]:
-        """The same, what was compiled too, for a signature that differs in weak types
-        alone (`frontend.weak_types`)."""
+        """Return a copy, with what was compiled, for a signature that differs in weak
+        types alone (`frontend.weak_types`)."""
         found = copy.copy(self)
         found.traced = replace(self.traced, signature=signature)
         found.executable = self.executable.for_types(self.abstract_arrays())

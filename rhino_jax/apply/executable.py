@@ -42,7 +42,7 @@ class Executable(Protocol):
         ...
 
     def for_types(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> Executable:
-        """The same, what was compiled too, for arrays that differ in weak types alone.
+        """Return a copy, with what was compiled, for other weak types.
 
         Args:
           shapes: types of the arrays that it was compiled for.

@@ -167,8 +167,8 @@ class ShardedFunction(Generic[AnyPlan]):
     def _twin(
         self, key: tuple[Signature, Any], traced: Traced
     ) -> Bound[AnyPlan] | None:
-        """What was compiled for a signature that differs in weak types alone, if this
-        trace computes the same."""
+        """Find what was compiled for a signature that differs in weak types alone, if
+        this trace computes the same."""
         signature, mesh = key
         for (other, its_mesh), bound in reversed(self._bounds.items()):
             if its_mesh == mesh and differ_in_weakness(signature, other):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -90,11 +91,9 @@ class SpmdExecutable:
 
     @cached_property
     def _for_types(self) -> Any:
-        """What `jitted` compiled for these types: unlike it, it takes weak and strong
-        ones alike."""
-        if self._fits_context():
-            return self.jitted.lower(*(self._types or ())).compile()
-        with jax.set_mesh(self.mesh):
+        """The executable of `jitted` for these types: it takes weak and strong ones
+        alike, which `jitted` compiles apart."""
+        with self._in_mesh():
             return self.jitted.lower(*(self._types or ())).compile()
 
     @cached_property
@@ -127,20 +126,12 @@ class SpmdExecutable:
         if call is None:
             call = self.jitted if self._types is None else self._for_types
         if not self._is_emulated:
-            return self._run(call, arrays)
-        with WATCHDOG.watching(lambda: f"`{self.traced.name}`"):
-            outs = self._run(call, arrays)
+            with self._in_mesh():
+                return call(*arrays)
+        with WATCHDOG.watching(lambda: f"`{self.traced.name}`"), self._in_mesh():
+            outs: Sequence[Any] = call(*arrays)
             if not any(isinstance(x, jax.core.Tracer) for x in outs):
                 jax.block_until_ready(outs)
-        return outs
-
-    def _run(self, call: Any, arrays: Sequence[Any]) -> Sequence[Any]:
-        outs: Sequence[Any]
-        if self._fits_context():
-            outs = call(*arrays)
-        else:
-            with jax.set_mesh(self.mesh):
-                outs = call(*arrays)
         return outs
 
     def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -154,6 +145,10 @@ class SpmdExecutable:
             platforms = (jax.default_backend(),)
             return self.jitted.trace(*shapes).lower(lowering_platforms=platforms)
         return self.jitted.lower(*shapes)
+
+    def _in_mesh(self) -> AbstractContextManager[Any]:
+        """Put the mesh in context, unless the one that is there can stay."""
+        return nullcontext() if self._fits_context() else jax.set_mesh(self.mesh)
 
     def _fits_context(self) -> bool:
         """Whether the mesh in context, if any, can stand around this call."""

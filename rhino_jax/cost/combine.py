@@ -83,10 +83,10 @@ def combine_route(
     for dim, axes in _parts(made, done, lowering):
         now[dim] = (*now[dim], *axes)
         route.append(tuple(now))
-    is_remade = kind is OpKind.LOOKUP or (
+    is_annotated = kind is OpKind.LOOKUP or (
         kind is OpKind.CONVOLUTION and lowering.scatters_by_axis
     )
-    return (*((made,) if route and is_remade else ()), *route[:-1])
+    return (*((made,) if route and is_annotated else ()), *route[:-1])
 
 
 def _parts(

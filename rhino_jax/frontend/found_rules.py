@@ -44,7 +44,7 @@ class FoundRules:
 
 
 class Borders:
-    """What shards have received of their neighbours for convolutions, one by one.
+    """Borders that shards have received of their neighbours for convolutions.
 
     The gradient of a convolution by its kernel reads the image as the convolution does.
     XLA sends the borders of a value once, for all ops that read the same ones (CPU,

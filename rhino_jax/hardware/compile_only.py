@@ -41,7 +41,7 @@ _CUDA_FILES = ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc")
 
 
 class Origin(NamedTuple):
-    """How compile-only devices are made again, in another process.
+    """The call that makes compile-only devices, for another process.
 
     Attributes:
       kind: "tpu" or "gpu".
@@ -62,7 +62,7 @@ _ORIGINS: dict[int, Origin] = {}
 
 
 def origin_of(mesh: Mesh) -> Origin | None:
-    """Return how the devices of a mesh were made; None where not by this module."""
+    """Return the call that made a mesh's devices; None where not of this module."""
     return _ORIGINS.get(id(mesh.devices.flat[0]))
 
 

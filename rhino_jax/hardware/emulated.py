@@ -107,12 +107,11 @@ class Watchdog:
         while True:
             time.sleep(self.after_s)
             now_s = time.process_time()
-            self._look(
-                (now_s - before_s) < _IDLE_SHARE * self.after_s, now_s - before_s
-            )
+            self._look(now_s - before_s)
             before_s = now_s
 
-    def _look(self, is_idle: bool, cpu_s: float) -> None:
+    def _look(self, cpu_s: float) -> None:
+        is_idle = cpu_s < _IDLE_SHARE * self.after_s
         for call in list(self._calls):
             if is_idle and call.was_seen and not call.was_told:
                 call.was_told = True
@@ -137,4 +136,4 @@ def _to_stderr(text: str) -> None:
 
 
 WATCHDOG = Watchdog()
-"""Of all calls of this process."""
+"""The watchdog of all calls of this process."""

@@ -181,7 +181,7 @@ def simulated(plan: Plan, jitter: Noise | float | None = None) -> Simulation | J
 
 
 IDLE = 0.1
-"""Of the busiest stage's time: stages with less are called idle, in notes."""
+"""Share of the busiest stage's time below which a stage is called idle, in notes."""
 
 
 def idle_stages(pipeline: Pipeline) -> list[int]:

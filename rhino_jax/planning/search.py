@@ -74,7 +74,7 @@ class Search:
         return replace(self, meshes=[mesh_axes])
 
     def on_any(self, meshes: Iterable[tuple[tuple[str, int], ...]]) -> Search:
-        """The same on the best of some meshes."""
+        """Search the best of some meshes."""
         return replace(self, meshes=list(meshes))
 
     def find(self) -> Found:

@@ -1,4 +1,4 @@
-"""What compiles in a process of its own.
+"""Compile programs, as a process of its own.
 
     python -m rhino_jax.verify.compile_child FILE
 

@@ -16,7 +16,7 @@ from rhino_jax.verify.hlo.records import Compilation
 
 @dataclass(frozen=True, slots=True)
 class CompilerTask:
-    """What a child compiles.
+    """A program for a child to compile.
 
     Attributes:
       name: of the program, for messages.
@@ -36,7 +36,7 @@ class CompilerTask:
 
 @dataclass(frozen=True, slots=True)
 class CompilerAnswer:
-    """What came of it.
+    """The result of a `CompilerTask`.
 
     Attributes:
       compilation: None where the compiler failed.

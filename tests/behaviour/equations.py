@@ -211,7 +211,7 @@ def wrong_strategies(
       num_meshes: on how many of `MESHES`.
       most: strategies of an equation on each mesh; fewer are all run.
       skip: primitives that are left out.
-      before: is told what runs next, in case the process does not survive it.
+      before: called with what runs next, in case the process does not survive it.
     Returns:
       Which gave something else than one device.
     """

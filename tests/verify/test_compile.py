@@ -294,7 +294,7 @@ def test_a_process_that_ends_is_an_error_and_the_next_is_another() -> None:
 @pytest.mark.compile_only
 @pytest.mark.skipif(jax.__version_info__ > (0, 12, 1), reason="XLA may not abort")
 def test_an_abort_of_xla_has_its_last_words() -> None:
-    """Of a grouped convolution, on which its partitioner fails (jax 0.10.2 to 0.12)."""
+    """A grouped convolution, on which the partitioner fails (jax 0.10.2 to 0.12)."""
     mesh = mesh_of_target("h100:8", {"a": 2, "b": 4})
 
     def gradient(w: Any, x: Any) -> Any:

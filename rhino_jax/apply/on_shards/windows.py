@@ -21,7 +21,7 @@ from rhino_jax.ir.factor import FactorKind, Rule
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """What a shard of the image reads of its neighbours along one dim.
+    """The border that a shard of the image receives along one dim.
 
     Attributes:
       dim: of the image.

@@ -42,8 +42,8 @@ class _Window:
         return self._halo(self.kernel, self.dilation, self.stride)
 
     def halo_of_kernel(self) -> tuple[int, int] | None:
-        """The same when the taps are cut: `m * input == d * kernel`; results are
-        partial."""
+        """Elements a shard needs from its neighbours when the taps are sharded: with
+        `m * input == d * kernel`; results are partial."""
         if self.input_dilation * self.input != self.dilation * self.kernel:
             return None
         return self._halo(self.output, self.stride, self.dilation)

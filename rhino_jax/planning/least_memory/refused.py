@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.errors import InfeasiblePlanError, InternalError
 from rhino_jax.planning.least_memory.freed import freed
 from rhino_jax.planning.least_memory.variants import LeastMemory
 from rhino_jax.planning.variants import Tried
@@ -26,7 +26,10 @@ def error_of(least: LeastMemory, best: Tried) -> InfeasiblePlanError:
     except InfeasiblePlanError as error:
         told = error
     else:
-        raise AssertionError("a plan that does not fit was read back")
+        raise InternalError(
+            f"A plan of `{search.traced.name}` over its memory budget was read back.",
+            numbers=f"peak {format_bytes(best.peak_bytes)}",
+        )
     where, fixes = [told.where], list[str]()
     if least.refused is not None:
         couples = "; ".join(filter(None, [least.refused.where, least.refused.numbers]))

@@ -1,7 +1,7 @@
 """The variant of a program with the smallest memory peak, whatever its step takes.
 
-Nothing here depends on the budget: a budget below the peak that is found is refused,
-and one above it has a plan.
+A budget below the peak that is found is refused, and one above it has a plan. Nothing
+here depends on the budget but which copies are too small to be counted.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class LeastMemory:
 
 
 def _name(done: Sequence[Transform]) -> str:
-    """What is done to the program, for people."""
+    """Name the passes, for people."""
     words = [
         f"{t.chosen['count']} micro-batches" for t in done if t.name == MICROBATCHES
     ]

@@ -207,7 +207,7 @@ class _Laid:
         known: Mapping[Key, Spec],
         stacks: Mapping[int, Spec],
     ) -> _Laid:
-        """Of one group."""
+        """Collect what the layout of one group depends on."""
         is_large = shapes.places[group] > 1
         return cls(of_step, shapes.stage_axis, is_large, request, known, stacks)
 

@@ -98,7 +98,7 @@ def least_choice(solved: SolvedMesh) -> Chosen | None:
 
 
 def _offloaded(asked: Asked, choices: tuple[str, ...]) -> tuple[str, ...]:
-    """The same with what is saved offloaded, where it can be."""
+    """Offload what is saved, where it can be offloaded."""
     pairs = zip(asked.question.candidates, choices, strict=True)
     return tuple(
         OFFLOAD if what == KEEP and c.uses and c.offload_s is not None else what

@@ -129,7 +129,7 @@ class InParts:
         return Uniform(op, eqn, tuple(args), frozenset(found)) if found else None
 
     def _of_size(self, x: Uniform, dim: int, size: int) -> Any:
-        """What a uniform value is with such a size of one of its dims."""
+        """Make a uniform value with another size of one of its dims."""
         assert x.op.rule is not None  # see `_uniform`
         rule = x.op.rule
         (factor,) = rule.results[0][dim]

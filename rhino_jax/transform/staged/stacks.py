@@ -100,8 +100,8 @@ class Unstacked:
 
     @cached_property
     def together(self) -> tuple[frozenset[int], ...]:
-        """Of every part of every stack, the positions of its inputs: weights of some
-        layers, and what optimizers save of them."""
+        """Positions of the inputs of every part of every stack: weights of some layers,
+        and what optimizers save of them."""
         of = {slot: k for k, stack in enumerate(self.stacks) for slot in stack.slots}
         found: dict[tuple[int, int], set[int]] = {}
         for i, end in enumerate(self.inputs):

@@ -273,7 +273,7 @@ def test_what_is_carried_from_row_to_row_is_the_cause():
 
 
 def summed_in_a_loop(p, b):
-    """Of each row; a sum is kept over what counts, a maximum, and a histogram."""
+    """A loop over rows that carries a masked sum, a maximum and a histogram."""
 
     def cell(carry, row):
         total, most, counts = carry

@@ -201,7 +201,7 @@ def test_two_steps() -> None:
 
 
 def test_functions_that_an_equation_names_are_moved_to_the_mesh_in_context() -> None:
-    """Those of a linear solve are a named tuple."""
+    """A linear solve has a named tuple of jaxprs."""
     args = jnp.eye(3) + 0.1, jnp.ones((3, 1))
     closed = jax.make_jaxpr(jnp.linalg.solve)(*args)
     (x,) = interpret(in_current_mesh(closed), args)

@@ -23,7 +23,7 @@ from rhino_jax.transform.staged.step import Key, Kind, Step
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """What one group sends and receives of every micro-batch.
+    """The values that one group sends and receives of every micro-batch.
 
     Attributes:
       step: all tasks.

@@ -58,7 +58,7 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "divide": lambda a, b: a // b if b else 0,
     "remainder": lambda a, b: a % b if b else 0,
 }
-"""Of integers that are not negative."""
+"""Opcode → arithmetic of integers that are not negative."""
 
 _UNCHANGED = frozenset({
     "reshape", "bitcast", "copy", "copy-start", "copy-done", "convert", "broadcast",
@@ -139,7 +139,7 @@ def repeated_sums(
 def by_compiler(
     found: Iterable[RepeatedSum], *, in_stages: bool = False
 ) -> tuple[RepeatedSum, ...]:
-    """Those that nobody wrote: a `psum` in a `shard_map` may mean to count parts.
+    """Return the sums that nobody wrote: a `psum` in a `shard_map` may count parts.
 
     Args:
       found: sums of a program.

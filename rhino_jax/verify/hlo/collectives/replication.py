@@ -46,7 +46,7 @@ class Known:
 
 
 State = Axes | Known | tuple["State", ...]
-"""Of an array, or of every part of a tuple."""
+"""State of an array, or of every part of a tuple."""
 
 NONE: Axes = frozenset()
 
@@ -84,7 +84,7 @@ def axes_of(state: Axes | Known) -> Axes:
 
 
 def both(a: State, b: State) -> State:
-    """What is true of one and the other, part by part."""
+    """Return what holds in both states, part by part."""
     if a == b:
         return a
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
