@@ -17,7 +17,8 @@ from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.staged.remade import Remade
 from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.staging import NOTHING, staged
-from rhino_jax.transform.staged.step import Step
+from rhino_jax.transform.staged.step import Step, TaskKind
+from rhino_jax.transform.token_slices.refused import against_order
 from rhino_jax.transform.token_slices.sliced import Sliced, sliced
 
 
@@ -51,7 +52,30 @@ def staged_in_slices(
     own = replace(own, at=tuple(at))
     chunks = [c for i in sides.forward if (c := at[i]) is not None]
     every = (*group_of,) * len(lengths)
-    return staged(own, chunks, every, remade=remade, together=together)
+    step = staged(own, chunks, every, remade=remade, together=together)
+    _check_order(step, len(group_of), apart.cut.program.name)
+    return step
+
+
+def _check_order(step: Step, parts: int, name: str) -> None:
+    """Refuse slices that pass over the model against its order.
+
+    Args:
+      step: the tasks.
+      parts: of the model; the tasks of a part are so many chunks apart.
+      name: of the program.
+    Raises:
+      TokenSliceError: a part reads what a part after it makes of another slice (going
+        backward: a part before it), for which it would not wait.
+    """
+    for kind, turn in ((TaskKind.FORWARD, 1), (TaskKind.BACKWARD, -1)):
+        tasks = [t for of in step.tasks for t in of if t.kind is kind]
+        made_by = {key: task for task in tasks for key in task.makes}
+        for task in tasks:
+            for key in task.reads:
+                maker = made_by.get(key, task)
+                if turn * (maker.place % parts - task.place % parts) > 0:
+                    raise against_order(name, step.types[key], maker, task, parts)
 
 
 def chunks_of(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rhino_jax.errors import TokenSliceError
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.transform.staged.apart import Apart
+from rhino_jax.transform.staged.step import Task
 from rhino_jax.transform.token_slices.states import Cause
 
 
@@ -72,6 +74,30 @@ def _where(program: Program, op: Op) -> str:
 def late(program: Program, length: int, cause: Cause, user: Op) -> TokenSliceError:
     """Of an op on every token that reads what only all slices make."""
     return not_causal(program, length, program.ops[cause.op], cause.why, user)
+
+
+def against_order(
+    name: str, aval: Any, maker: Task, reader: Task, parts: int
+) -> TokenSliceError:
+    """Of a part of the model that reads what a part after it makes of another slice.
+
+    Args:
+      name: of the program.
+      aval: type of the value.
+      maker, reader: tasks of the two.
+      parts: of the model.
+    """
+    ends = [
+        f"part {t.place % parts} of slice {t.place // parts}" for t in (reader, maker)
+    ]
+    return TokenSliceError(
+        f"`{name}` cannot run slice by slice: what one part of the model makes of a"
+        " slice is read by a part before it of another slice.",
+        where=f"{reader.kind} pass of {ends[0]}",
+        numbers=f"it reads {aval.str_short()}, which {ends[1]} makes; {parts} parts",
+        fix="add up what slices leave (losses, metrics) in the last layers; or"
+        f" {INSTEAD}.",
+    )
 
 
 def lengths_wrong(lengths: Sequence[int], length: int) -> TokenSliceError:
