@@ -43,10 +43,6 @@ class Strategy:
     results: tuple[Spec, ...]
     partial: tuple[int, ...] = ()
 
-    def factor_of(self, axis: int) -> int | None:
-        """The factor that a mesh axis cuts."""
-        return next((f for f, axes in enumerate(self.cut) if axis in axes), None)
-
 
 def spec_of(
     layout: Layout, cut: tuple[tuple[int, ...], ...], rule: Rule, sizes: tuple[int, ...]

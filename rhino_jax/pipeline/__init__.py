@@ -6,6 +6,5 @@ here traces, compiles or runs anything.
 Order: `tasks`, `work` (what stages cost) and `graph` (their tasks), `schedules`,
 `simulator` (with `waiting`, `memory`, `times`, `simulation`, `timeline`, `trace`),
 `ticks` (stages of one program), `offload` (what waits on hosts), `check`, `written`
-(orders as text), `repeat` (steps in a row), `jitter` (noise, slow devices, waves of
-idle time), `tera` (slices of sequences), `cut`.
+(orders as text), `jitter` (noise, slow devices), `tera` (slices of sequences), `cut`.
 """

@@ -11,7 +11,7 @@ clusters" (CLUSTER 2019); of programs that fall out of step, arXiv 2205.13963.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -152,20 +152,6 @@ def jittered(schedule: Schedule, noise: Noise) -> Jittered:
     return Jittered(schedule, simulation.step_time_s, step_times)
 
 
-def most_robust(
-    schedules: Iterable[Schedule], noise: Noise, share: float = 0.95
-) -> tuple[Jittered, ...]:
-    """Schedules under the same noise, the one first whose steps mostly are shortest.
-
-    Args:
-      schedules: to compare.
-      noise: of all of them.
-      share: of steps, whose longest counts.
-    """
-    found = [jittered(schedule, noise) for schedule in schedules]
-    return tuple(sorted(found, key=lambda j: j.quantile_s(share)))
-
-
 def _samples(schedule: Schedule, network: Network, noise: Noise) -> np.ndarray:
     """Seconds of all nodes in all samples, [nodes, samples]."""
     rng = np.random.default_rng(noise.seed)
@@ -209,40 +195,3 @@ def _task_at(schedule: Schedule, delay: Delay) -> int:
             fix="name a group, and a place among its tasks, from 0.",
         )
     return orders[delay.group][delay.place]
-
-
-@dataclass(frozen=True)
-class Wave:
-    """What one delay does to a step that otherwise goes by the clock.
-
-    Attributes:
-      lag_s: of every task of the graph, how much later it starts.
-      reached_s: of every group, when its first task starts late; NaN where none does.
-      largest_lag_s: of every group; what is less than the delay has run out on the way.
-      growth_s: how much longer the step is.
-    """
-
-    lag_s: np.ndarray
-    reached_s: tuple[float, ...]
-    largest_lag_s: tuple[float, ...]
-    growth_s: float
-
-
-def wave(schedule: Schedule, delay: Delay) -> Wave:
-    """How far a delay travels, and what it costs."""
-    network = network_of(simulate(schedule))
-    late = network.seconds.copy()
-    late[_task_at(schedule, delay)] += delay.seconds
-    starts, ends = network.run(np.stack([network.seconds, late], axis=1))
-    count = len(network.groups)
-    lag = starts[:count, 1] - starts[:count, 0]
-    lag[lag <= 1e-9 * ends.max()] = 0.0
-    reached, largest = [], []
-    for group in range(schedule.graph.groups):
-        mine = network.groups == group
-        is_late = mine & (lag > 0)
-        first = starts[:count, 1][is_late].min() if is_late.any() else np.nan
-        reached.append(float(first))
-        largest.append(float(lag[mine].max()))
-    steps = ends[:count].max(axis=0)
-    return Wave(lag, tuple(reached), tuple(largest), float(steps[1] - steps[0]))

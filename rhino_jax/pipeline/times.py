@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from rhino_jax.pipeline.memory import Profile, memory_of
 from rhino_jax.pipeline.tasks import Schedule
 
@@ -82,11 +80,6 @@ class Times:
             found.append(waited)
         return tuple(found)
 
-    @property
-    def transfer_s(self) -> float:
-        """Seconds of all transfers, each by itself."""
-        return sum(t.seconds for t in self.schedule.graph.transfers)
-
     @cached_property
     def host_s(self) -> tuple[float, ...]:
         """Of every group, seconds in which its link to the host is busy, each way."""
@@ -95,27 +88,6 @@ class Times:
             if t.is_to_host:  # As much comes back.
                 found[graph.receiver(t)] += t.seconds
         return tuple(found)
-
-    @cached_property
-    def overlapped_s(self) -> float:
-        """Seconds of transfers in which their receiver runs a task."""
-        graph, total = self.schedule.graph, 0.0
-        for group, order in enumerate(self.schedule.orders):
-            mine = [
-                i for i, t in enumerate(graph.transfers) if graph.receiver(t) == group
-            ]
-            if not mine or not order:
-                continue
-            edges = np.array(
-                [(self.task_start_s[i], self.task_end_s[i]) for i in order]
-            ).ravel()
-            busy = np.cumsum(np.diff(edges, prepend=0.0) * (np.arange(edges.size) % 2))
-            starts = np.array([self.transfer_start_s[i] for i in mine])
-            ends = np.array([self.transfer_end_s[i] for i in mine])
-            total += float(
-                (np.interp(ends, edges, busy) - np.interp(starts, edges, busy)).sum()
-            )
-        return total
 
     @cached_property
     def memory(self) -> tuple[Profile, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.ir.program import Op
@@ -51,24 +51,3 @@ def held_specs(op: Op, decisions: Decisions) -> list[Spec | None]:
         *(operands.get((op.id, i), values.get(v)) for i, v in read),
         *(values.get(v) for v in op.results),
     ]
-
-
-def in_whole(
-    decisions: Decisions, ops: Sequence[int], values: Sequence[int]
-) -> Decisions:
-    """Decisions for a slice, by the ids of the program that it was cut from.
-
-    Args:
-      decisions: for the slice's program; `outputs` stay those of the slice.
-      ops, values: ids in the whole; see `rhino_jax.ir.slices.Slice`.
-    """
-    return replace(
-        decisions,
-        values={values[v]: spec for v, spec in decisions.values.items()},
-        operands={(ops[op], i): spec for (op, i), spec in decisions.operands.items()},
-        region_outputs={
-            (ops[op], r, o): spec
-            for (op, r, o), spec in decisions.region_outputs.items()
-        },
-        waypoints={values[v]: specs for v, specs in decisions.waypoints.items()},
-    )

@@ -9,7 +9,7 @@ import pytest
 from ticks import by_ticks, random_schedule
 
 from rhino_jax.errors import RhinoError, ScheduleError
-from rhino_jax.pipeline.jitter import Delay, Noise, jittered, most_robust, wave
+from rhino_jax.pipeline.jitter import Delay, Noise, jittered
 from rhino_jax.pipeline.network import network_of
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulator import simulate
@@ -97,40 +97,7 @@ def test_a_slow_device_sets_the_pace() -> None:
     assert found.p50_s >= 2 * 24
 
 
-def test_the_most_robust_schedule_comes_first() -> None:
-    names = ("gpipe", "1f1b", "zero-bubble")
-    noise = Noise(task_sigma=0.1)
-    found = most_robust([schedule(name) for name in names], noise)
-    assert found[0].schedule.name == "zero-bubble"
-    late = [j.p95_s for j in found]
-    assert late == sorted(late)
-
-
-def test_a_delay_travels_to_all_groups_where_none_idles() -> None:
-    last = wave(schedule(), Delay(3, 0, 2.0))
-    assert last.growth_s == pytest.approx(2.0)
-    assert last.largest_lag_s == pytest.approx((2.0,) * 4)
-    # From the last stage back to the first, one stage after another.
-    assert list(last.reached_s) == sorted(last.reached_s, reverse=True)
-
-
-def test_idle_time_absorbs_a_delay() -> None:
-    """The first group waits for the first gradient anyway."""
-    warm = wave(schedule(), Delay(0, 3, 1.0))
-    assert warm.largest_lag_s[0] == 0 or warm.growth_s < 1.0
-    assert warm.growth_s >= 0
-
-
-def test_what_no_delay_reaches_is_not_late() -> None:
-    forward = chain([Cost(forward_s=1)] * 3, 4)
-    found = wave(make("forward-only", forward), Delay(1, 3, 1.0))
-    assert np.isnan(found.reached_s[0]) and found.largest_lag_s[0] == 0
-    assert found.largest_lag_s[2] == 1.0
-
-
 def test_a_delay_of_no_task_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="not there"):
-        wave(schedule(), Delay(4, 0, 1.0))
     with pytest.raises(ScheduleError, match="fix: "):
         jittered(schedule(), replace(QUIET, delays=(Delay(0, 16, 1.0),)))
 

@@ -16,13 +16,14 @@ from rhino_jax.optimize.incumbents import EFFORTS
 from rhino_jax.optimize.keeping import choose as choosing
 from rhino_jax.optimize.keeping.question import KEEP, Answer, evaluate
 from rhino_jax.search.keeping.candidates import Asking, candidates_of
-from rhino_jax.search.keeping.choice import SOME, recompute_choice, recompute_choices
+from rhino_jax.search.keeping.choice import SOME, recompute_choices
 from rhino_jax.search.keeping.policies import POLICIES, fitting
 from rhino_jax.search.keeping.rows import Asked
 from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.passes import SOLVE
 from rhino_jax.search.records import Request, SolvedMesh
+from rhino_jax.transform.recompute.choice import Choice
 from rhino_jax.transform.remade import remade
 from tests.cases import covering
 
@@ -53,6 +54,14 @@ def peak(found: SolvedMesh) -> float:
     labels = found.solution.labels
     assert labels is not None
     return found.mesh_problem.model.problem.peak(labels)
+
+
+def recompute_choice(
+    solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
+) -> tuple[Choice, Answer] | None:
+    """Return the cheapest choice; None where nothing fits."""
+    found = recompute_choices(solved, budget_bytes, seconds=seconds)
+    return (found[0].choice, found[0].answer) if found else None
 
 
 @cache

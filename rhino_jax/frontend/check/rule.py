@@ -3,7 +3,7 @@
 `check_rule(fn, *args)` runs every op of a function once as it is, and once for
 every way in which its rule lets it be cut: slices of the operands go through the
 same primitive, and the results are put together again by the rule's account. No
-devices are needed. `check_with_xla` (in `xla`) asks the compiler instead.
+devices are needed.
 """
 
 from __future__ import annotations

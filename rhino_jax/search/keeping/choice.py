@@ -106,14 +106,6 @@ def _offloaded(asked: Asked, choices: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def recompute_choice(
-    solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
-) -> tuple[Choice, Answer] | None:
-    """The cheapest of `recompute_choices`; None where nothing fits."""
-    found = recompute_choices(solved, budget_bytes, seconds=seconds)
-    return (found[0].choice, found[0].answer) if found else None
-
-
 def _cheapest(asked: Asked, budget_bytes: float, seconds: float) -> Chosen | None:
     best: Chosen | None = None
     for first, question, waits_s in parted(asked):

@@ -91,13 +91,3 @@ class Cut:
     def post(self) -> tuple[int, ...]:
         """Ops that run once, after the last loop."""
         return self.outside[-1]
-
-    @property
-    def piece_rows(self) -> int:
-        """Rows of a piece, but for a smaller last one."""
-        return -(-self.rows // self.count)
-
-    @property
-    def in_loops_flops(self) -> float:
-        """FLOPs of the program that loops do, repeats not counted."""
-        return self.flops - self.meeting_flops

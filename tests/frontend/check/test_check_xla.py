@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from rhino_jax.frontend.check.xla import check_with_xla
 
 from rhino_jax.frontend import registry
-from rhino_jax.frontend.check.xla import check_with_xla
 from rhino_jax.frontend.registry import OpContext, OpRule
 from rhino_jax.ir.factor import parse_rule
 from tests.cases import covering

@@ -11,9 +11,9 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.transform import Transform
 from rhino_jax.transform.recompute.as_kept import ALL, has_remat
 from rhino_jax.transform.recompute.choice import Choice
-from rhino_jax.transform.recompute.kept import find_kept
 from rhino_jax.transform.remade import remade
 from tests.cases import covering
+from tests.transform.recompute.saved import saved_values
 from tests.transform.recompute.stepped import (
     assert_same,
     compiled,
@@ -43,7 +43,7 @@ def test_equal_and_without_remat(name: str, changes: dict[str, Any]) -> None:
     plain = products(workload(name, **{**changes, "remat": False})[0])
     assert products(kept) == plain < products(traced)
     # And what is kept now may be dropped again.
-    values = tuple(k.value for k in find_kept(kept.program) if k.lines)
+    values = tuple(k.value for k in saved_values(kept.program) if k.lines)
     again = with_choice(kept, Choice(recompute=values))
     assert_same(interpreted(again)(*arrays), expected)
     assert products(again) > plain
@@ -78,7 +78,7 @@ def test_equal_and_cheaper(name: str, changes: dict[str, Any]) -> None:
     assert flops(after) == pytest.approx(flops(plain), rel=5e-3)
     assert flops(before) > 1.1 * flops(plain)
     # And what is kept now may be dropped again.
-    values = tuple(k.value for k in find_kept(kept.program) if k.lines)
+    values = tuple(k.value for k in saved_values(kept.program) if k.lines)
     again = compiled(with_choice(kept, Choice(recompute=values)))
     assert_same(again(*arrays), expected)
     assert flops(again) > 1.1 * flops(after)

@@ -12,9 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from rhino_jax import models
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.transform.recompute.choice import Choice
-from rhino_jax.transform.recompute.kept import find_kept
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.records import Compilation
+from tests.transform.recompute.saved import saved_values
 from tests.transform.recompute.stepped import as_function, with_choice
 from tests.verify.extras import mesh_of_target
 
@@ -56,7 +56,7 @@ def num_matmuls(found: Compilation) -> int:
 
 def layers_again(traced: Traced, layers: str) -> Choice:
     """All but what enters the layers, and what follows them."""
-    kept = find_kept(traced.program)
+    kept = saved_values(traced.program)
     if layers == "scan":
         return Choice(tuple(k.value for k in kept if k.forward is not None))
     made_by = {v: op for op in traced.program.ops for v in op.results}
@@ -91,7 +91,7 @@ def test_peak_falls_and_work_rises(target: str, count: int, layers: str) -> None
 def test_stacks_wait_on_the_host_of_a_tpu() -> None:
     mesh = mesh_of_target("v5e:2x2", {"x": 4})
     traced = step("scan")
-    stacks = [k for k in find_kept(traced.program) if k.forward is not None]
+    stacks = [k for k in saved_values(traced.program) if k.forward is not None]
     large = sorted(stacks, key=lambda k: -k.bytes)[:4]
     changed = with_choice(traced, Choice(offload=tuple(k.value for k in large)))
     before, after = (compiled_for(mesh, t) for t in (traced, changed))

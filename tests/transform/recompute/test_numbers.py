@@ -10,9 +10,9 @@ import pytest
 
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.transform.recompute.choice import Choice
-from rhino_jax.transform.recompute.kept import find_kept
 from tests import helpers_models
 from tests.cases import covering
+from tests.transform.recompute.saved import saved_values
 from tests.transform.recompute.stepped import (
     assert_same,
     compiled,
@@ -48,7 +48,7 @@ def check(
     """Drop all that can be dropped, then random halves."""
     arrays = jax.tree.leaves(args)
     expected = run(traced)(*arrays)
-    values = [k.value for k in find_kept(traced.program) if k.lines]
+    values = [k.value for k in saved_values(traced.program) if k.lines]
     rng = random.Random(seed)
     choices = [values]
     choices += [[v for v in values if rng.random() < 0.5] for _ in range(subsets)]
@@ -98,7 +98,7 @@ def test_dropout_draws_the_same_numbers() -> None:
 def test_values_that_wait_on_the_host(name: str, run: Any) -> None:
     """Of a CPU, that is where they are; the program is another."""
     traced, args = workload(name, **MODELS[name])
-    kept = [k.value for k in find_kept(traced.program)]
+    kept = [k.value for k in saved_values(traced.program)]
     changed = with_choice(
         traced, Choice(recompute=tuple(kept[::3]), offload=tuple(kept))
     )
@@ -113,7 +113,7 @@ def test_values_that_wait_on_the_host(name: str, run: Any) -> None:
 )
 def test_first_slices_are_kept(count: int, run: Any) -> None:
     traced, args = workload("gpt-tiny", remat=False, num_layers=3)
-    stacks = [k for k in find_kept(traced.program) if k.forward is not None]
+    stacks = [k for k in saved_values(traced.program) if k.forward is not None]
     (forward,) = {k.forward for k in stacks}
     assert forward is not None
     # Some are kept in all slices.

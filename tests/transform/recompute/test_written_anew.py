@@ -11,7 +11,7 @@ import pytest
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.transform.recompute.choice import Choice
-from rhino_jax.transform.recompute.kept import find_kept
+from tests.transform.recompute.saved import saved_values
 from tests.transform.recompute.stepped import (
     assert_same,
     interpreted,
@@ -34,7 +34,7 @@ BATCH = np.linspace(0, 1, 128, dtype=np.float32).reshape(16, 8)
 def check(function: Any, *args: Any) -> tuple[Any, Any]:
     """Drop all that can be; the numbers stay."""
     traced = trace(function, args, {})
-    kept = find_kept(traced.program)
+    kept = saved_values(traced.program)
     values = tuple(k.value for k in kept if k.lines)
     rewritten = with_choice(traced, Choice(recompute=values))
     arrays = jax.tree.leaves(args)
@@ -64,7 +64,7 @@ def test_loops_over_micro_batches() -> None:
 
     args = np.stack(PARAMS), BATCH.reshape(4, 4, 8)
     traced, _ = check(step, *args)
-    stacks = [k for k in find_kept(traced.program) if k.forward is not None]
+    stacks = [k for k in saved_values(traced.program) if k.forward is not None]
     assert stacks and all(k.loop is not None for k in stacks)
     values = tuple(k.value for k in stacks if k.lines)
     rewritten = with_choice(traced, Choice(recompute=values))
@@ -92,7 +92,7 @@ def test_two_gradients_of_the_same() -> None:
 def test_what_is_never_kept_is_made_of_what_is() -> None:
     """Only the last value is dropped: what it is made of is not kept for it."""
     traced = trace(jax.grad(layers), (PARAMS, BATCH), {})
-    kept = find_kept(traced.program)
+    kept = saved_values(traced.program)
     largest = max((k for k in kept if k.lines), key=lambda k: k.lines)
     rewritten = with_choice(traced, Choice(recompute=(largest.value,)))
     assert len(rewritten.program.ops) == len(traced.program.ops) + largest.lines + 1
@@ -105,7 +105,7 @@ def test_few_barriers_and_old_names() -> None:
     stream = tuple(
         v for v, op in by_id.items() if op.source.function == "block" and not op.call
     )
-    values = tuple(k.value for k in find_kept(program) if k.value not in stream)
+    values = tuple(k.value for k in saved_values(program) if k.value not in stream)
     rewritten = with_choice(traced, Choice(recompute=values, keep=stream))
     assert 0 < count(rewritten, "optimization_barrier") <= 3 * 3
     lines = {op.source.line for op in program.ops}
@@ -135,7 +135,7 @@ def test_choices_are_text() -> None:
 
 def test_parts_must_be_of_the_loop() -> None:
     traced, _ = workload("gpt-tiny", remat=False)
-    stack = next(k for k in find_kept(traced.program) if k.forward is not None)
+    stack = next(k for k in saved_values(traced.program) if k.forward is not None)
     assert stack.forward is not None
     choice = Choice((stack.value,), first=((stack.forward, 2),))
     with pytest.raises(AssertionError):
