@@ -17,6 +17,7 @@ from rhino_jax.errors import (
     HardwareError,
     InfeasiblePlanError,
     MeshError,
+    MicrobatchError,
     PinError,
     PlanFileError,
     RhinoError,
@@ -43,6 +44,41 @@ def coupled(w: Any, x: Any) -> Any:
         return jnp.max(jnp.sum((x @ w)[:, None] * (x @ w)[None], -1))
 
     return w - jax.grad(worst)(w)
+
+
+def accumulated(kind: str) -> Callable[..., Any]:
+    """A step that adds up gradients itself, of a network whose layers are in a loop."""
+
+    def deep_loss(w: Any, x: Any) -> Any:
+        y = jax.lax.scan(lambda y, w: (y + jnp.tanh(y @ w), None), x, w)[0]
+        return jnp.mean((y - x) ** 2)
+
+    def fn(w: Any, x: Any) -> Any:
+        parts = x.reshape(4, -1, x.shape[1])
+        gradient = jax.grad(deep_loss)
+        if kind == "scan":
+            total = jax.lax.scan(
+                lambda total, part: (total + gradient(w, part), None), 0 * w, parts
+            )[0]
+        elif kind == "map":
+            total = jax.lax.map(lambda part: gradient(w, part), parts).sum(0)
+        elif kind == "cond":
+            total = jax.lax.cond(jnp.isfinite(x).all(), gradient, lambda w, x: w, w, x)
+        else:
+
+            def add(i: Any, total: Any) -> Any:
+                return total + gradient(w, jax.lax.dynamic_slice_in_dim(x, i * 8, 8))
+
+            total = jax.lax.fori_loop(0, 4, add, 0 * w)
+        return w - total
+
+    return fn
+
+
+def planned_in_stages(kind: str) -> Any:
+    return plan(
+        accumulated(kind), W[None].repeat(4, 0), X, hardware="h100:16", stages=2
+    )
 
 
 def appended(w: Any, x: Any, kept: list[Any] = []) -> Any:  # noqa: B006
@@ -112,6 +148,19 @@ MISTAKES = {
     ),
     "more stages than ops": Mistake(
         lambda: plan(stages=8, microbatches=4), StageError, "at most"
+    ),
+    "stages of gradients that a scan adds up": Mistake(
+        lambda: planned_in_stages("scan"), StageError, "give `microbatches=`"
+    ),
+    "stages of gradients by `map`": Mistake(
+        lambda: planned_in_stages("map"), StageError, "give `microbatches=`"
+    ),
+    "stages of gradients in a conditional": Mistake(
+        lambda: planned_in_stages("cond"), StageError, "outside of it"
+    ),
+    # Sums over the batch are in a loop inside of the loop.
+    "stages of gradients of rows by their number": Mistake(
+        lambda: planned_in_stages("fori"), MicrobatchError, "give `microbatches=`"
     ),
     "rows that need one another": Mistake(
         lambda: plan(coupled, mesh=MESH, microbatches=2),

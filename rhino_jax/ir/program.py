@@ -75,3 +75,17 @@ class Program:
             if op.call is not None:
                 for inner in op.call.regions:
                     yield from self._walk(inner, count * op.call.trip_count)
+
+    def flops_of(self, op: Op) -> float:
+        """Return the FLOPs of an op, with those of its regions in all their trips."""
+        region = Region(inputs=(), ops=(op.id,), outputs=())
+        return sum(inner.flops * count for inner, count in self._walk(region, 1))
+
+    def holds_backward(self, op: Op) -> bool:
+        """Whether a forward op has a backward pass inside, as a loop that computes
+        gradients of its own in every trip."""
+        if op.source.is_backward or op.call is None:
+            return False
+        region = Region(inputs=(), ops=(op.id,), outputs=())
+        ops = (inner for inner, _ in self._walk(region, 1))
+        return any(inner.flops and inner.source.is_backward for inner in ops)

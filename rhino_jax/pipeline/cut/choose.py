@@ -93,13 +93,17 @@ def _as_nodes(node_of: np.ndarray, stages: np.ndarray | None) -> np.ndarray | No
 
 
 def _check(problem: Problem, numbers: Numbers) -> None:
-    working = int((numbers.op_ns > 0).any(axis=1).sum())
+    places = np.flatnonzero((numbers.op_ns > 0).any(axis=1))
+    working = len(places)
     if working < numbers.stages:
+        names = dict.fromkeys(problem.ops.ops[i].name for i in places)
         raise StageError(
             "There are more stages than ops that take time.",
             where="`stages=`",
-            numbers=f"{numbers.stages} stages, {working} ops",
-            fix=f"take at most {working} stages.",
+            numbers=f"{numbers.stages} stages, {working} ops: {', '.join(names)}",
+            fix=f"take at most {working} stages. A loop is one op, unless it is over"
+            " layers whose number the stages divide: leave one over micro-batches to"
+            " `microbatches=`.",
         )
     latest = np.where(numbers.pins >= 0, numbers.pins, 0)
     while True:

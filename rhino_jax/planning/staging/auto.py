@@ -20,7 +20,7 @@ from rhino_jax.errors import (
 )
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
-from rhino_jax.ir.program import Program, Region
+from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Variant
 from rhino_jax.units import format_seconds
@@ -95,17 +95,7 @@ def times_done(plan: Plan, flops: float) -> float:
 
 def flops_of(program: Program) -> float:
     """Of a step, all trips of loops counted."""
-
-    def within(region: Region) -> float:
-        total = 0.0
-        for op in (program.ops[o] for o in region.ops):
-            if op.call is None:
-                total += op.flops
-            else:
-                total += op.call.trip_count * sum(map(within, op.call.regions))
-        return total
-
-    return within(program.body)
+    return sum(op.flops * count for op, count in program.walk())
 
 
 def counts_of(target: Target, devices: int, fits: bool) -> list[int]:

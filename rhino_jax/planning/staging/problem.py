@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from rhino_jax.errors import StageError
+from rhino_jax.ir.program import RegionKind
 from rhino_jax.pipeline.cut import ops as cutting
 from rhino_jax.planning.staging.priced import with_regions
 from rhino_jax.planning.staging.shapes import Shapes
+from rhino_jax.transform.microbatch.cutting import WITHOUT_LOOP
 from rhino_jax.transform.staged.sides import Sides
 
 
@@ -40,9 +42,9 @@ def problem_of(
       pins: forward equation → the stage in which it has to be.
       chains: forward equations that have to be in stages in a row.
     Raises:
-      StageError: there is no forward pass.
+      StageError: there is no forward pass, or a loop holds both passes.
     """
-    _check_forward(sides, len(group_of))
+    _check_passes(sides, len(group_of))
     place = {i: k for k, i in enumerate(sides.forward)}
     forward_s, backward_s = _seconds(sides, place, shapes.seconds[shapes.places[0]])
     devices, stages, lines = shapes.devices(0), len(group_of), sides.lines
@@ -95,14 +97,33 @@ def problem_of(
     )
 
 
-def _check_forward(sides: Sides, stages: int) -> None:
+def _check_passes(sides: Sides, stages: int) -> None:
+    program = sides.program
     if not sides.forward:
         raise StageError(
-            f"Nothing of `{sides.program.name}` depends on both its data and its"
+            f"Nothing of `{program.name}` depends on both its data and its"
             " parameters going forward: there is nothing for stages to run.",
             where="`stages=`",
             numbers=f"{stages} stages, no op of a forward pass",
             fix="plan with stages=1.",
+        )
+    flops = {i: program.flops_of(program.ops[i]) for i in program.body.ops}
+    forward = [program.ops[program.body.ops[i]] for i in sides.forward]
+    most = max(forward, key=lambda op: flops[op.id])
+    share = flops[most.id] / max(sum(flops.values()), 1.0)
+    if share > 1 / 2 and program.holds_backward(most):
+        assert most.call is not None
+        is_loop = most.call.kind is not RegionKind.COND
+        raise StageError(
+            f"`{program.name}` computes gradients inside of a"
+            f" {'loop' if is_loop else 'conditional'}, which runs whole in one stage.",
+            where=str(most.source),
+            numbers=f"`{most.name}`, with a backward pass in it: {share:.0%} of the"
+            f" FLOPs; {stages} stages",
+            fix=f"{WITHOUT_LOOP}; or stages=1."
+            if is_loop
+            else "compute the gradients outside of it, and select their values or zeros"
+            " with `jnp.where`; or stages=1.",
         )
 
 

@@ -36,6 +36,13 @@ from rhino_jax.transform.microbatch.meeting import meeting_flops
 from rhino_jax.transform.retraced import imported_again
 
 
+WITHOUT_LOOP = (
+    "if the loop accumulates gradients over micro-batches, write the step without it:"
+    " give `microbatches=` and the loss of the whole batch, whose gradients are then"
+    " accumulated in the same way"
+)
+"""What to do with a loop that accumulates gradients."""
+
 MOST_CHANGES = 30
 """How many regions and loops may be taken apart."""
 
@@ -262,11 +269,14 @@ def _check(
     in_loops = sum(len(loop.ops) for loop in cut.loops)
     if not in_loops:
         coupled = _of_rows(found) or found.meetings
+        is_own = any(program.holds_backward(m.item.op) for m in coupled)
         raise MicrobatchError(
             f"nothing of `{program.name}` can be cut along a batch of {cut.rows}.",
             where=_where(coupled) or f"`{program.name}`",
             numbers=_couplings(coupled),
-            fix="plan with `microbatches=1`.",
+            fix=f"{WITHOUT_LOOP}; or `microbatches=1`."
+            if is_own
+            else "plan with `microbatches=1`.",
         )
     if loops > choice.most_loops:
         raise CoupledBatchError(

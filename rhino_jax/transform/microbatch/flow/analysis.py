@@ -193,8 +193,8 @@ def _run_region(found: Found, item: Item, states: Sequence[State]) -> Ran | Need
             return Needs(partials, error.why)
         if item.op.name in REMATS:
             raise Opened(item.op.id) from None
-        if item.op.name == "scan" and all(v in found.flat.maker for v in error.values):
-            if error.values:
+        if item.op.name == "scan" and error.values:
+            if _made_once(item).issuperset(error.values):
                 raise Divided(item, error.values, error.item) from None
         cuts = tuple(i for i, s in enumerate(states) if isinstance(s, Rows))
         return Needs(cuts, error.why)
@@ -203,6 +203,17 @@ def _run_region(found: Found, item: Item, states: Sequence[State]) -> Ran | Need
         for state, use in zip(states, ran.uses, strict=True)
     )
     return Ran(tuple(uses), tuple(_at(s, phase) for s in ran.results))
+
+
+def _made_once(item: Item) -> set[int]:
+    """Return the values that a trip of a loop makes, or one run of a recomputed region:
+    without those of loops and conditionals inside, which a split loop cannot stack."""
+    found = set[int]()
+    for inner in (i for block in item.blocks for i in block.items):
+        found.update(inner.results)
+        if inner.op.name in REMATS:
+            found |= _made_once(inner)
+    return found
 
 
 def _at(state: State, phase: int) -> State:
