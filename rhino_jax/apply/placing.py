@@ -21,6 +21,7 @@ from rhino_jax.apply.storage import (
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.leaves import Leaves, split_result
 from rhino_jax.frontend.objects import nnx_graph
+from rhino_jax.frontend.objects.held import is_held
 from rhino_jax.frontend.parameters import check_callable
 from rhino_jax.hardware.emulated import WATCHDOG
 from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
@@ -37,7 +38,26 @@ def abstract_args(plan: Plan) -> Any:
         dtype = type_of(leaf.dtype)
         return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding(leaf))
 
-    return in_tree_of(placed, abstract)
+    tree = in_tree_of(placed, abstract)
+    if plan.traced is None or not nnx_graph.is_imported():
+        return tree
+    arguments = plan.traced.arguments
+    arrays = map(abstract, placed.inputs[: len(plan.in_leaf_positions)])
+    args, kwargs = arguments.unflatten([*arrays])
+    args_there, kwargs_there = tree if kwargs else (tree, {})
+    whole = [
+        nnx_graph.states_of(x) if _has_held(x) else there
+        for x, there in zip(args, args_there, strict=True)
+    ]
+    named = {
+        name: nnx_graph.states_of(x) if _has_held(x) else kwargs_there[name]
+        for name, x in kwargs.items()
+    }
+    return (tuple(whole), named) if kwargs else tuple(whole)
+
+
+def _has_held(tree: Any) -> bool:
+    return any(map(is_held, jax.tree.leaves(tree, is_leaf=is_held)))
 
 
 def put(plan: Plan, tree: Any, *, local: bool, stored: bool = False) -> Any:

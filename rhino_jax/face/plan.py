@@ -171,7 +171,9 @@ class Plan(Explored):
     def abstract_args(self) -> Any:
         """`jax.ShapeDtypeStruct`s with shardings, shaped like the arguments.
 
-        As `in_specs`; what Orbax, for one, restores a checkpoint into.
+        As `in_specs`; what Orbax, for one, restores a checkpoint into. Flax NNX objects
+        are their `nnx.state`, a `Variable` around each shape, unless the plan was read
+        from a file: then they are dicts of shapes.
         """
         return placing.abstract_args(self)
 

@@ -135,6 +135,19 @@ def merge(tree: Any, objects: Any, outer: Any = None) -> Any:
     return jax.tree.map(one, tree, is_leaf=is_held)
 
 
+def states_of(tree: Any) -> Any:
+    """Return a tree that `split` gave with the `nnx.state` of every object in its
+    place, variables around what its leaves are; an object that is a variable stays
+    one."""
+    from flax import nnx
+
+    def one(x: Any) -> Any:
+        is_whole = isinstance(x, nnx.Variable) or not is_object(x)
+        return x if is_whole else nnx.state(x)
+
+    return jax.tree.map(one, merge(tree, new_objects()), is_leaf=is_object)
+
+
 def variables_of(objects: Mapping[int, Any]) -> dict[int, Any]:
     """What each variable holds, by number."""
     from flax.nnx import Variable
