@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,21 @@ def _is_sequence(tree: Any) -> bool:
     return data is not None and data[0] in (tuple, list)
 
 
+_Misfits = list[tuple[Array, Leaf]]
+"""Arrays, and what was planned where each of them would be."""
+
+
+def _distance(given: Array, planned: Leaf) -> tuple[float, ...] | None:
+    """How far a shape is from a planned one; None of another rank or type."""
+    kind: Any = given.kind
+    shape, dtype = kind
+    is_near = isinstance(shape, tuple) and len(shape) == len(planned.shape)
+    if not is_near or dtype != planned.dtype:
+        return None
+    pairs = [(a, b) for a, b in zip(shape, planned.shape, strict=True) if a != b]
+    return len(pairs), sum(abs(a - b) / max(a, b) for a, b in pairs)
+
+
 @dataclass(frozen=True, slots=True)
 class _Finder:
     what: str
@@ -116,7 +131,20 @@ class _Finder:
             for placed in (self._in_order(whole), self._as_pair(whole)):
                 if placed is not None:
                     return placed
+            self._refuse_misfits(whole)
         return self._found(whole, is_root=True)
+
+    def _refuse_misfits(self, whole: Part) -> None:
+        """Refuse all arguments in order, where paths are right and an array is not."""
+        places = [(str(i), *keys_of(leaf.path)[1:]) for i, leaf in self._numbered()]
+        if {*places} == {a.path for a in whole.arrays}:
+            there = dict(zip(places, range(len(self.known)), strict=True))
+            raise self._misfit([self._differing(whole, there)])
+
+    def _numbered(self) -> Iterator[tuple[int, Leaf]]:
+        for i, members in enumerate(self._arguments()):
+            for k in members:
+                yield i, self.known[k]
 
     def _in_order(self, whole: Part) -> dict[int, int] | None:
         """As the arguments from the first on."""
@@ -169,9 +197,64 @@ class _Finder:
         if not is_root or not all(a.path for a in part.arrays):
             raise self._nowhere(part)
         found: dict[int, int] = {}
-        for child in part.children():
-            found.update(self._found(child))
+        try:
+            for child in part.children():
+                found.update(self._found(child))
+        except RhinoError:
+            if near := self._nearest(part):
+                raise self._misfit(near) from None
+            raise
         return found
+
+    def _nearest(self, part: Part) -> list[_Misfits]:
+        """The places with the paths of a part, where the fewest arrays differ; of an
+        array by itself, those whose shape is nearest."""
+        first = part.arrays[0].path
+        depth, paths = len(first), {a.path for a in part.arrays}
+        ranked: list[tuple[Any, _Misfits]] = []
+        for array in self.arrays:
+            root = array.path[: len(array.path) - depth]
+            there = {
+                a.path[len(root) :]: k
+                for k, a in enumerate(self.arrays)
+                if a.path[: len(root)] == root
+            }
+            if array.path[len(root) :] != first or {*there} != paths:
+                continue
+            is_named = bool(root) and root[-1] == part.name
+            misfits = self._differing(part, there)
+            if is_named or depth:
+                ranked.append(((not is_named, len(misfits), len(root)), misfits))
+            elif (distance := _distance(*misfits[0])) is not None:
+                ranked.append(((True, *distance), misfits))
+        least = min((rank for rank, _ in ranked), default=None)
+        return [misfits for rank, misfits in ranked if rank == least]
+
+    def _differing(self, part: Part, there: Mapping[tuple[str, ...], int]) -> _Misfits:
+        pairs = ((a, there[a.path]) for a in part.arrays)
+        return [(a, self.known[k]) for a, k in pairs if a.kind != self.arrays[k].kind]
+
+    def _misfit(self, places: Sequence[_Misfits]) -> RhinoError:
+        """
+        Args:
+          places: where the arrays may be meant to be, each with those that differ.
+        """
+        given, planned = places[0][0]
+        shape, dtype = planned.shape, planned.dtype
+        names = [name for name, _ in self.plan.mesh_axes]
+        numbers = f"got {_kind_text(given)}, planned {_array(shape, dtype)} as"
+        numbers += f" {format_spec(planned.spec, names)}"
+        numbers += f" over {', '.join(f'{n}={s}' for n, s in self.plan.mesh_axes)}"
+        if len(places[0]) > 1:
+            numbers += f"; {len(places[0])} arrays differ"
+        return RhinoError(
+            f"{self.what}: an array is not as `{self.plan.program_name}` was planned.",
+            where=" or ".join(place[0][1].path for place in places[:3]),
+            numbers=numbers,
+            fix="give it in this shape and type (pad a batch that is too small, or"
+            " leave it out), or plan for what you have: `step.plan(…)` of an `auto_shard`"
+            " function.",
+        )
 
     def _ambiguous(self, part: Part, places: Sequence[Sequence[int]]) -> RhinoError:
         names = [name for name, _ in self.plan.mesh_axes]
@@ -188,6 +271,8 @@ class _Finder:
         )
 
     def _nowhere(self, part: Part) -> RhinoError:
+        if near := self._nearest(part):
+            return self._misfit(near)
         first = part.arrays[0]
         path = first.path or (part.name,)
         ends = [x for x in self.known if keys_of(x.path)[-len(path) :] == path]

@@ -135,16 +135,35 @@ def test_one_argument_several_and_a_dict(plan: Plan) -> None:
     assert_close(sizes, params)
 
 
+@pytest.mark.parametrize(
+    ("give", "where"),
+    [
+        (lambda: batch_of(31), "batch['x']"),
+        (lambda: (*make_state(jax.random.key(0)), batch_of(31)), "batch['x']"),
+        (lambda: {"x": batch_of()["x"], "y": batch_of(31)["y"]}, "batch['y']"),
+        (lambda: batch_of(31)["x"], "batch['x']"),
+    ],
+    ids=["alone", "among all arguments", "one array of it", "an array by itself"],
+)
+def test_a_batch_of_other_rows_is_named(plan: Plan, give: Any, where: str) -> None:
+    with pytest.raises(RhinoError, match="an array is not as `step`") as error:
+        plan.put(give())
+    assert error.value.where == where
+    assert "float32[31," in error.value.numbers and "P('x')" in error.value.numbers
+
+
 def test_what_belongs_nowhere_or_to_several_places_is_refused(plan: Plan) -> None:
     key = jax.random.key(0)
     with pytest.raises(RhinoError, match="is no argument of `step`") as error:
         plan.init(lambda k: (make_params(k), {"extra": jnp.ones(3)}), key)
     assert "float32[3]" in error.value.numbers
-    with pytest.raises(RhinoError, match="is no argument") as error:
+    with pytest.raises(RhinoError, match="an array is not as") as error:
         plan.init(lambda k: make_params(k, width=32), key)
-    assert "params['b1'] float32[64]" in error.value.numbers
-    with pytest.raises(RhinoError, match="is no argument"):
+    assert error.value.where == "params['b1']"
+    assert "got float32[32], planned float32[64]" in error.value.numbers
+    with pytest.raises(RhinoError, match="an array is not as") as error:
         plan.put(jax.tree.map(lambda x: x.astype(jnp.bfloat16), make_params(key)))
+    assert "got bfloat16[64], planned float32[64]" in error.value.numbers
     with pytest.raises(RhinoError, match="could be several arguments") as error:
         plan.put(make_params(key)["w1"])
     assert error.value.where.startswith("params['w1'] or opt_state[0].mu['w1']")
@@ -237,7 +256,7 @@ def test_nnx_objects_are_made_and_moved() -> None:
     assert moved.kernel[...].sharding.spec == P("x", "y")
     state = plan.put(nnx.state(make()[0]))
     assert state["kernel"].sharding == model.kernel.sharding
-    with pytest.raises(RhinoError, match="is no argument"):
+    with pytest.raises(RhinoError, match="an array is not as `train`"):
         plan.put(nnx.List([nnx.Linear(3, 3, rngs=nnx.Rngs(0))]))
 
 
