@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from rhino_jax.frontend.check.xla import check_with_xla
 
 from rhino_jax.frontend import registry
 from rhino_jax.frontend.registry import OpContext, OpRule
 from rhino_jax.ir.factor import parse_rule
 from tests.cases import covering
+from tests.frontend.check.with_xla import check_with_xla
 
 
 X = np.random.default_rng(1).standard_normal((8, 4)).astype(np.float32)
