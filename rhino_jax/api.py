@@ -46,6 +46,7 @@ def auto_shard(
     stages: int | str | Sequence[int] = "auto",
     schedule: str = "auto",
     storage: str = "as written",
+    while_trips: int | Mapping[str, int] | None = None,
     like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
@@ -132,6 +133,9 @@ def auto_shard(
         from `plan.init` and `plan.put`, and `plan.as_written` puts them back in order;
         others are refused. "as written": they keep the order that they have. With
         `like`, as the other has them.
+      while_trips: how often `while` loops that data may end run, to plan and to verify
+        with: a number for all, or by line ("model.py:61"), function or scope. None:
+        the bound that the program has for a loop, else 10.
       like: a function that `auto_shard` made (its last plan counts), or a plan, that
         shares state with this one. The mesh and hardware are the same, and arguments
         of equal tree path and shape, or of equal structure, keep their sharding where
@@ -214,6 +218,7 @@ def plan(
     stages: int | str | Sequence[int] = "auto",
     schedule: str = "auto",
     storage: str = "as written",
+    while_trips: int | Mapping[str, int] | None = None,
     like: ShardedFunction | Plan | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,

@@ -56,6 +56,7 @@ FINE: dict[str, list[Any]] = {
     "recompute": [None],
     "storage": [None],
     "per_microbatch": [None],
+    "while_trips": [0, None],
     "donate_argnums": [0, -1, [1], {0}, None],
     "donate_argnames": [None],
     "static_argnums": [None],

@@ -91,9 +91,8 @@ class Compiler:
 
     def _compile(self, plan: Plan) -> tuple[Compiled, Reading]:
         place = place_of(plan, self.target, "`bench`")
-        bound = Bound(
-            self.traced, with_trees(plan, self.traced, place.mesh), place.mesh
-        )
+        plan = with_trees(plan, self.traced, place.mesh)
+        bound = Bound(self.traced, plan, place.mesh)
         lowered = lower(bound).lowered
         text = f"{self.target}\n{lowered.as_text()}"
         program = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -103,7 +102,9 @@ class Compiler:
             self.waited_s += compilation.seconds
             self.programs.write(program, compilation)
         self.charged_s += compilation.seconds
-        reading = read_compiled(compilation, plan.mesh_axes, place.target)
+        reading = read_compiled(
+            compilation, plan.mesh_axes, place.target, while_loops=plan.while_loops
+        )
         out = compilation.out_of_memory
         hbm_bytes = load_target(self.target).hbm_bytes
         peak_bytes = reading.compiled.peak_bytes

@@ -10,6 +10,7 @@ from rhino_jax.errors import RhinoError
 _FLAGS = {
     "memory_budget_bytes": "--memory-budget",
     "per_microbatch": "--per-microbatch",
+    "while_trips": "--while-trips",
     "microbatches": "--microbatches",
     "recompute": "--recompute",
     "storage": "--storage",

@@ -135,6 +135,12 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         " micro-batch, as BatchNorm",
     )
     parser.add_argument(
+        "--while-trips",
+        type=positive_int,
+        metavar="N",
+        help="how often `while` loops that data may end are taken to run",
+    )
+    parser.add_argument(
         "--recompute",
         choices=("auto", "as written", "none"),
         default="auto",
@@ -187,6 +193,7 @@ def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
         "microbatches": args.microbatches,
         "per_microbatch": args.per_microbatch,
         "recompute": args.recompute,
+        "while_trips": args.while_trips,
         **{name: getattr(args, name) for name in ONLY_OF_PLANS if hasattr(args, name)},
         "progress": not args.no_progress,
     }

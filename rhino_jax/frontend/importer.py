@@ -39,7 +39,12 @@ from rhino_jax.frontend.registry import (
     traits_of,
 )
 from rhino_jax.frontend.rules.opaque import uncut_rule
-from rhino_jax.frontend.trip_count import PASSES, scalar_number, while_trip_count
+from rhino_jax.frontend.trip_count import (
+    ASSUMED_TRIP_COUNT,
+    PASSES,
+    scalar_number,
+    while_trip_count,
+)
 from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import (
@@ -54,9 +59,11 @@ from rhino_jax.ir.program import (
     RegionKind,
     Source,
     Value,
+    WhileTrips,
 )
 from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.ir.verifier import rule_fault
+from rhino_jax.ir.while_trips import with_while_trips
 from rhino_jax.keywords import brief
 
 
@@ -69,6 +76,7 @@ def import_jaxpr(
     output_paths: Sequence[str],
     state_of: Sequence[int | None],
     captured_paths: Sequence[str] = (),
+    while_trips: WhileTrips = (),
 ) -> Program:
     """Import a whole function.
 
@@ -80,6 +88,7 @@ def import_jaxpr(
       output_paths, state_of: tree path, and position of the argument that it
         replaces in the next call (or None), of every result.
       captured_paths: names of the last constants, if they have any.
+      while_trips: as of `Program`.
     Returns:
       The program; its inputs are the arguments, then captured constants.
     Raises:
@@ -116,7 +125,7 @@ def import_jaxpr(
         zip((*jaxpr.invars, *jaxpr.constvars), (*arguments, *consts), strict=True)
     )
     body = builder.region(jaxpr, env, (*arguments, *consts), NOWHERE)
-    return Program(
+    program = Program(
         name=name,
         values=tuple(builder.values),
         ops=tuple(op for op in builder.ops if op is not None),
@@ -127,6 +136,7 @@ def import_jaxpr(
         ),
         body=body,
     )
+    return with_while_trips(program, while_trips)
 
 
 def jaxpr_flops(jaxpr: Any) -> float:
@@ -256,7 +266,8 @@ class _Builder:
         known = {
             i: self.numbers[v] for i, v in enumerate(operands) if v in self.numbers
         }
-        trip_count, is_known = while_trip_count(cond, body, num_cond, num_body, known)
+        found = while_trip_count(cond, body, num_cond, num_body, known)
+        trip_count, is_known = found or (ASSUMED_TRIP_COUNT, False)
         closed = closed_region_jaxprs(eqn)
         return RegionCall(
             RegionKind.WHILE,
@@ -269,6 +280,7 @@ class _Builder:
             num_carry=len(operands) - num_cond - num_body,
             trip_count=trip_count,
             is_trip_count_known=is_known,
+            max_trip_count=trip_count if found and not is_known else None,
         )
 
     def enter(self, body: Any, same: Sequence[int], source: Source) -> Region:

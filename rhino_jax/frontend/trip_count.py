@@ -114,8 +114,8 @@ def while_trip_count(
     num_cond_consts: int,
     num_body_consts: int,
     known: Mapping[int, float],
-) -> tuple[int, bool]:
-    """Trips of a `while` loop.
+) -> tuple[int, bool] | None:
+    """Return the trips of a `while` loop.
 
     Args:
       cond, body: its open jaxprs.
@@ -124,14 +124,14 @@ def while_trip_count(
         position among all operands.
     Returns:
       The count, and whether it follows from the program. A loop that may also
-      end early (`i < n and not done`) gets its bound, marked as not known.
+      end early (`i < n and not done`) gets its bound, marked as not known. None where
+      the program has no bound, or one above `MAX_BOUND` that data may not reach.
     """
     steps = tuple(scalar_terms(body, _inputs(body)))
     (test,) = scalar_terms(cond, _inputs(cond))
     found = _Loop(steps, num_cond_consts, num_body_consts, known).trips(test)
-    if found is None or (found[0] > MAX_BOUND and not found[1]):
-        return ASSUMED_TRIP_COUNT, False
-    return found
+    is_guard = found is not None and found[0] > MAX_BOUND and not found[1]
+    return None if is_guard else found
 
 
 @dataclass(frozen=True, slots=True)

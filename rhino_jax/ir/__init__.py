@@ -6,7 +6,8 @@ paths of arguments and results.
 Order: `factor` (what an op's dims are made of), `traits` (what an op is), `op`,
 `program` (all of them), `spec` (how one value is cut), `places` (what source lines and
 scopes are called), `verifier` (whether a program is well formed), `printer` (its stable
-text), `coverage` (what no rule covers), `transform` and `blocks` (what was done to it).
+text), `coverage` (what no rule covers), `transform`, `while_trips` and `blocks` (what
+was done to it).
 Ids of values and ops are positions: the same walk over the source finds them again,
 which is how a plan is applied.
 """

@@ -138,6 +138,8 @@ class RegionCall:
       trip_count: how often the body runs; for a loop whose bound the program
         does not say, the assumed count (see `is_trip_count_known`).
       is_trip_count_known: whether `trip_count` follows from the program.
+      max_trip_count: bound of a WHILE that data may end earlier; None where the
+        program has none.
       is_remat: values inside are recomputed and not kept (CALL only).
       is_apart: operands enter through an optimization barrier, so that nothing inside
         merges with its like outside (CALL only).
@@ -152,6 +154,7 @@ class RegionCall:
     num_carry: int = 0
     trip_count: int = 1
     is_trip_count_known: bool = True
+    max_trip_count: int | None = None
     is_remat: bool = False
     is_apart: bool = False
     is_program: bool = False

@@ -34,6 +34,9 @@ from rhino_jax.ir.printer import format_program
 from rhino_jax.ir.transform import Transform
 
 
+WhileTrips = tuple[tuple[str, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """A whole computation. `str(program)` is its stable text form.
@@ -46,6 +49,8 @@ class Program:
       outputs: results.
       body: the top region.
       transforms: what was done to the user's program to have this one, in order.
+      while_trips: (place, count) of `while` loops that data may end, as the user
+        stated them; see `rhino_jax.ir.places.at_place`.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Program:
     outputs: tuple[Output, ...]
     body: Region
     transforms: tuple[Transform, ...] = ()
+    while_trips: WhileTrips = ()
 
     def __str__(self) -> str:
         return format_program(

@@ -14,7 +14,7 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
     """Hash of what a plan depends on, as hexadecimal digits.
 
     Shapes, types, ops, factors, regions, tree paths and the mesh count; source
-    lines, labels, and what is donated do not.
+    lines, labels, what is donated, and trip counts that are assumed do not.
 
     Args:
       program: the program.
@@ -64,7 +64,7 @@ def _call_line(call: RegionCall) -> str:
             call.num_consts,
             call.num_cond_consts,
             call.num_carry,
-            call.trip_count,
+            call.trip_count if call.is_trip_count_known else None,
             call.is_remat,
         )
     )

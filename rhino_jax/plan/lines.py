@@ -16,6 +16,7 @@ from dataclasses import replace
 from rhino_jax.ir.program import Program, Source
 from rhino_jax.plan.plan import AnyPlan, Plan
 from rhino_jax.plan.records import Collective, Holding
+from rhino_jax.plan.while_loops import while_loops_of
 
 
 Place = tuple[int, int]
@@ -32,6 +33,8 @@ def with_lines(plan: AnyPlan, program: Program) -> AnyPlan:
       plan: a plan.
       program: as the plan's: of equal fingerprint.
     """
+    if not plan.while_loops:
+        plan = replace(plan, while_loops=while_loops_of(program))
     if not plan.lines:
         return replace(plan, lines=_found(plan, program))
     now = {text: _source_at(place, program) for text, place in plan.lines.items()}
@@ -67,6 +70,7 @@ def _texts(plan: Plan) -> Iterator[str]:
         yield from (c.source, c.reason)
     for h in plan.at_peak:
         yield from (h.what, h.source, h.context)
+    yield from (loop.source for loop in plan.while_loops)
     yield from plan.notes
     yield from plan.pins
 
@@ -92,6 +96,9 @@ def _written_anew(
         plan,
         collectives=tuple(map(collective, plan.collectives)),
         at_peak=tuple(map(holding, plan.at_peak)),
+        while_loops=tuple(
+            replace(loop, source=text(loop.source)) for loop in plan.while_loops
+        ),
         notes=tuple(map(text, plan.notes)),
         pins={text(key): spec for key, spec in plan.pins.items()},
     )

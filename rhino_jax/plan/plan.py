@@ -18,6 +18,7 @@ from rhino_jax.plan.records import (
     Predicted,
     SearchReport,
     Variant,
+    WhileLoop,
 )
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, Pipeline, StagePlan
 
@@ -87,6 +88,7 @@ class Plan:
         where rhino chose the shape.
       refined: the plans that the compiler was asked about, this one among them,
         where the plan was refined.
+      while_loops: loops that data may end, and the trip counts they were planned with.
       notes: things the user should know, in sentences.
       mesh: the JAX mesh, if one was given or could be built.
       in_tree, out_tree: tree structures of (args, kwargs) and of the result, over
@@ -125,6 +127,7 @@ class Plan:
     pins: Mapping[str, str] = field(default_factory=dict)
     meshes: tuple[tuple[tuple[int, ...], float], ...] = ()
     refined: tuple[CompiledCandidate, ...] = ()
+    while_loops: tuple[WhileLoop, ...] = ()
     notes: tuple[str, ...] = ()
     mesh: Any = None
     in_tree: Any = None

@@ -49,6 +49,21 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class WhileLoop:
+    """A `while` loop that data may end, and how often it is taken to run.
+
+    Attributes:
+      source: the user's line.
+      trip_count: trips that the plan, and what is read of its compiled program, count.
+      basis: "stated" by the user (`while_trips=`), its "bound", or "assumed".
+    """
+
+    source: str
+    trip_count: int
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One collective, all its trips together.
 

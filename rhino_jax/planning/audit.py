@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ def audit(
     microbatches: int | str = "auto",
     per_microbatch: str | Sequence[str] = (),
     recompute: str = "auto",
+    while_trips: int | Mapping[str, int] | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     static_argnums: int | Iterable[int] | None = None,

@@ -35,6 +35,7 @@ from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
+from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
 from rhino_jax.planning.like import (
     Kept,
     Like,
@@ -104,6 +105,7 @@ class Wishes:
     schedule: str = AUTO
     storage: str = AS_WRITTEN
     per_microbatch: Any = ()
+    while_trips: Any = None
 
     def __post_init__(self) -> None:
         check_like(self.like, self.what)
@@ -124,6 +126,7 @@ class Wishes:
             ("stages", read_stages(what, self.stages)),
             ("schedule", read_schedule(what, self.schedule, SCHEDULES)),
             ("per_microbatch", read_places(what, self.per_microbatch)),
+            ("while_trips", read_while_trips(what, self.while_trips)),
         ):
             object.__setattr__(self, name, value)
 
@@ -134,7 +137,7 @@ class Wishes:
           is_elsewhere: on another mesh or hardware, which `like` would contradict.
         """
         names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
-        names += [*CUTS, "storage", "per_microbatch"]
+        names += [*CUTS, "storage", "per_microbatch", "while_trips"]
         names += [] if is_elsewhere else ["like"]
         return replace(
             self,
@@ -147,7 +150,7 @@ class Wishes:
             return bool(value != AUTO)
         if name == "storage":
             return bool(value != AS_WRITTEN)
-        is_many = name in ("pins", "per_microbatch")
+        is_many = name in ("pins", "per_microbatch", "while_trips")
         return bool(value) if is_many else value is not None
 
     def plan(
@@ -159,6 +162,9 @@ class Wishes:
           before: the function's last plan, for another signature; its mesh and its
             arguments' sharding are kept where that fits.
         """
+        program = with_stated_trips(self.what, traced.program, self.while_trips)
+        if program is not traced.program:
+            traced = replace(traced, program=program, remade={})
         warn_of_uncovered(traced.program)
         check_places(self.what, self.per_microbatch, traced.program)
         like = plan_of_like(self.like, self.what)

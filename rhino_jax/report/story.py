@@ -45,6 +45,7 @@ def tell(plan: Plan, *, full: bool = False) -> tuple[Section, ...]:
         _variants(plan),
         _refined(plan),
         _pins(plan),
+        _while_loops(plan),
         _coverage(plan),
         _search(plan),
         Section("notes", lines=plan.notes),
@@ -235,6 +236,25 @@ def _refined(plan: Plan) -> Section:
 
 def _pins(plan: Plan) -> Section:
     return Section("pins", facts=tuple(plan.pins.items()))
+
+
+def _while_loops(plan: Plan) -> Section:
+    """Trip counts that the plan assumes, and why."""
+    rows = tuple(
+        (loop.source, f"{format_count(loop.trip_count)}x", _BASIS[loop.basis])
+        for loop in plan.while_loops
+    )
+    return Section(
+        "`while` loops that data may end: trips that are counted",
+        table=Table(("line", "trips", "because"), rows, "<><", (0,)),
+    )
+
+
+_BASIS = {
+    "stated": "`while_trips=` says so",
+    "bound": "the program's bound; `while_trips=` states another count",
+    "assumed": "assumed, the program has no bound; `while_trips=` states the count",
+}
 
 
 def _coverage(plan: Plan) -> Section:

@@ -93,4 +93,5 @@ def imported_again(jaxpr: Any, before: Program) -> Program:
         captured_paths=[e.path for e in consts],
         output_paths=[e.path for e in before.outputs],
         state_of=[e.state_of for e in before.outputs],
+        while_trips=before.while_trips,
     )

@@ -42,13 +42,16 @@ def judge_of(traced: Traced, what: str, target: Target) -> Judge:
             plan.mesh.devices.flat[0].device_kind in target.device.kinds
         )
         place = place_of(plan, None if is_there else target, what)
-        bound = Bound(traced, with_trees(plan, traced, place.mesh), place.mesh)
+        plan = with_trees(plan, traced, place.mesh)
+        bound = Bound(traced, plan, place.mesh)
         lowered = lower(bound).lowered
         program = f"{plan.mesh_axes}\n{lowered.as_text()}"
         key = hashlib.sha256(program.encode()).hexdigest()
         if key not in known:
             known[key] = place.compile(lowered)
-        return read_compiled(known[key], plan.mesh_axes, place.target)
+        return read_compiled(
+            known[key], plan.mesh_axes, place.target, while_loops=plan.while_loops
+        )
 
     return judge
 

@@ -15,7 +15,7 @@ from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
-from rhino_jax.plan.records import Predicted
+from rhino_jax.plan.records import Predicted, WhileLoop
 from rhino_jax.plan.stages import Between, Pipeline, StageCost
 from rhino_jax.transform.staged.holding import Holding, earlier_results, is_once
 from rhino_jax.transform.staged.step import Key, Task, TaskKind
@@ -38,7 +38,7 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
     executable, plan = bound.executable, bound.plan
     assert isinstance(executable, TaskExecutable) and plan.pipeline is not None
     found = [
-        _compiled(programs, i, task, place)
+        _compiled(programs, i, task, place, plan.while_loops)
         for programs in executable.programs
         for i, task in enumerate(programs.of.tasks)
     ]
@@ -96,7 +96,11 @@ class _Compiled:
 
 
 def _compiled(
-    programs: Programs, position: int, task: Task, place: CompilePlace
+    programs: Programs,
+    position: int,
+    task: Task,
+    place: CompilePlace,
+    while_loops: tuple[WhileLoop, ...],
 ) -> _Compiled:
     types = programs.step.types
     shapes = [
@@ -107,7 +111,8 @@ def _compiled(
     ]
     lowered = programs.all[position].lower(*shapes)
     compilation = compile_lowered(lowered, mesh=programs.mesh)
-    reading = read_compiled(compilation, programs.stage.mesh_axes, place.target)
+    axes = programs.stage.mesh_axes
+    reading = read_compiled(compilation, axes, place.target, while_loops=while_loops)
     tile = place.target.device.tile
     # What earlier tasks made once a step is in memory, though this one reads it not.
     tasks = programs.of.tasks

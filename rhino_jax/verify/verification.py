@@ -190,7 +190,9 @@ def verification_of(
       compilation: what became of it.
       place: where.
     """
-    reading = read_compiled(compilation, plan.mesh_axes, place.target)
+    reading = read_compiled(
+        compilation, plan.mesh_axes, place.target, while_loops=plan.while_loops
+    )
     is_out = compilation.out_of_memory is not None
     program = lowered.bound.running.program
     made = Made(

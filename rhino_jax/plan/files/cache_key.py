@@ -62,7 +62,8 @@ def told_of(program: Program) -> str:
     lines += [str(manual.is_all_priced) for manual in by_hand]
     calls = [op.call for op in program.ops if op.call is not None]
     lines += [
-        f"{call.is_trip_count_known} {call.is_apart} {call.is_program}"
+        f"{call.trip_count} {call.is_trip_count_known} {call.is_apart}"
+        f" {call.is_program}"
         for call in calls
     ]
     lines.append(repr(program.transforms))

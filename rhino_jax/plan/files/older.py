@@ -1,7 +1,7 @@
 """Plan files of older schema versions.
 
 2: without stages, transforms and lines. 3: without the variants that were compared.
-4: without a pipeline.
+4: without a pipeline. 5: without loops that data may end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-VERSIONS = (4, 3, 2)
+VERSIONS = (5, 4, 3, 2)
 
 _NEW_IN_3 = ("stages", "transforms", "lines")
 """Keys that version 2 has not; it has `decisions` in their place."""
@@ -20,10 +20,15 @@ _NEW_IN_4 = ("variants",)
 
 _NEW_IN_5 = ("pipeline",)
 
+_NEW_IN_6 = ("while_loops",)
+
 
 def keys_of(version: int, keys: Sequence[str]) -> list[str]:
     """The keys of a file of an older version, of those of today."""
-    left = [k for k in keys if k not in _NEW_IN_5]
+    left = [k for k in keys if k not in _NEW_IN_6]
+    if version == 5:
+        return left
+    left = [k for k in left if k not in _NEW_IN_5]
     if version == 4:
         return left
     left = [k for k in left if k not in _NEW_IN_4]
@@ -40,7 +45,8 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     if data["schema_version"] == 2:
         data = _from_2(data)
-    return {"variants": [], **data, "schema_version": 5, "pipeline": None}
+    new: dict[str, Any] = {"variants": [], "pipeline": None, "while_loops": []}
+    return {**new, **data, "schema_version": 6}
 
 
 def _from_2(data: Mapping[str, Any]) -> dict[str, Any]:

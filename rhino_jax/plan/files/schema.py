@@ -34,10 +34,11 @@ from rhino_jax.plan.records import (
     Holding,
     SearchReport,
     Variant,
+    WhileLoop,
 )
 
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 FORMAT = "rhino_jax plan"
 
 
@@ -71,6 +72,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "pins": dict(plan.pins),
         "meshes": [[list(shape), number(s)] for shape, s in plan.meshes],
         "refined": [record_to_json(x) for x in plan.refined],
+        "while_loops": [record_to_json(x) for x in plan.while_loops],
         "notes": list(plan.notes),
         "lines": {text: list(place) for text, place in plan.lines.items()},
         "trees": {
@@ -122,6 +124,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         pins=dict(data["pins"]),
         meshes=tuple((tuple(shape), float(s)) for shape, s in data["meshes"]),
         refined=tuple(_candidate(x) for x in data["refined"]),
+        while_loops=tuple(WhileLoop(**x) for x in data["while_loops"]),
         notes=tuple(data["notes"]),
         lines={text: (int(op), int(k)) for text, (op, k) in data["lines"].items()},
         in_tree=in_tree,

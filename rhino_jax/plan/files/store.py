@@ -48,6 +48,7 @@ _KEYS = (
     "pins",
     "meshes",
     "refined",
+    "while_loops",
     "notes",
     "lines",
     "trees",

@@ -45,6 +45,7 @@ def loops_of(flat: Flat) -> Iterator[Loop]:
             donated=[False for _ in inputs],
             output_paths=[f"out{i}" for i in outputs],
             state_of=[None for _ in outputs],
+            while_trips=flat.program.while_trips,
         )
         yield Loop(item.eqn, body, program)
 

@@ -96,6 +96,7 @@ def group_program(step: Step, group: int, before: Program) -> GroupProgram:
             for key in results
         ],
         state_of=state_of,
+        while_trips=before.while_trips,
     )
     program = _repeated(program, step, tasks)
     return GroupProgram(

@@ -195,5 +195,6 @@ def _imported(
             for e in outputs
         ],
         state_of=state_of,
+        while_trips=before.while_trips,
     )
     return Unstacked(closed, program, tuple(inputs), tuple(outputs), tuple(stacks))

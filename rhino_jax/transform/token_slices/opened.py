@@ -85,6 +85,7 @@ def opened(apart: Apart, lengths: Collection[int]) -> Opened:
         captured_paths=[e.path for e in before.inputs if e.is_const],
         output_paths=[e.path for e in before.outputs],
         state_of=[None for _ in before.outputs],
+        while_trips=before.while_trips,
     )
     inputs = enumerate(sides.lines.inputs)
     return Opened(

@@ -126,11 +126,12 @@ def audit(
     place = place_on(program.mesh, hardware)
     compilation = place.compile(program.lowered)
     is_out = compilation.out_of_memory is not None
-    reading = read_compiled(compilation, axes, place.target)
+    found, verified, notes = _with_rhino(program, parameters, planner, place)
+    loops = () if found is None else found.while_loops
+    reading = read_compiled(compilation, axes, place.target, while_loops=loops)
     collectives = tuple(
         sorted(reading.collectives, key=lambda c: (-c.seconds, -c.bytes))
     )
-    found, verified, notes = _with_rhino(program, parameters, planner, place)
     budget = place.target.hbm_bytes
     return Audit(
         program_name=parameters.name,

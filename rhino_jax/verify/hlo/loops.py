@@ -4,7 +4,7 @@ The compiler often says so (`known_trip_count`). Where it does not (XLA:TPU), th
 count follows from the loop itself: the bound in the condition, the initial value of
 the counter and its step (2 after unrolling by two), each of them a constant, or an
 element of the state of this loop or of one around it that no run changes. A loop
-whose count depends on data has none.
+whose count depends on data counts as it was planned with, else by its bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,42 @@ from rhino_jax.verify.hlo.module import Computation, Instruction, Module
 _KNOWN = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
 _PASSES = ("copy", "bitcast", "convert", "reshape", "copy-done", "copy-start")
 _CALLS = ("fusion", "call")
+_WHILE = re.compile(r"(?:^|/)while(?:\[[^/]*)?$")
+"""How the name of a `lax.while_loop` ends."""
 _MAX_STEPS = 100
+
+
+def trips_of(
+    module: Module, caller: Computation, loop: Instruction
+) -> tuple[int, bool]:
+    """Return how often a `while` counts, and whether the program determines that.
+
+    One that data may end has the count that it was planned with, or its bound, or 1.
+    """
+    count = trip_count(module, caller, loop)
+    if count is not None:
+        return count, True
+    planned: frozenset[int] = frozenset()
+    if _WHILE.search(loop.op_name):  # not a loop that the compiler made of another op
+        planned = module.while_trips.get(loop.source, planned)
+    if len(planned) != 1 and (bound := _bound(module, caller, loop)) is not None:
+        return bound, False
+    return max(planned, default=1), False
+
+
+def _bound(module: Module, caller: Computation, loop: Instruction) -> int | None:
+    """Return the least count by any of the comparisons that must all hold."""
+    condition = module.computations.get(loop.attribute("condition"))
+    if condition is None:
+        return None
+    todo, bounds = [_settle(module, _At(condition, condition.root))], []
+    while todo:
+        test = todo.pop()
+        if test.instruction.opcode == "and":
+            todo += [_settle(module, test.to(x)) for x in test.instruction.operands]
+        elif (count := _counted(module, caller, loop, test)) is not None:
+            bounds.append(count)
+    return min(bounds, default=None)
 
 
 def trip_count(module: Module, caller: Computation, loop: Instruction) -> int | None:
@@ -27,10 +62,19 @@ def trip_count(module: Module, caller: Computation, loop: Instruction) -> int | 
     if known is not None:
         return int(known.group(1))
     condition = module.computations.get(loop.attribute("condition"))
-    body = module.computations.get(loop.attribute("body"))
-    if condition is None or body is None:
+    if condition is None:
         return None
     test = _settle(module, _At(condition, condition.root))
+    return _counted(module, caller, loop, test)
+
+
+def _counted(
+    module: Module, caller: Computation, loop: Instruction, test: _At
+) -> int | None:
+    """Return how often a comparison holds, or None where that depends on data."""
+    body = module.computations.get(loop.attribute("body"))
+    if body is None:
+        return None
     if test.instruction.opcode != "compare" or len(test.instruction.operands) != 2:
         return None
     left, right = (_settle(module, test.to(x)) for x in test.instruction.operands)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rhino_jax.verify.hlo.locations import parse_frames, source_of
 
@@ -85,6 +85,8 @@ class Module:
       is_scheduled: whether the printed order is the run order.
       loops: body or condition of a `while` → (computation, name) of the `while`;
         without those that several share.
+      while_trips: the user's line of a loop that data may end → trip counts that it
+        was planned with.
     """
 
     computations: Mapping[str, Computation]
@@ -92,6 +94,7 @@ class Module:
     num_partitions: int
     is_scheduled: bool
     loops: Mapping[str, tuple[str, str]]
+    while_trips: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 _ITEM_BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rhino_jax.hardware.target import Target
-from rhino_jax.plan.records import Predicted
+from rhino_jax.plan.records import Predicted, WhileLoop
 from rhino_jax.verify.hlo.collectives.groups import map_mesh
 from rhino_jax.verify.hlo.collectives.read import read_collectives
 from rhino_jax.verify.hlo.collectives.repeated_sums import repeated_sums
@@ -29,6 +29,8 @@ def read_compiled(
     mesh_axes: Sequence[tuple[str, int]],
     target: Target,
     device_ids: Sequence[int] | None = None,
+    *,
+    while_loops: Iterable[WhileLoop] = (),
 ) -> Reading:
     """Read what a compiled program moves, holds and takes, per device and step.
 
@@ -37,6 +39,7 @@ def read_compiled(
       mesh_axes: (name, size) of every mesh axis, major first.
       target: the hardware that gives work its time.
       device_ids: see `read_collectives`.
+      while_loops: trip counts of loops that data may end, as of the plan.
     Returns:
       The reading. Of a program that does not fit, `compiled` holds the bytes that
       it needs (one more than there are, where the compiler does not say) and an
@@ -54,7 +57,7 @@ def read_compiled(
             flops_per_device=0.0,
         )
         return Reading(compiled=compiled, collectives=(), rematerialised=rematerialised)
-    module = parse_module(compilation.hlo_text)
+    module = _module_of(compilation, while_loops)
 
     def collectives_of(of: Module) -> tuple[CompiledCollective, ...]:
         return priced(read_collectives(of, mesh_axes, device_ids), mesh_axes, target)
@@ -71,17 +74,15 @@ def read_compiled(
             f"The compiler estimates cycles, but {target.name!r} has no `clock_hz`:"
             " seconds are those of the roofline."
         )
-    peak_bytes = 0
-    if compilation.memory is None:
+    memory = compilation.memory
+    if memory is None:
         notes.append("The compiler does not say what the program holds.")
-    else:
-        peak_bytes = compilation.memory.peak_bytes
     return Reading(
         compiled=Predicted(
             step_time_s=time.step_s,
             compute_s=time.compute_s,
             communication_s=time.communication_s,
-            peak_bytes=peak_bytes,
+            peak_bytes=0 if memory is None else memory.peak_bytes,
             flops_per_device=float(work.flops),
         ),
         collectives=collectives,
@@ -97,6 +98,14 @@ def read_compiled(
         ),
         notes=tuple(notes),
     )
+
+
+def _module_of(compilation: Compilation, while_loops: Iterable[WhileLoop]) -> Module:
+    """Return the program, with the trip counts of loops that data may end."""
+    trips: dict[str, frozenset[int]] = {}
+    for loop in while_loops:
+        trips[loop.source] = trips.get(loop.source, frozenset()) | {loop.trip_count}
+    return replace(parse_module(compilation.hlo_text), while_trips=trips)
 
 
 def _alone(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rhino_jax.verify.hlo.loops import trip_count
+from rhino_jax.verify.hlo.loops import trips_of
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module
 from rhino_jax.verify.hlo.work.program import WorkReader, branches_of
 
@@ -96,9 +96,9 @@ class _Player:
         elif opcode.endswith(("-done", "-update")):
             clock.follow(instruction)
         elif opcode == "while":
-            trips = trip_count(self.module, computation, instruction)
+            trips, _ = trips_of(self.module, computation, instruction)
             once_s = sum(self.run(instruction.attribute(x)) for x in _LOOP)
-            clock.now_s += once_s * (1 if trips is None else trips)
+            clock.now_s += once_s * trips
         elif opcode == "conditional":
             clock.now_s += max(self.run(name) for name in branches_of(instruction))
         elif opcode == "call":

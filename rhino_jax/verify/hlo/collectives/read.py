@@ -45,7 +45,7 @@ from rhino_jax.verify.hlo.collectives.payload import (
 )
 from rhino_jax.verify.hlo.collectives.slices import slice_groups, slice_kind
 from rhino_jax.verify.hlo.collectives.windowed import Window, find_windows
-from rhino_jax.verify.hlo.loops import trip_count
+from rhino_jax.verify.hlo.loops import trips_of
 from rhino_jax.verify.hlo.module import (
     Computation,
     Instruction,
@@ -71,7 +71,7 @@ def read_collectives(
       One record per collective of the text, all its trips together. `seconds` is 0:
       text does not tell time. `op` is JAX's name of the operation. `is_async` says
       whether compute runs between start and end. `reason` says what is unusual: a
-      loop whose count depends on data (counted once), part of an axis, permutes
+      loop whose count depends on data, part of an axis, permutes
       that stand for a gather or a scatter.
     Raises:
       ValueError: the text is no HLO module.
@@ -95,7 +95,7 @@ class _Trips:
 
     Attributes:
       count: trips of all loops around it.
-      is_known: False where a loop's count depends on data; it counts as 1.
+      is_known: False where a loop's count depends on data.
       is_async: whether the computation is one transfer that compute runs beside.
       callers: the fusion or start that runs the computation, and where that is;
         empty for a loop's.
@@ -174,12 +174,12 @@ class _Reader:
     def _times(
         self, computation: Computation, loop: Instruction, trips: _Trips
     ) -> _Trips:
-        times = trip_count(self.module, computation, loop)
+        times, is_known = trips_of(self.module, computation, loop)
         return replace(
             trips,
             callers=(),
-            count=trips.count * (1 if times is None else times),
-            is_known=trips.is_known and times is not None,
+            count=trips.count * times,
+            is_known=trips.is_known and is_known,
         )
 
     def _users(self, computation: Computation) -> Users:

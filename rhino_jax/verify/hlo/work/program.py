@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.verify.hlo.loops import trip_count
+from rhino_jax.verify.hlo.loops import trips_of
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
 from rhino_jax.verify.hlo.work.arrays import arrays_of, dtype_name
 from rhino_jax.verify.hlo.work.flops import (
@@ -129,7 +129,7 @@ class WorkReader:
       traffic: bytes of instructions.
       read_already: memo: computation → its work, run once.
       moving: memo: computation → whether it holds a collective.
-      unknown_loops: loops whose count depends on data.
+      unknown_loops: source and assumed trips of loops whose count depends on data.
       opaque: custom calls whose FLOPs are unknown, by target.
       beside: names of calls that a SparseCore runs, collectives left out.
     """
@@ -139,7 +139,7 @@ class WorkReader:
     traffic: MemoryTraffic
     read_already: dict[str, tuple[Work, ...]] = field(default_factory=dict)
     moving: dict[str, bool] = field(default_factory=dict)
-    unknown_loops: dict[str, str] = field(default_factory=dict)
+    unknown_loops: dict[str, tuple[str, int]] = field(default_factory=dict)
     opaque: collections.Counter[str] = field(default_factory=collections.Counter)
     beside: set[str] = field(default_factory=set)
 
@@ -149,9 +149,10 @@ class WorkReader:
         return ProgramWork(items, tuple(self._notes()))
 
     def _notes(self) -> Iterator[str]:
-        for name, source in self.unknown_loops.items():
+        for name, (source, trips) in self.unknown_loops.items():
             where = f" at {source}" if source else ""
-            yield f"The count of loop {name}{where} depends on data; it counts once."
+            times = "once" if trips == 1 else f"{trips} times"
+            yield f"The count of loop {name}{where} depends on data; it counts {times}."
         if self.opaque:
             calls = ", ".join(f"{name} ({n})" for name, n in self.opaque.items())
             yield f"FLOPs of these calls cannot be read, only their bytes: {calls}."
@@ -211,10 +212,9 @@ class WorkReader:
         return sum(self.seconds_of(w) * w.count for w in items)
 
     def _loop(self, computation: Computation, loop: Instruction) -> Iterator[Work]:
-        trips = trip_count(self.module, computation, loop)
-        if trips is None:
-            self.unknown_loops[loop.name] = loop.source
-            trips = 1
+        trips, is_known = trips_of(self.module, computation, loop)
+        if not is_known:
+            self.unknown_loops[loop.name] = loop.source, trips
         for role in ("condition", "body"):
             for work in self.read(loop.attribute(role)):
                 yield replace(work, count=work.count * trips)
