@@ -251,7 +251,7 @@ MISTAKES = {
     "a plan of another function": Mistake(
         lambda: plan(mesh=MESH).jit(lambda w, x: step(w, jnp.sin(x)))(W, X),
         PlanFileError,
-        "not for this program",
+        "first op that differs is `sin` -> float32[32,64] at test_mistakes.py",
     ),
     "a plan of other shapes": Mistake(
         lambda: plan(mesh=MESH).jit(step)(W, X[:16]), PlanFileError, "float32[16,64]"

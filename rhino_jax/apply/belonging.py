@@ -252,8 +252,8 @@ class _Finder:
             where=" or ".join(place[0][1].path for place in places[:3]),
             numbers=numbers,
             fix="give it in this shape and type (pad a batch that is too small, or"
-            " leave it out), or plan for what you have: `step.plan(…)` of an `auto_shard`"
-            " function.",
+            " leave it out), or plan for what you have: `.plan(…)` of the function"
+            " under `auto_shard`.",
         )
 
     def _ambiguous(self, part: Part, places: Sequence[Sequence[int]]) -> RhinoError:

@@ -35,7 +35,7 @@ def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
             # Ops share rules.
             line = rules.get(id(rule))
             if line is None:
-                line = rules[id(rule)] = _rule_line(rule)
+                line = rules[id(rule)] = rule_line(rule)
             lines.append(line)
         if op.call is not None:
             lines.append(_call_line(op.call))
@@ -51,7 +51,8 @@ def _value_line(shape: tuple[int, ...], dtype: str, is_literal: bool) -> str:
     return repr((shape, dtype, is_literal))
 
 
-def _rule_line(rule: Rule) -> str:
+def rule_line(rule: Rule) -> str:
+    """Return a rule as text."""
     factors = tuple((f.size, f.kind.name, f.reducer, f.halo) for f in rule.factors)
     return repr((factors, rule.operands, rule.results))
 

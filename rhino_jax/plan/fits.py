@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.files.schema import current_versions
+from rhino_jax.plan.outline import first_change, outline
 from rhino_jax.plan.plan import Plan
 
 
@@ -30,20 +31,26 @@ def check_fits(
       PlanFileError: names the inputs, axes or versions that differ.
     """
     differences = _mesh_differences(plan.mesh_axes, mesh_axes)
-    if fingerprint != plan.fingerprint:
+    is_other = fingerprint != plan.fingerprint
+    change = _first_change(plan, program) if is_other else ""
+    if is_other:
         differences += _program_differences(plan, program)
-    if not differences:
+    if is_other and not (differences or change):
+        differences = ["same inputs, but the function's code (or its rules) changed"]
+    if not differences and not change:
         return
     shown = differences[:8]
     if len(differences) > len(shown):
         shown.append(f"and {len(differences) - len(shown)} more")
+    shown += [change] if change else []
+    prints = f"the plan's fingerprint {plan.fingerprint[:12]},"
+    prints += f" this program's {fingerprint[:12]}; "
     raise PlanFileError(
         f"{what}: the plan of `{plan.program_name}` is not for this"
-        + (" program." if fingerprint != plan.fingerprint else " mesh."),
+        + (" program." if is_other else " mesh."),
         where="; ".join(shown),
-        numbers=f"the plan's fingerprint {plan.fingerprint[:12]},"
-        f" this program's {fingerprint[:12]};"
-        f" planned for {_axes_text(plan.mesh_axes)}, given {_axes_text(mesh_axes)}",
+        numbers=("" if change or not is_other else prints)
+        + f"planned for {_axes_text(plan.mesh_axes)}, given {_axes_text(mesh_axes)}",
         fix="plan this program on this mesh: rhino.plan(fn, *args, mesh=mesh).",
     )
 
@@ -68,6 +75,13 @@ def _mesh_differences(
     return out or ["the axes are in another order"]
 
 
+def _first_change(plan: Plan, program: Program | None) -> str:
+    before = plan.outline
+    if not before and plan.traced is not None:
+        before = outline(plan.traced.program)
+    return first_change(before, program) if before and program is not None else ""
+
+
 def _program_differences(plan: Plan, program: Program | None) -> list[str]:
     out = []
     if program is not None:
@@ -89,7 +103,7 @@ def _program_differences(plan: Plan, program: Program | None) -> list[str]:
         for name in now
         if name in versions and versions[name] != now[name]
     ]
-    return out or ["same inputs, but the function's code (or its rules) changed"]
+    return out
 
 
 def _array(shape: Sequence[int], dtype: str) -> str:

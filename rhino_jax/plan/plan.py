@@ -99,6 +99,8 @@ class Plan:
         there; see `rhino_jax.plan.lines`.
       versions: of what made the plan, as {"rhino_jax": …, "jax": …}; filled in
         when a plan is loaded from a file.
+      outline: the ops of the program (`rhino_jax.plan.outline`); filled in when a plan
+        is loaded from a file.
       cached: the file of the cache that it was read from, where it was not searched;
         `search.seconds` then says how long that took once.
       origin: what can plan its program again, see `rhino_jax.planning.origin`; None
@@ -136,6 +138,7 @@ class Plan:
     out_leaf_positions: tuple[int, ...] = ()
     lines: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
+    outline: str = field(default="", compare=False)
     cached: str = field(default="", compare=False)
     origin: Any = field(default=None, compare=False)
     traced: Any = field(default=None, compare=False, repr=False)

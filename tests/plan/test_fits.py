@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import rhino_jax as rhino
 from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.program import Input, Program, Region, Value
 from rhino_jax.plan.fits import check_fits
@@ -62,6 +66,30 @@ def test_the_same_inputs_say_that_the_code_changed() -> None:
     same = program(batch=(64, 128), labels=(64,))
     with pytest.raises(PlanFileError, match="the function's code"):
         check_fits(small_plan(), "f" * 64, MESH, program=same)
+
+
+def step(w, x, *, dims="ij,jk->ik", axis=0, more=False):
+    y = jnp.einsum(dims, x, w).sum(axis)
+    return y * 2.0 if more else y
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dims": "ij,kj->ik"}, "does otherwise than it did"),
+        ({"axis": 1}, "`reduce_sum` -> float32[8] at test_fits.py"),
+        ({"axis": 1}, "was `reduce_sum` -> float32[4] at test_fits.py"),
+        ({"more": True}, "`mul` -> float32[4] at test_fits.py"),
+    ],
+)
+def test_a_saved_plan_names_the_first_op_that_changed(tmp_path, options, says) -> None:
+    w, x = np.ones((4, 4), np.float32), np.ones((8, 4), np.float32)
+    rhino.plan(step, w, x, mesh={"x": 2}, progress=False).save(tmp_path / "plan.json")
+    changed = functools.partial(step, **options)
+    with pytest.raises(PlanFileError, match="not for this program") as error:
+        rhino.load_plan(tmp_path / "plan.json").jit(changed)(w, x)
+    assert says in error.value.where
+    assert "fingerprint" not in str(error.value)
 
 
 def test_other_versions_are_named() -> None:

@@ -1,7 +1,7 @@
 """Plan files of older schema versions.
 
 2: without stages, transforms and lines. 3: without the variants that were compared.
-4: without a pipeline. 5: without loops that data may end.
+4: without a pipeline. 5: without loops that data may end, and an outline of the program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NEW_IN_4 = ("variants",)
 
 _NEW_IN_5 = ("pipeline",)
 
-_NEW_IN_6 = ("while_loops",)
+_NEW_IN_6 = ("while_loops", "outline")
 
 
 def keys_of(version: int, keys: Sequence[str]) -> list[str]:
@@ -45,7 +45,8 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     if data["schema_version"] == 2:
         data = _from_2(data)
-    new: dict[str, Any] = {"variants": [], "pipeline": None, "while_loops": []}
+    new: dict[str, Any] = {"variants": [], "pipeline": None}
+    new |= {"while_loops": [], "outline": ""}
     return {**new, **data, "schema_version": 6}
 
 

@@ -50,6 +50,7 @@ _KEYS = (
     "refined",
     "while_loops",
     "notes",
+    "outline",
     "lines",
     "trees",
     "pipeline",
