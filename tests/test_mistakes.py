@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.errors import (
@@ -96,6 +96,12 @@ async def awaited(w: Any, x: Any) -> Any:
 
 def constrained(axis: str) -> Callable[..., Any]:
     return lambda w, x: jax.lax.with_sharding_constraint(x, P(axis)) @ w
+
+
+def mapped(w: Any, x: Any) -> Any:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+    specs = {"in_specs": (P("x"), P()), "out_specs": P("x")}
+    return jax.shard_map(lambda x, w: x @ w, mesh=mesh, **specs)(x, w)
 
 
 def plan(fn: Any = step, *args: Any, **options: Any) -> Any:
@@ -230,6 +236,12 @@ MISTAKES = {
     ),
     "a constraint to no axis": Mistake(
         lambda: plan(constrained("q"), mesh=MESH), MeshError, "test_mistakes.py"
+    ),
+    "a shard_map over Explicit axes": Mistake(
+        lambda: plan(mapped, mesh=MESH), MeshError, "axis_types="
+    ),
+    "a shard_map over Explicit axes, and no mesh": Mistake(
+        lambda: plan(mapped), MeshError, "mesh of the plan not given"
     ),
     # Functions and arguments.
     "no function": Mistake(lambda: rhino.auto_shard(3), RhinoError, "got int"),

@@ -88,19 +88,29 @@ def _trace_within(
 
 
 def _refuse_annotation(error: Exception, mesh: Any, name: str, what: str) -> None:
-    """Say of a `with_sharding_constraint` what is wrong with its mesh axes.
+    """Say of a `with_sharding_constraint` or `shard_map` what is wrong with its mesh.
 
     Raises:
-      MeshError: there is no mesh, or it has no such axis.
+      MeshError: there is no mesh, or it has no such axis, or other types of axes.
     """
     text = str(error).partition(". ")[0]
+    axes = {} if mesh is None else dict(mesh.shape)
+    if "passed to shard_map" in text and isinstance(error, ValueError):
+        raise MeshError(
+            f"{what}: `{name}` has a `shard_map` over a mesh that is not the plan's, or"
+            " whose axes are Explicit.",
+            where=raised_at(error) or f"`{name}`",
+            numbers=f"mesh of the plan {axes or 'not given'}; {text}",
+            fix="leave out mesh= of the `shard_map`, which then takes the plan's, or"
+            " make its mesh with the plan's axes and `jax.make_mesh(sizes, names,"
+            " axis_types=(jax.sharding.AxisType.Auto,) * len(names))`.",
+        ) from error
     if "requires a non-empty mesh" in text:
         wrong = "and there is no mesh"
     elif "is not found in mesh" in text:
         wrong = "that the mesh does not have"
     else:
         return
-    axes = {} if mesh is None else dict(mesh.shape)
     raise MeshError(
         f"{what}: `{name}` constrains a value to axes of a mesh, {wrong}.",
         where=raised_at(error) or f"`{name}`",

@@ -1,7 +1,7 @@
 """Plan files of older schema versions.
 
 2: without stages, transforms and lines. 3: without the variants that were compared.
-4: without a pipeline. 5: without loops that data may end, and an outline of the program.
+4: without a pipeline. 5: without `while_loops`, and an outline of the program.
 """
 
 from __future__ import annotations
