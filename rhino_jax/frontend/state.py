@@ -1,8 +1,8 @@
 """Which results replace which arguments in the next call.
 
 A train step returns its new parameters and optimizer state; they must keep the
-sharding that the next call expects. Results are matched with donated arguments. Where
-nothing is donated, a tie needs another reason: the result has the argument's name (or
+sharding that the next call expects. Results are matched with donated arguments first.
+With others a tie needs another reason: the result has the argument's name (or
 key), or its structure. A single array of the same shape is no reason: `tanh(x @ w)`
 replaces no `x`, unless calls show that it does (see `rhino_jax.apply.feedback`).
 """
@@ -67,24 +67,27 @@ def match_state(
       roots: (name, argument) of every top-level argument.
       out_avals, in_avals: (shape, type) of every result and argument array.
     """
-    use_donated = any(donated)
-    sources = [
-        s
-        for s in _argument_subtrees(arguments, roots, in_avals)
-        if not use_donated or all(donated[i] for i in s.leaves)
-    ]
+    sources = _argument_subtrees(arguments, roots, in_avals)
     targets = list(_result_subtrees(result, out_avals))
     tied: dict[int, int] = {}
     used: set[int] = set()
-    for target in targets:
-        if any(i in tied for i in target.leaves):
-            continue
-        source = _choose(target, sources, used, use_donated)
-        if source is not None:
-            tied.update(zip(target.leaves, source.leaves, strict=True))
-            used.update(source.leaves)
-    if use_donated:
+
+    def match(is_donated: bool) -> None:
+        able = [
+            s for s in sources if all(donated[i] for i in s.leaves) or not is_donated
+        ]
+        for target in targets:
+            if any(i in tied for i in target.leaves):
+                continue
+            source = _choose(target, able, used, is_donated)
+            if source is not None:
+                tied.update(zip(target.leaves, source.leaves, strict=True))
+                used.update(source.leaves)
+
+    if any(donated):
+        match(is_donated=True)
         _match_leaves(arguments, donated, result, out_avals, in_avals, tied, used)
+    match(is_donated=False)
     return tied
 
 

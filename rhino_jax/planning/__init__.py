@@ -7,7 +7,8 @@ Out: what `face` shows: a `Plan`, several of them, or an `Audit`.
 Order: `search` (one variant of a program on meshes), `storage` (fused weights in
 blocks), `partial_sums`, `least_memory` and `cuts` (which variant), `staging` (several
 stages), `per_microbatch` (places by name), `uncovered` (ops without a rule, or left
-out), `like` (what stays as in another plan), `meshes`, `searched` (one mesh or stages),
-`wishes` (one program planned), `origin` (planned again), and `audit`; several programs
-that share state: `programs`, `layout`, `joint`, `together`. `rhino_jax.api` calls this.
+out), `arguments` (notes on them), `like` (what stays as in another plan), `meshes`,
+`searched` (one mesh or stages), `wishes` (one program planned), `origin` (planned
+again), and `audit`; several programs that share state: `programs`, `layout`, `joint`,
+`together`. `rhino_jax.api` calls this.
 """

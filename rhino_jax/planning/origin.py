@@ -28,6 +28,7 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_pins, expand_pins
+from rhino_jax.planning.arguments import notes_of_arguments
 from rhino_jax.planning.like import Kept
 from rhino_jax.planning.per_microbatch import notes_of_places
 from rhino_jax.planning.staging.pins import without_stages
@@ -270,7 +271,8 @@ class Origin:
         from rhino_jax.planning.storage import told_of_storage
 
         notes = (*made.notes, *notes_of_places(made.transforms))
-        notes = (*notes, *notes_of_rules(self.traced.program))
+        program = self.traced.program
+        notes = notes_of_arguments(program, made) + notes + notes_of_rules(program)
         made = told_of_storage(replace(made, notes=notes, recipes=plan.recipes))
         found = with_trees(Plan.of(made), self.traced, plan.mesh)
         origin = Origin(wishes, self.traced, self.mesh, self.basis, solved)

@@ -36,6 +36,7 @@ from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
+from rhino_jax.planning.arguments import notes_of_arguments
 from rhino_jax.planning.like import (
     Kept,
     Like,
@@ -251,7 +252,8 @@ class Wishes:
             self.what,
         )
         warn_of_left_out(program, found)
-        return replace(found, notes=(*found.notes, *notes_of_rules(program))), basis
+        notes = (*notes_of_arguments(program, found), *found.notes)
+        return replace(found, notes=(*notes, *notes_of_rules(program))), basis
 
     def places_on(
         self, target: Target, axes: MeshAxes | None, before: tuple[int, ...]
