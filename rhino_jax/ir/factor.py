@@ -9,6 +9,9 @@ reshape is `(b s) h -> b s h`. One mark may follow a factor's name:
     ~   halo    a window slides over it: neighbours exchange borders
     @   index   addressed by indices: each shard answers for those that fall
                 into it, and contributes zero (or leaves alone) for the others
+    ^   merge   each shard sends a few results of its own to all others, which
+                merge them (top-k, positions of maxima, running sums); of rules
+                built in, as `apply.on_shards.merging` does it
 
 and `_` is a dim that has no factor (size one, or never worth a name).
 
@@ -32,6 +35,7 @@ class FactorKind(enum.Enum):
     REDUCE = "+"
     HALO = "~"
     INDEX = "@"
+    MERGE = "^"
     WHOLE = "!"
 
 
@@ -51,6 +55,9 @@ class Factor:
       slides_over: for HALO, size of the operand's dim over which the window slides,
         shards of which are to be of one size, too; None where that is left to the
         compiler.
+      sent_items: for MERGE, how many elements a shard sends of each array, for one
+        index of the other factors; no more than it has.
+      sent_item_bytes: for MERGE, bytes of an element of each array that is sent.
       is_received: for HALO, whether an op before it reads the same elements of the same
         operand, which are sent once for both.
     """
@@ -62,6 +69,8 @@ class Factor:
     halo: tuple[int, int] = (0, 0)
     slides_over: int | None = None
     is_received: bool = False
+    sent_items: int = 0
+    sent_item_bytes: tuple[int, ...] = ()
 
     @property
     def is_cuttable(self) -> bool:

@@ -1,4 +1,5 @@
-"""Collectives inside an op: halos before it, partial sums combined after it."""
+"""Collectives inside an op: halos before it, what shards merge, partial sums combined
+after it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.cost.collectives import PERMUTE, collective_s
+from rhino_jax.cost.collectives import ALL_GATHER, PERMUTE, collective_s
 from rhino_jax.cost.combine import combine_steps
 from rhino_jax.cost.reshard import Step
 from rhino_jax.hardware.mesh import LaidMesh
@@ -27,6 +28,7 @@ def own_steps(
         return ()
     steps = list(by_hand_steps(op, mesh))
     steps += _halo_steps(program, op, op.rule, strategy, mesh)
+    steps += _merge_steps(op.rule, strategy, mesh)
     for r, summed in _summed(op.rule).items():
         if not any(strategy.cut[f] for f in summed):
             continue  # no device has but a part of it
@@ -65,6 +67,9 @@ class OpCollectives:
             for k, s in enumerate(strategies):
                 halos = _halo_steps(self.program, op, rule, s, self.mesh)
                 total[k] += sum(map(self._seconds, halos))
+        if any(f.kind is FactorKind.MERGE for f in rule.factors):
+            for k, s in enumerate(strategies):
+                total[k] += sum(map(self._seconds, _merge_steps(rule, s, self.mesh)))
         for r, summed in _summed(rule).items():
             for k, s in enumerate(strategies):
                 if not any([s.cut[f] for f in summed]):
@@ -141,6 +146,24 @@ def _halo_steps(
                     yield Step(PERMUTE, axes, local * halo / width)
             extended *= 1 + sum(factor.halo) / width
             break
+
+
+def _merge_steps(rule: Rule, strategy: Strategy, mesh: LaidMesh) -> Iterator[Step]:
+    """Gathers of what every shard of a MERGE factor sends, an array each."""
+    for f, (axes, factor) in enumerate(zip(strategy.cut, rule.factors, strict=True)):
+        if not axes or factor.kind is not FactorKind.MERGE:
+            continue
+        others = math.prod(
+            other.size / math.prod(mesh.sizes[a] for a in cut)
+            for g, (cut, other) in enumerate(
+                zip(strategy.cut, rule.factors, strict=True)
+            )
+            if g != f
+        )
+        shards = math.prod(mesh.sizes[a] for a in axes)
+        items = min(factor.sent_items * shards, factor.size) * others
+        for item in factor.sent_item_bytes:
+            yield Step(ALL_GATHER, axes, items * item)
 
 
 def _summed(rule: Rule) -> dict[int, list[int]]:

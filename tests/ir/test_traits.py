@@ -38,6 +38,7 @@ TOLD_APART = {
     "frontend/noops.py": "which parameter of a reshard says nothing",
     "frontend/provenance.py": "which parameters people want to read",
     "frontend/split_dims": "what an op's parameters become when dims are split",
+    "apply/on_shards/merging.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",
     "frontend/trip_count.py": "arithmetic on scalars that bound a loop",
     "ir/coverage.py": "primitives under whose name many kernels run",

@@ -21,6 +21,7 @@ from jax.sharding import AxisType
 from rhino_jax._compat import bind_eqn
 from rhino_jax.apply.constraints import partition_spec
 from rhino_jax.apply.on_shards.cuts import Cuts, find_cuts, spec_under
+from rhino_jax.apply.on_shards.merging import MERGED, merged_axes
 from rhino_jax.apply.on_shards.sums import Scatter, partial_axes, scatters_along, summed
 from rhino_jax.apply.on_shards.windows import on_shard
 from rhino_jax.ir.factor import FactorKind
@@ -63,7 +64,7 @@ def run_each_part(
     if op.traits.kind is OpKind.CONVOLUTION:
         shapes = [v.aval.shape for v in values]
         run, params = on_shard(rule, params, shapes, cuts, mesh)
-    made = [spec_under(layout, cuts) for layout in rule.results]
+    made, merged = [spec_under(x, cuts) for x in rule.results], merged_axes(rule, cuts)
     partial = partial_axes(rule, cuts)
     scatters: list[Scatter] = []
     done, held = made, specs[count] if partial else None
@@ -72,6 +73,9 @@ def run_each_part(
         done = [end]
 
     def on_parts(*parts: Any) -> list[Any]:
+        if merged is not None:
+            names = [mesh.axis_names[axis] for axis in merged[1]]
+            return MERGED[op.name](eqn, merged[0], names, *parts)
         results = bind_eqn(eqn, run(*parts), params)
         return [summed(x, scatters, partial, mesh.axis_names) for x in results]
 
@@ -107,9 +111,12 @@ def _cuts(
             return None
         kinds = {FactorKind.PARALLEL, FactorKind.REDUCE, FactorKind.HALO}
         return find_cuts(op.rule, specs[:count], sizes, kinds)
-    if not is_gathered:
+    if not is_gathered and op.name not in MERGED:
         return None
-    return find_cuts(op.rule, specs[:count], sizes, {FactorKind.PARALLEL}) or None
+    kinds = {FactorKind.PARALLEL, FactorKind.MERGE}
+    cuts = find_cuts(op.rule, specs[:count], sizes, kinds)
+    is_run = bool(cuts) and (is_gathered or merged_axes(op.rule, cuts) is not None)
+    return cuts if is_run else None
 
 
 def needs_shards(op: Op, specs: Sequence[Spec | None]) -> bool:

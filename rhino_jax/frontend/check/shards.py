@@ -118,6 +118,8 @@ def is_legal(
     whole = rule.factors[factor]
     if not whole.is_cuttable or whole.size % count:
         return False
+    if whole.kind is FactorKind.MERGE:
+        return False  # Not what the primitive alone gives on shards.
     if whole.kind is not FactorKind.HALO:
         return True
     layouts = (*rule.operands, *rule.results)

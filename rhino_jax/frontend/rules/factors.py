@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
+from rhino_jax.ir.op import item_bytes
 
 
 class FactorList:
@@ -36,6 +38,17 @@ class FactorList:
     def halo(self, size: int, lower: int, upper: int) -> Dim:
         """A factor that a window slides over; `size` is the result's."""
         return self._add(size, FactorKind.HALO, None, (lower, upper))
+
+    def merge(self, size: int, items: int, dtypes: Sequence[str]) -> Dim:
+        """A factor of which shards send results of their own, to be merged: so many
+        elements of arrays of these types."""
+        dim = self._add(size, FactorKind.MERGE)
+        sent = tuple(map(item_bytes, dtypes))
+        for f in dim:
+            self._factors[f] = replace(
+                self._factors[f], sent_items=items, sent_item_bytes=sent
+            )
+        return dim
 
     def _add(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
@@ -20,14 +20,18 @@ REDUCERS = {
     "reduce_or": "or",
 }
 
+POSITIONS = ("argmax", "argmin")
+
 
 @register(
-    *REDUCERS, "reduce_xor", "argmax", "argmin",
+    *REDUCERS, *POSITIONS, "reduce_xor",
     traits=Traits(OpKind.REDUCTION, fuses_operands=True, masks_padding=True),
 )  # fmt: skip
 def reduce_dims(ctx: OpContext) -> OpRule:
-    """Reduced dims leave partial results; whole where no collective combines them."""
-    return _reduced(ctx, ctx.params["axes"], REDUCERS.get(ctx.primitive))
+    """Reduced dims leave partial results, which a collective combines; positions are
+    merged with the maxima that lie there; whole are dims of all else."""
+    merged = (ctx.in_dtypes[0], *ctx.out_dtypes) if ctx.primitive in POSITIONS else ()
+    return _reduced(ctx, ctx.params["axes"], REDUCERS.get(ctx.primitive), merged)
 
 
 @register("reduce", traits=Traits(OpKind.REDUCTION, fuses_operands=True))
@@ -36,13 +40,28 @@ def reduce_any(ctx: OpContext) -> OpRule:
     return _reduced(ctx, ctx.params["dimensions"], None)
 
 
-def _reduced(ctx: OpContext, axes: Collection[int], reducer: str | None) -> OpRule:
+def _reduced(
+    ctx: OpContext,
+    axes: Collection[int],
+    reducer: str | None,
+    merged: Sequence[str] = (),
+) -> OpRule:
+    """Return the rule of a reduction.
+
+    Args:
+      ctx: the op.
+      axes: dims that are reduced.
+      reducer: of partial results; None where no collective combines them.
+      merged: types of what shards send, for results that are merged.
+    """
     shape = ctx.in_shapes[0]
     factors = FactorList()
     operand: list[Dim] = []
     for d, size in enumerate(shape):
         if d not in axes:
             operand.append(factors.parallel(size))
+        elif merged and len(axes) == 1:
+            operand.append(factors.merge(size, 1, merged))
         else:
             operand.append(
                 factors.reduce(size, reducer) if reducer else factors.whole(size)
@@ -59,11 +78,13 @@ def _reduced(ctx: OpContext, axes: Collection[int], reducer: str | None) -> OpRu
     traits=Traits(OpKind.OTHER),
 )  # fmt: skip
 def cumulative(ctx: OpContext) -> OpRule:
-    """The dim along which it runs is whole."""
+    """A shard of the dim along which it runs sends its last sum to those after it."""
     (shape,) = ctx.in_shapes
     factors = FactorList()
     layout = [
-        factors.whole(size) if d == ctx.params["axis"] else factors.parallel(size)
+        factors.merge(size, 1, ctx.out_dtypes)
+        if d == ctx.params["axis"]
+        else factors.parallel(size)
         for d, size in enumerate(shape)
     ]
     return OpRule(factors.rule([layout], [layout]), float(math.prod(shape)))

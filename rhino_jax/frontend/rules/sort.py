@@ -1,4 +1,5 @@
-"""Sorting and top-k: the sorted dim is whole, all others are parallel."""
+"""Sorting and top-k: a sorted dim is whole, of the k best those of shards are merged;
+all other dims are parallel."""
 
 from __future__ import annotations
 
@@ -31,12 +32,17 @@ def top_k(ctx: OpContext) -> OpRule:
     (shape,) = ctx.in_shapes
     axis = ctx.params.get("axis", ctx.params.get("reduction_dimension", -1))
     axis %= len(shape)
+    k = ctx.params["k"]
     factors = FactorList()
     operand: list[Dim] = []
     result: list[Dim] = []
     for d, size in enumerate(shape):
-        is_sorted = d == axis
-        operand.append(factors.whole(size) if is_sorted else factors.parallel(size))
-        result.append(() if is_sorted else operand[-1])
+        if d != axis:
+            operand.append(factors.parallel(size))
+        elif ctx.params.get("aggregate_to_topk", True):
+            operand.append(factors.merge(size, k, ctx.out_dtypes))
+        else:
+            operand.append(factors.whole(size))
+        result.append(() if d == axis else operand[-1])
     rule = factors.rule([operand], [result] * len(ctx.out_shapes))
-    return OpRule(rule, math.prod(shape) * math.log2(max(ctx.params["k"], 2)))
+    return OpRule(rule, math.prod(shape) * math.log2(max(k, 2)))

@@ -16,6 +16,7 @@ from rhino_jax.analysis.dim_classes import Element
 from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
 from rhino_jax.cost.collectives import PERMUTE
 from rhino_jax.cost.reshard import Step
+from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.ir.traits import OpKind
@@ -49,6 +50,8 @@ class Reasons:
         cut = [f for f, axes in enumerate(strategy.cut) if set(axes) & set(step.axes)]
         if step.kind == PERMUTE and all(op.rule.factors[f].halo != (0, 0) for f in cut):
             return f"borders of the window of {op.name} along {self._over(node, cut)}"
+        if any(op.rule.factors[f].kind is FactorKind.MERGE for f in cut):
+            return f"merges {op.name} of shards along {self._over(node, cut)}"
         summed = [f for f in range(len(op.rule.factors)) if op.rule.partial_results(f)]
         over = [f for f in cut if f in summed] or [f for f in summed if strategy.cut[f]]
         how = f"{_reduction(op, over)} over {self._over(node, over)}"

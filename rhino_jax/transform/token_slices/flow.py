@@ -122,6 +122,7 @@ def ats_of(op: Op, states: Sequence[State]) -> tuple[At, ...] | Stuck:
 _COUPLED = {
     FactorKind.HALO: "slides a window over the sequence",
     FactorKind.INDEX: "looks up tokens of the sequence",
+    FactorKind.MERGE: "needs all of the sequence",
     FactorKind.WHOLE: "needs all of the sequence",
 }
 
