@@ -9,7 +9,6 @@ The experts' recipes are stated in these terms; the search itself needs none.
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,7 +138,8 @@ class Roles:
     """What a program's inputs and dim classes are to an expert.
 
     Attributes:
-      batch: classes of the leading dims of the data.
+      batch: classes of the leading dims of the data, and where a loop runs over one of
+        them (micro-batches, steps of time), of the leading dims of its slices.
       sequence: classes of the second dims of the data, where they are no width.
       data: input slots that are data.
       params: input slots that compute reads.
@@ -156,7 +156,6 @@ class Roles:
 def find_roles(graph: Graph, dim_classes: DimClasses) -> Roles:
     """Tell data, parameters and optimizer state apart by how they are used."""
     program = graph.program
-    inputs = [n for n in graph.nodes if n.kind is NodeKind.INPUT]
     fed_back = {o.state_of for o in program.outputs if o.state_of is not None}
     slots = [i for i, e in enumerate(program.inputs) if not e.is_const]
     if fed_back:
@@ -169,17 +168,7 @@ def find_roles(graph: Graph, dim_classes: DimClasses) -> Roles:
         data = {i for i in slots if _root(program.inputs[i].path) == last}
         if len(set(roots)) < 2:
             data = set()
-    lead: Counter[Element] = Counter()
-    second: set[Element] = set()
-    for node in inputs:
-        if node.slot not in data:
-            continue
-        dims = dim_classes.results(node, 0)
-        if dims and dims[0] is not None:
-            lead[dims[0]] += 1
-        if len(dims) > 1 and dims[1] is not None:
-            second.add(dims[1])
-    batch = frozenset(lead)
+    batch, second = _leading(graph, dim_classes, data)
     params, state = _split_state(graph, dim_classes, batch, data)
     widths = _contracted_with_weights(graph, dim_classes, batch)
     return Roles(
@@ -189,6 +178,28 @@ def find_roles(graph: Graph, dim_classes: DimClasses) -> Roles:
         frozenset(params),
         frozenset(state),
     )
+
+
+def _leading(
+    graph: Graph, dim_classes: DimClasses, data: set[int]
+) -> tuple[frozenset[Element], set[Element]]:
+    """Classes of the first and of the second dims of data, and of their slices."""
+    first: set[Element] = set()
+    second: set[Element] = set()
+    for node in graph.nodes:
+        if node.kind is NodeKind.INPUT:
+            is_data = node.slot in data
+        elif node.kind is NodeKind.SLICE:
+            (edge,) = graph.incoming[node.id]
+            source = edge.source
+            stack = dim_classes.results(graph.nodes[source.node], source.result)
+            is_data = stack[0] in first
+        else:
+            continue
+        dims = dim_classes.results(node, 0) if is_data else []
+        first.update(d for d in dims[:1] if d is not None)
+        second.update(d for d in dims[1:2] if d is not None)
+    return frozenset(first), second
 
 
 def _contracted_with_weights(

@@ -50,7 +50,8 @@ class RecipeBook:
         of_class = np.full(len(dim_classes.names), Role.OTHER, dtype=np.uint8)
         of_class[list(role_of)] = list(role_of.values())
         every = of_class[dim_classes.names].tobytes()
-        views = _Views(dim_classes, roles, every)
+        stored = _stored(model, roles)
+        views = _Views(dim_classes, roles, every, stored)
         return cls(
             model, dim_classes, roles, inner, [*map(views.of, model.graph.nodes)]
         )
@@ -120,11 +121,13 @@ class _Views:
     Attributes:
       dim_classes, roles: see `RecipeBook`.
       role: of every element its `Role`.
+      stored: ids of border nodes through which loops read parameters.
     """
 
     dim_classes: DimClasses
     roles: Roles
     role: bytes
+    stored: frozenset[int]
     _shared: dict[object, NodeView] = field(default_factory=dict)
     _of_ops: dict[tuple[bytes, int, bool], NodeView] = field(default_factory=dict)
 
@@ -158,12 +161,38 @@ class _Views:
         is_data = is_input and node.slot in self.roles.data
         is_state = is_input and node.slot in self.roles.state
         is_param = is_input and not is_state
+        is_stored = node.id in self.stored
         return self._share(
-            NodeView(cut, (cut,), False, False, is_data, is_param, is_state)
+            NodeView(cut, (cut,), False, False, is_data, is_param, is_state, is_stored)
         )
 
     def _share(self, view: NodeView) -> NodeView:
         return self._shared.setdefault(view, view)
+
+
+def _stored(model: Model, roles: Roles) -> frozenset[int]:
+    """Return the border nodes through which loops read parameters: constants, slices
+    of stacks, carries."""
+    graph = model.graph
+    own = {
+        n.id
+        for n in graph.nodes
+        if n.kind is NodeKind.INPUT and n.slot in roles.params - roles.data
+    }
+    found: set[int] = set()
+    for edge in sorted(graph.edges, key=lambda e: e.target):
+        node = graph.nodes[edge.target]
+        if edge.source.node not in own or node.kind is NodeKind.INPUT:
+            continue
+        op = node.op
+        if node.kind in (NodeKind.CONST, NodeKind.SLICE, NodeKind.CARRY):
+            found.add(node.id)
+        elif node.kind is not NodeKind.OP or op is None:
+            continue
+        elif not (op.is_fusible and op.traits.keeps_data) or len(op.operands) > 1:
+            continue
+        own.add(node.id)
+    return frozenset(found)
 
 
 def _inner_dim_classes(

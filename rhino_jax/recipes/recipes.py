@@ -29,7 +29,8 @@ class Recipe:
     name: as users know it.
     data: mesh axes that cut the batch.
     model: mesh axes that cut heads, hidden widths, experts, vocabulary.
-    cuts_params: data axes also cut stored parameters (ZeRO-3, FSDP).
+    cuts_params: data axes also cut stored parameters (ZeRO-3, FSDP), which loops read
+      as they are stored, and gather where they use them.
     cuts_state: data axes also cut optimizer state (ZeRO-1).
     cuts_sequence: model axes cut the sequence between matmuls.
     is_plain: what data axes may cut they do cut wherever they can, cheaper or not.
@@ -98,6 +99,7 @@ class NodeView:
       is_op, is_heavy: an op; one that is neither elementwise nor a reduction.
       is_data, is_param: an input that is data; one that is not optimizer state.
       is_state: an input that is.
+      is_stored: a parameter, perhaps cast, as a loop reads it.
     """
 
     cut: tuple[Role, ...]
@@ -107,6 +109,7 @@ class NodeView:
     is_data: bool
     is_param: bool
     is_state: bool = False
+    is_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,7 +154,7 @@ class Kinds:
       looks: [strategies, 3], whether the node is heavy, holds a dim of the batch, and
         is a parameter.
       is_batched: for every result, [strategies]: whether it holds one.
-      is_data, is_param, is_state: [strategies], as of `NodeView`.
+      is_data, is_param, is_state, is_stored: [strategies], as of `NodeView`.
       is_one_dim: as of `Kind`.
     """
 
@@ -163,6 +166,7 @@ class Kinds:
     is_data: np.ndarray
     is_param: np.ndarray
     is_state: np.ndarray
+    is_stored: np.ndarray
     is_one_dim: np.ndarray
 
     @classmethod
@@ -188,6 +192,7 @@ class Kinds:
             np.repeat([p.is_data for p in views], sizes),
             np.repeat([p.is_param for p in views], sizes),
             np.repeat([p.is_state for p in views], sizes),
+            np.repeat([p.is_stored for p in views], sizes),
             np.concatenate([k.is_one_dim for k in kinds]),
         )
 
@@ -203,11 +208,11 @@ class Kinds:
             )
         # Data enters cut over all data axes, where it can be.
         is_cut = found & (self.cut[:, list(recipe.data)] != Role.NONE).all(axis=1)
-        must_be_cut = self.is_data
+        must_be_cut = self.is_data | (self.is_stored & recipe.cuts_params)
         if recipe.is_plain:
             # So is all that has a batch, and so are parameters and state, in one dim.
             is_cut &= self.is_one_dim
-            must_be_cut = self.is_data | (self.looks[:, 1] == 1)
+            must_be_cut |= self.looks[:, 1] == 1
             must_be_cut |= self.is_param & recipe.cuts_params
             must_be_cut |= self.is_state & recipe.cuts_state
         found = np.where(must_be_cut & self._any(is_cut), is_cut, found)
