@@ -49,6 +49,7 @@ def best(
     *,
     limit_ns: int = NO_LIMIT,
     effort: float = 10.0,
+    gap: float = 0.0,
     seed: int = 0,
 ) -> Found:
     """The cut with the shortest step.
@@ -58,6 +59,7 @@ def best(
       hint: stages of a cut that fits.
       limit_ns: no cut that takes longer is of interest.
       effort: deterministic seconds.
+      gap: share of the step by which the cut may be longer than the best.
       seed: of the search.
     """
     model = _Model(numbers, hint, limit_ns)
@@ -65,12 +67,14 @@ def best(
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort
+    solver.parameters.relative_gap_limit = gap
     status = solver.solve(model.model)
     bound = int(np.ceil(solver.best_objective_bound - 1e-6))
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Found(None, 0, status == cp_model.INFEASIBLE)
     stages = numbers.stages - 1 - model.value_of_ys(solver)
-    return Found(stages, bound, status == cp_model.OPTIMAL)
+    is_best = status == cp_model.OPTIMAL and bound >= round(solver.objective_value)
+    return Found(stages, bound, is_best)
 
 
 class _Row:

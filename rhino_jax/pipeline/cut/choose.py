@@ -19,7 +19,12 @@ from rhino_jax.units import format_bytes
 
 
 def cut(
-    problem: Problem, level: str = "best", *, effort: float = 10.0, seed: int = 0
+    problem: Problem,
+    level: str = "best",
+    *,
+    effort: float = 10.0,
+    gap: float = 0.0,
+    seed: int = 0,
 ) -> Cut:
     """Where to cut a program.
 
@@ -30,6 +35,7 @@ def cut(
       problem: the program and its groups.
       level: "fast" or "best".
       effort: CP-SAT's deterministic seconds.
+      gap: share of the step by which the cut may be longer than the best.
       seed: of CP-SAT.
 
     Raises:
@@ -52,7 +58,7 @@ def cut(
             raise _infeasible(problem, numbers, is_proved=False)
         bound = price(numbers, stages).step_time_ns if numbers.stages == 1 else 0
         return cut_of(numbers, stages, bound, small.numbers.count)
-    return _best(problem, numbers, stages, effort, seed)
+    return _best(problem, numbers, stages, effort, gap, seed)
 
 
 def _best(
@@ -60,6 +66,7 @@ def _best(
     numbers: Numbers,
     stages: np.ndarray | None,
     effort: float,
+    gap: float,
     seed: int,
 ) -> Cut:
     from rhino_jax.pipeline.cut.best import best
@@ -69,7 +76,9 @@ def _best(
     # The known cut may not be one of the smaller problem, all of whose are faster.
     hint = _as_nodes(small.node_of, stages)
     limit_ns = NO_LIMIT if known_ns is None else known_ns - (hint is None)
-    found = best(small.numbers, hint, limit_ns=limit_ns, effort=effort, seed=seed)
+    found = best(
+        small.numbers, hint, limit_ns=limit_ns, effort=effort, gap=gap, seed=seed
+    )
     if found.stages is None:
         if stages is None or known_ns is None:
             raise _infeasible(problem, numbers, is_proved=found.is_proved)

@@ -208,30 +208,32 @@ def _cut_into(
     if asked.schedule != TOKEN_SLICES:
         return _cut_where_best(asked.search, problem, may_recompute=may_recompute)
     many = paced(problem, asked.most_slices)
-    found = _cut_where_best(asked.search, many, may_recompute=may_recompute)
+    # How work grows along a sequence is not in it: closer is no better.
+    gap = when.LEAST_GAIN
+    found = _cut_where_best(asked.search, many, may_recompute=may_recompute, gap=gap)
     return [(problem, chosen) for _, chosen in found]
 
 
 def _cut_where_best(
-    search: Search, problem: Problem, *, may_recompute: bool
+    search: Search, problem: Problem, *, may_recompute: bool, gap: float = 0.0
 ) -> list[tuple[Problem, Cut]]:
     request = search.request
     level = request.level if len(problem.ops.ops) <= MOST_OPS_OF_BEST else "fast"
     groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
     free = replace(problem, groups=groups)
-    found = free, cut(free, level, seed=request.seed)
+    found = free, cut(free, level, gap=gap, seed=request.seed)
     limits = [g.limit_bytes for g in problem.groups]
     pairs = zip(found[1].held_bytes, limits, strict=True)
     if all(limit is None or held <= limit for held, limit in pairs):
         return [(problem, found[1])]
     try:
-        found = problem, cut(problem, level, seed=request.seed)
+        found = problem, cut(problem, level, gap=gap, seed=request.seed)
     except InfeasiblePlanError:
         # What optimizers hold is a guess here; when groups are planned it is known.
         pass
     if not may_recompute:
         return [found]
-    again = cut(_recomputed(free), level, seed=request.seed)
+    again = cut(_recomputed(free), level, gap=gap, seed=request.seed)
     return [found] if again.stages == found[1].stages else [found, (problem, again)]
 
 

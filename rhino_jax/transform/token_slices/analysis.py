@@ -78,8 +78,9 @@ def analyse(apart: Apart, piece: Opened, length: int) -> Found:
     """
     if apart.early:
         raise refused.coupled(apart)
-    first: dict[int, State] = {**first_states(apart, piece, length)}
-    found = Found(piece, length, first, twins_of(apart, piece))
+    masks = Masks()
+    first: dict[int, State] = {**first_states(apart, piece, length, masks)}
+    found = Found(piece, length, first, twins_of(apart, piece), masks=masks)
     for i, eqn in enumerate(piece.eqns):
         op = piece.op(i)
         for v, atom in zip(op.operands, eqn.invars, strict=True):

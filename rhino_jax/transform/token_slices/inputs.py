@@ -11,7 +11,7 @@ from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
 from rhino_jax.transform.staged.apart import Apart
 from rhino_jax.transform.token_slices.bounding import (
     MOST_ELEMENTS,
-    bounds_of,
+    Masks,
     is_number,
 )
 from rhino_jax.transform.token_slices.bounds import Bounds, exactly, unknown
@@ -19,17 +19,20 @@ from rhino_jax.transform.token_slices.opened import Opened
 from rhino_jax.transform.token_slices.states import Place, Whole
 
 
-def first_states(apart: Apart, piece: Opened, length: int) -> dict[int, Whole]:
+def first_states(
+    apart: Apart, piece: Opened, length: int, masks: Masks
+) -> dict[int, Whole]:
     """States of the inputs of a micro-batch, by their ids in the program.
 
     Args:
       apart: the step.
       piece: its micro-batch.
       length: of the sequence.
+      masks: bounds that were found.
     """
     ids = piece.program.body.inputs
     states = {ids[0]: Whole(is_free=True)}
-    known = _bounds(apart.before, apart.captured)
+    known = _bounds(apart.before, apart.captured, masks)
     for i, crossing in enumerate(apart.entering):
         value = ids[1 + i]
         shape = piece.program.values[value].shape
@@ -80,7 +83,7 @@ def _dims(apart: Apart, position: int, rank: int) -> Iterator[int]:
     return (d for d in range(rank) if d not in (first + 1, first + 2))
 
 
-def _bounds(closed: Any, captured: Sequence[Any]) -> list[Bounds | None]:
+def _bounds(closed: Any, captured: Sequence[Any], masks: Masks) -> list[Bounds | None]:
     """Of what a program makes of constants, its last inputs, whatever the others."""
     jaxpr = open_jaxpr(closed)
     of: dict[Any, Bounds | None] = {}
@@ -93,10 +96,10 @@ def _bounds(closed: Any, captured: Sequence[Any]) -> list[Bounds | None]:
         of[v] = _captured(const)
 
     def read(v: Any) -> Bounds | None:
-        return exactly(v.val) if is_literal(v) else of[v]
+        return masks.literal(v.val) if is_literal(v) else of[v]
 
     for eqn in jaxpr.eqns:
-        made = bounds_of(eqn, [read(v) for v in eqn.invars])
+        made = masks.of(eqn, [read(v) for v in eqn.invars])
         of.update(dict.fromkeys(eqn.outvars, made))
     return [read(v) for v in jaxpr.outvars]
 

@@ -39,6 +39,14 @@ def chain_of(seconds: list[float], stages: int = 2, m: int = 8, **more: int) -> 
     )
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cut_within_a_gap_says_how_near_it_is(seed: int) -> None:
+    problem = random_problem(seed, 14, 3)
+    best, near = cut(problem), cut(problem, gap=0.2)
+    assert near.bound_s <= best.step_time_s <= near.step_time_s
+    assert near.step_time_s <= 1.25 * near.bound_s
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_the_best_cut_equals_looking_at_all(seed: int) -> None:
     stages = 2 + seed % 3

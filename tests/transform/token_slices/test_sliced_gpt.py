@@ -6,6 +6,8 @@ import pytest
 from helpers_slices import check, of_zoo
 
 from rhino_jax.errors import TokenSliceError
+from rhino_jax.transform.token_slices.analysis import fitting
+from rhino_jax.transform.token_slices.opened import opened
 from rhino_jax.transform.token_slices.sliced import sequence_length, sliced
 from tests.cases import covering
 from tests.transform.interpreter import interpret
@@ -32,6 +34,13 @@ def test_a_gpt_is_the_same_in_slices(gpt, lengths, run):
 
 def test_the_sequence_is_found(gpt):
     assert sequence_length(gpt[0]) == 32
+
+
+def test_masks_of_equal_layers_are_one():
+    apart, _ = of_zoo("gpt-tiny-unrolled", num_layers=3)
+    corners = fitting(apart, opened(apart, [32]), [32]).corners
+    chosen = [parts for name, _, parts in corners.made if name == "select_n"]
+    assert 0 < len(chosen) <= 3  # by row, by column, and of gradients
 
 
 @pytest.mark.parametrize("lengths", [(16, 15), (32, 0), (40, -8)], ids=str)
