@@ -146,7 +146,13 @@ def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
 
 
 def _in_ids_of(sides: Sides, choice: Choice, asked: Sides) -> Choice:
-    """A choice of values of another program with the same forward ops."""
+    """A choice of values of another program with the same forward ops.
+
+    Values that have no counterpart, as of a loop whose body was traced with other
+    constants, are left out: they are then saved, which is right whatever else is
+    recomputed, as only values that the backward pass would read change where they come
+    from. What this takes is not hidden: groups are planned from the tasks that result.
+    """
     ids: dict[int, int] = {}
     before, now = asked.program, sides.program
     pair_regions(before, before.body, now, now.body, ids)

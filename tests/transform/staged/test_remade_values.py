@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from rhino_jax.transform.recompute.lines import Blocks
 from rhino_jax.transform.recompute.stacks import find_stacks
 from rhino_jax.transform.staged.group import group_program
 from rhino_jax.transform.staged.holding import Holding
-from rhino_jax.transform.staged.remade import Remade, in_ids_of_piece
+from rhino_jax.transform.staged.remade import Remade, applied, in_ids_of_piece
 from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.step import Kind, Step, TaskKind
 from tests.cases import covering
@@ -109,6 +110,17 @@ def test_what_is_made_again_is_no_longer_kept():
         again = check(*args, 2, 4, remade=remade([value]))
         after = sum(kept_bytes(again))
         assert after == before - size, name
+
+
+def test_values_without_a_counterpart_are_saved():
+    apart, other = (taken_apart(traced()[0], 4) for _ in range(2))
+    of = sides_of(apart)
+    value = next(iter(crossing(of)))
+    unknown = len(of.program.values)
+    choice = Choice((value, unknown), (unknown,))
+    for now in (of, replace(sides_of(other))):
+        _, again, kept = applied(now, other, choice, of)
+        assert len(again) == 1 and not kept
 
 
 def test_what_the_other_stage_knows_by_number_stays_the_same():
