@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rhino_jax.errors import MicrobatchError, ScheduleError
 from rhino_jax.ir.program import Program
+from rhino_jax.planning.staging.slices.asked import TOKEN_SLICES
 from rhino_jax.transform.microbatch.choice import Choice
 from rhino_jax.transform.staged.apart import MOST_LOOPS, cut_for_stages
 
@@ -66,3 +68,27 @@ def _nearest(counts: Sequence[int], stages: int, factors: Sequence[int]) -> list
         min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n)) for k in factors
     )
     return list(dict.fromkeys(near))
+
+
+def one_micro_batch(
+    name: str, stages: int, rows: int, refused: ScheduleError | None
+) -> MicrobatchError:
+    """Return the error of a training step that is to run in one micro-batch.
+
+    Args:
+      name: of the step; `stages`: how many.
+      rows: of its batch.
+      refused: why its sequences cannot run in slices; None where they can.
+    """
+    numbers, fixes = f"{stages} stages", ["stages=1"]
+    if refused is None:
+        fixes.insert(0, f'schedule="{TOKEN_SLICES}"')
+    else:
+        numbers += f"; in slices of its sequences: {refused.what}"
+    two = "take two or more micro-batches" if rows > 1 else "give two rows or more"
+    return MicrobatchError(
+        f"`{name}` cannot run in 1 micro-batch: all stages but one would be idle.",
+        where=refused.where if refused else "`microbatches=`",
+        numbers=numbers,
+        fix=f"{two}; or {'; or '.join(fixes)}.",
+    )

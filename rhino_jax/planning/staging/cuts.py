@@ -14,6 +14,7 @@ from rhino_jax.plan.kept import Part
 from rhino_jax.planning.meshes import AUTO, MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
+from rhino_jax.planning.staging.counts import one_micro_batch
 from rhino_jax.planning.staging.estimated import estimated, twice
 from rhino_jax.planning.staging.group.alike import Finds
 from rhino_jax.planning.staging.pins import pinned_ops
@@ -23,6 +24,7 @@ from rhino_jax.planning.staging.slices.asked import TOKEN_SLICES
 from rhino_jax.planning.staging.slices.chosen import (
     COUNTS,
     Slicing,
+    check_length,
     paced,
     sums_s,
 )
@@ -30,6 +32,7 @@ from rhino_jax.transform.staged.apart import Apart, take_apart
 from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.stacks import Unstacked
 from rhino_jax.transform.staged.staging import with_split_loops
+from rhino_jax.transform.token_slices.sliced import sequence_length
 
 
 MOST_OPS_OF_BEST = 1500
@@ -121,6 +124,9 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
     of_step, shares, schedule = asked.of_step, asked.shares, asked.schedule
     apart = take_apart(of_step.closed, of_step.program, count, asked.places)
     sides = sides_of(apart)
+    in_slices = bool(sides.backward) and (count == 1 or schedule == TOKEN_SLICES)
+    if in_slices and schedule != TOKEN_SLICES:
+        _check_slices(asked, apart)
     shapes = shapes_of(asked.search, sides, shares, meshes, asked.finds)
     pins = pinned_ops(asked.stage_pins, of_step, apart, sides, asked.kept)
     found: list[CutStep] = []
@@ -130,7 +136,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
         chunks = len(group_of)
         is_asked = not found
         # A pinned op is in the only chunk of its stage.
-        is_one = of_step.stacks or asked.stage_pins or asked.kept
+        is_one = of_step.stacks or asked.stage_pins or asked.kept or in_slices
         if not is_asked and (is_one or not sides.backward):
             continue
         sizes = tuple(shares[group] for group in group_of)
@@ -152,7 +158,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
             work = estimated(problem, chosen, *apart_too, group_of)
             own = group_of if chunks > shapes.groups else ()
             whole = CutStep(apart, shapes, bool(sides.backward), chosen, own, work)
-            if schedule == TOKEN_SLICES or count == 1:
+            if in_slices or schedule == TOKEN_SLICES:
                 found += _in_slices(asked, whole, sides, problem)
                 continue
             if schedule == AUTO and is_asked and count < shapes.groups:
@@ -164,6 +170,22 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
                 again = twice(work, sides, shapes, chosen)
                 found.append(replace(whole, work=again))
     return found
+
+
+def _check_slices(asked: Asked, apart: Apart) -> None:
+    """Refuse a training step in one micro-batch, but by a schedule that may slice it.
+
+    Raises:
+      MicrobatchError: sequences cannot run in slices, or another schedule is asked for.
+    """
+    refused: ScheduleError | None = None
+    try:
+        check_length(sequence_length(apart), 2)
+    except ScheduleError as error:
+        refused = error
+    if refused is not None or asked.schedule != AUTO:
+        name, stages = asked.of_step.program.name, len(asked.shares)
+        raise one_micro_batch(name, stages, apart.cut.rows, refused) from None
 
 
 def _in_slices(

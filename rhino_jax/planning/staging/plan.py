@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from rhino_jax.errors import (
     InfeasiblePlanError,
-    MicrobatchError,
     PinError,
     ScheduleError,
     StageError,
@@ -20,7 +19,7 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.meshes import AUTO, MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
-from rhino_jax.planning.staging.counts import counts_of, rows_of
+from rhino_jax.planning.staging.counts import counts_of, one_micro_batch, rows_of
 from rhino_jax.planning.staging.cuts import (
     Asked,
     CutStep,
@@ -104,9 +103,11 @@ def plan_stages(
     try:
         plan = _fastest(asked, whole, meshes, rounds)
     except ScheduleError as error:
-        if schedule == AUTO and rounds == [[1]]:
-            raise _one_micro_batch(whole, error) from None
-        raise
+        if schedule != AUTO or rounds != [[1]]:
+            raise
+        name, step = traced.program.name, whole.of_step
+        rows = rows_of(step.closed, step.program, places)
+        raise one_micro_batch(name, len(shares), rows, error) from None
     has_loops = any(leaf.num_stages > 1 for leaf in plan.inputs)
     return replace(plan, notes=(*plan.notes, *_idle(plan, has_loops=has_loops)))
 
@@ -166,8 +167,6 @@ def _counts(asked: Asked, microbatches: int | str) -> list[list[int]]:
         if isinstance(microbatches, int)
         else rows_of(of_step.closed, of_step.program, asked.places)
     )
-    if most == 1 and asked.schedule not in (TOKEN_SLICES, AUTO):
-        raise _one_micro_batch(asked)
     if is_said or most == 1:
         return [[most]]
     if asked.schedule == TOKEN_SLICES:
@@ -295,29 +294,6 @@ def _is_recomputed(plan: Plan) -> bool:
 
 def _seconds(plan: Plan) -> float:
     return plan.predicted.step_time_s
-
-
-def _one_micro_batch(
-    asked: Asked, refused: ScheduleError | None = None
-) -> MicrobatchError:
-    """
-    Args:
-      asked: what is planned.
-      refused: why sequences do not run in slices, if that was tried.
-    """
-    name, fix = asked.of_step.program.name, "take two or more micro-batches"
-    numbers = f"{len(asked.shares)} stages"
-    if refused is None:
-        fix += f'; or, of a training step, schedule="{TOKEN_SLICES}", where sequences'
-        fix += " are long and causal"
-    else:
-        numbers += f"; in slices of its sequences: {refused.what}"
-    return MicrobatchError(
-        f"`{name}` cannot run in 1 micro-batch: all stages but one would be idle.",
-        where=refused.where if refused else "`microbatches=`",
-        numbers=numbers,
-        fix=f"{fix}; or stages=1.",
-    )
 
 
 def _stacks_are_whole(

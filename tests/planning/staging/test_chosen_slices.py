@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import rhino_jax as rhino
@@ -72,12 +73,6 @@ def test_few_long_sequences_are_faster_in_slices():
     assert sliced.predicted.step_time_s < 0.8 * usual.predicted.step_time_s
 
 
-def test_one_micro_batch_is_for_slices_alone():
-    with pytest.raises(MicrobatchError, match="would be idle") as caught:
-        planned("1f1b", batch=2, microbatches=1)
-    assert "token-slices" in caught.value.fix
-
-
 def test_programs_that_cannot_run_in_slices_are_refused():
     def loss(params, x):
         for w in params:
@@ -140,11 +135,26 @@ def test_many_slices_are_compared_for_deep_pipelines():
     assert units_of(4096, 32) == 32 and units_of(32768, 32) == 128
 
 
-def test_a_schedule_that_is_said_needs_two_micro_batches():
-    for options in ({"microbatches": 1}, {"microbatches": "auto"}):
-        with pytest.raises(MicrobatchError, match="would be idle") as caught:
-            few_layers(1, schedule="gpipe", **options)
-        assert "token-slices" in caught.value.fix
+@pytest.mark.parametrize(("rows", "count"), [(1, 1), (1, "auto"), (2, 1)])
+def test_a_schedule_that_is_said_needs_two_micro_batches(rows, count):
+    with pytest.raises(MicrobatchError, match="would be idle") as caught:
+        few_layers(rows, schedule="gpipe", microbatches=count)
+    two = "give two rows or more" if rows == 1 else "take two or more micro-batches"
+    assert caught.value.fix == f'{two}; or schedule="token-slices"; or stages=1.'
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_inference_runs_in_one_micro_batch(rows):
+    def forward(params, x):
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return x
+
+    params = [jnp.eye(8) + i for i in range(4)]
+    x = jnp.ones((rows, 8))
+    step = rhino.auto_shard(forward, mesh={"stage": 2}, microbatches=1)
+    assert np.allclose(step(params, x), forward(params, x))
+    assert step.plan(params, x).schedule == "forward-only"
 
 
 def test_one_micro_batch_that_is_not_causal_says_why():
@@ -162,3 +172,4 @@ def test_one_micro_batch_that_is_not_causal_says_why():
     with pytest.raises(MicrobatchError) as caught:
         rhino.plan(train_step, [weight] * 4, data, mesh={"stage": 2}, donate_argnums=0)
     assert "later" in caught.value.numbers
+    assert "token-slices" not in caught.value.fix

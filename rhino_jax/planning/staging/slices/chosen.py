@@ -68,8 +68,7 @@ class Slicing:
     @cached_property
     def growth(self) -> list[Growth]:
         group_of = [chunk.group for chunk in self.work.chunks]
-        if self.length < 2:
-            raise too_many(2, self.length)
+        check_length(self.length, 2)
         return growths(
             self.apart,
             self.length,
@@ -97,8 +96,7 @@ class Slicing:
             yield tuple(asked), self.in_slices(asked)
             return
         counts = asked or [n for n in COUNTS if n <= self.length] or (2,)
-        if max(counts) > self.length:
-            raise too_many(max(counts), self.length)
+        check_length(self.length, max(counts))
         for count in counts:
             lengths = self.lengths(count)
             yield lengths, self.in_slices(lengths)
@@ -205,9 +203,15 @@ def units_of(length: int, count: int) -> int:
     return max((n for n in range(least, most + 1) if length % n == 0), default=most)
 
 
-def too_many(count: int, length: int) -> ScheduleError:
-    """A sequence has fewer tokens than slices."""
-    return ScheduleError(
+def check_length(length: int, count: int) -> None:
+    """Refuse more slices than a sequence has tokens.
+
+    Raises:
+      ScheduleError: it has fewer than `count`.
+    """
+    if length >= count:
+        return
+    raise ScheduleError(
         f"sequences are too short for {count} slices.",
         where="`schedule=`",
         numbers=f"sequences of {length} tokens",
