@@ -74,6 +74,12 @@ class Cost:
         return self.is_brief, self.total_s, took_s, self.peak_bytes
 
     @property
+    def hidden_s(self) -> float:
+        """Seconds of collectives that compute hides."""
+        exposed_s = 0.0 if self.predicted is None else self.predicted.communication_s
+        return sum(self.by_line.values()) - exposed_s
+
+    @property
     def total_s(self) -> float:
         """Of a whole step."""
         return self.step_s if self.elsewhere is None else self.elsewhere.step_s

@@ -113,7 +113,7 @@ def _what_changes(cost: Cost, planned: Cost) -> str:
         said = _in_stages(cost, cost.elsewhere, planned)
     elif said.endswith("shorter"):
         said += ", which is within the plan's gap"
-    reasons = _reasons(cost, planned, delta)
+    reasons = _reasons(cost, planned)
     return f"{said}: {reasons}" if reasons else said
 
 
@@ -152,31 +152,45 @@ def _in_stages(cost: Cost, of: Elsewhere, planned: Cost) -> str:
     return ", ".join([*said, whole])
 
 
-MOST_REASONS = 2
-"""Of the lines that add most; the table of layouts has the rest."""
+MOST_REASONS = 4
+"""Terms of a difference that are named each; the table of layouts has the rest."""
 
-WORTH = 0.2
-"""Share of the difference from which on a line, or compute, is named."""
+WORTH = 0.05
+"""Share of the largest term from which on a term is named by itself."""
 
 
-def _reasons(cost: Cost, planned: Cost, delta_s: float) -> str:
+def _reasons(cost: Cost, planned: Cost) -> str:
+    """Return what rises and what falls, which add up to the difference of the steps."""
     assert cost.predicted is not None and planned.predicted is not None
-    least = WORTH * abs(delta_s)
-    found = [
-        _said(x) for x in added(cost, planned) if x.seconds > 0 and x.seconds >= least
-    ][:MOST_REASONS]
+    lines = [(x.seconds, _said(x)) for x in added(cost, planned)]
     compute_s = cost.predicted.compute_s - planned.predicted.compute_s
-    if compute_s > 0 and compute_s >= least and delta_s > 0:
-        found.append(f"{format_seconds(compute_s)} more of compute")
+    beside_s = cost.hidden_s - planned.hidden_s
+    beside = "hidden" if beside_s > 0 else "no longer hidden"
+    whole = [(compute_s, "of compute"), *lines]
+    largest = max(abs(s) for s, _ in [*whole, (beside_s, "")])
+    named = [x for x in whole if abs(x[0]) >= max(WORTH * largest, 1e-12)]
+    named = sorted(named, key=lambda x: -abs(x[0]))[:MOST_REASONS]
+    rest_s = sum(s for s, _ in whole) - sum(s for s, _ in named)
+    if named and abs(rest_s) >= WORTH * largest:
+        named.append((rest_s, "of the rest"))
+    found = [f"{format_seconds(abs(s))} {_sign(s)} {what}" for s, what in named]
+    if abs(beside_s) >= WORTH * largest > 0:
+        found.append(f"{format_seconds(abs(beside_s))} of collectives {beside}")
     bytes_more = cost.peak_bytes - planned.peak_bytes
-    if abs(bytes_more) > WORTH * planned.peak_bytes:
-        word = "more" if bytes_more > 0 else "less"
-        found.append(f"{format_bytes(abs(bytes_more))} {word} at the peak")
+    if abs(bytes_more) > MEMORY_WORTH * planned.peak_bytes:
+        found.append(f"{format_bytes(abs(bytes_more))} {_sign(bytes_more)} at the peak")
     return "; ".join(found)
+
+
+MEMORY_WORTH = 0.2
+"""Share of the plan's peak from which on a difference of peaks is named."""
+
+
+def _sign(amount: float) -> str:
+    return "more" if amount > 0 else "less"
 
 
 def _said(x: Added) -> str:
     place = f" at {x.source.partition(' (')[0]}" if x.source else ""
     reason = f" ({x.reason})" if x.reason else ""
-    over = "+".join(x.axes)
-    return f"{format_seconds(x.seconds)} more of {x.kind}s over `{over}`{place}{reason}"
+    return f"of {x.kind}s over `{'+'.join(x.axes)}`{place}{reason}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import rhino_jax as rhino
 from rhino_jax.errors import PinError, PlanFileError, RhinoError, StageError
 from rhino_jax.planning import origin
+from rhino_jax.units import parse_seconds
 from tests.cases import covering
 
 
@@ -217,3 +219,33 @@ def test_recipes_of_several_stages_are_refused(plan: rhino.Plan) -> None:
     staged = dataclasses.replace(plan, stages=(stage, stage))
     with pytest.raises(StageError, match="several stages"):
         staged.recipe("dp")
+
+
+_CHANGE = re.compile(r"([\d.]+ [mµn]?s) (more|less) of|([\d.]+ [mµn]?s) of collectives")
+
+
+@pytest.mark.parametrize(
+    "key", covering(["x", "params['up']", "params['down']", "hidden"], ["x", "hidden"])
+)
+def test_what_rises_and_falls_adds_up(plan: rhino.Plan, key: str) -> None:
+    sentences = [s for s in plan.why(key).answer if " longer" in s or "as long" in s]
+    assert sentences
+    for sentence in sentences:
+        head, _, reasons = (
+            sentence.partition(": ")[2].partition(": ")
+            if ("not cut over" in sentence)
+            else sentence.partition(": ")
+        )
+        said = re.search(r"([\d.]+ [mµn]?s) \(.*(longer|shorter)", head)
+        delta_s = seconds_of(said[1]) if said else 0.0
+        total_s = 0.0
+        for amount, sign, hidden in _CHANGE.findall(reasons):
+            is_less = sign == "less" or (hidden and "no longer" not in reasons)
+            total_s += seconds_of(amount or hidden) * (-1 if is_less else 1)
+        assert total_s == pytest.approx(delta_s, rel=0.1, abs=1e-7), sentence
+
+
+def seconds_of(text: str) -> float:
+    found = parse_seconds(text.replace("µ", "u"))
+    assert found is not None
+    return found
