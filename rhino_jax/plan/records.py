@@ -40,12 +40,14 @@ class Variant:
       step_time_s: predicted; infinite where it does not fit.
       peak_bytes: predicted; where it does not fit, the least that was found.
       is_chosen: it is the plan.
+      is_brief: it was searched briefly: a full search may find a shorter step.
     """
 
     name: str
     step_time_s: float
     peak_bytes: int
     is_chosen: bool = False
+    is_brief: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,19 @@ def search_for(
         return _noted(wishes, with_stages(on_one, program, target, count, plan_in))
 
 
+def with_own_variant(plan: Plan) -> Plan:
+    """Give the chosen variant the plan's own step and peak; it was compared by those of
+    a brief search."""
+    cost = plan.predicted
+    variants = tuple(
+        replace(v, step_time_s=cost.step_time_s, peak_bytes=cost.peak_bytes)
+        if v.is_chosen
+        else v
+        for v in plan.variants
+    )
+    return replace(plan, variants=variants)
+
+
 def _noted(wishes: Wished, plan: Plan) -> Plan:
     """With a note on a schedule that was asked for where nothing runs by one."""
     if wishes.schedule == AUTO or plan.num_stages > 1:

@@ -163,8 +163,15 @@ class Explorer:
     def variants(self) -> tuple[Variant, ...]:
         """All that was tried, for people."""
         best = self._chosen()
+        written = self.tried[0]
         tried = tuple(
-            Variant(t.name, t.found.step_s, t.peak_bytes, is_chosen=t is best)
+            Variant(
+                t.name,
+                t.found.step_s,
+                t.peak_bytes,
+                is_chosen=t is best,
+                is_brief=t is not written and t is not best,
+            )
             for t in self.tried
         )
         return tried + tuple(

@@ -229,10 +229,15 @@ class Wishes:
         def make() -> data.Plan:
             def searched() -> data.Plan:
                 # The solver takes a second to import; who loads plans need not wait.
-                from rhino_jax.planning.searched import Asked, search_for
+                from rhino_jax.planning.searched import (
+                    Asked,
+                    search_for,
+                    with_own_variant,
+                )
 
                 asked = Asked(traced, mesh, target, pinned, storage, stage_pins, stages)
-                return search_for(self, asked, meshes, pins, places)
+                found = search_for(self, asked, meshes, pins, places)
+                return with_own_variant(found)
 
             if self.dump is not None:
                 return searched()  # a kept plan has no passes to show

@@ -21,7 +21,10 @@ TOP_COLLECTIVES = 12
 def collective_sections(plan: Plan, *, full: bool) -> tuple[Section, ...]:
     """The totals by kind and axes, and where the collectives come from."""
     if not plan.collectives:
-        return (Section("collectives", lines=("none: no device talks to another.",)),)
+        none = "none: no device talks to another."
+        if plan.has_tasks:
+            none = "none within a stage; above is what stages send to each other."
+        return (Section("collectives", lines=(none,)),)
     return (_totals(plan), _sources(plan, full=full))
 
 

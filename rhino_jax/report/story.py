@@ -71,9 +71,7 @@ def _head(plan: Plan) -> Section:
             ("hardware", plan.hardware),
             (
                 "step time",
-                f"{format_seconds(predicted.step_time_s)}: compute"
-                f" {format_seconds(predicted.compute_s)}, communication not hidden"
-                f" {format_seconds(predicted.communication_s)}",
+                f"{format_seconds(predicted.step_time_s)}: {_parts(plan)}",
             ),
             (
                 "peak memory",
@@ -85,6 +83,19 @@ def _head(plan: Plan) -> Section:
             ("fingerprint", plan.fingerprint[:16]),
         ),
     )
+
+
+def _parts(plan: Plan) -> str:
+    """Return of what the step consists; of a pipeline, on its busiest stage."""
+    compute, rest = map(
+        format_seconds, (plan.predicted.compute_s, plan.predicted.communication_s)
+    )
+    if plan.has_tasks:
+        return (
+            f"the busiest stage computes {compute}, and waits {rest} for other stages"
+            " and for collectives"
+        )
+    return f"compute {compute}, communication not hidden {rest}"
 
 
 def _transforms(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -171,12 +182,15 @@ def _variants(plan: Plan) -> Section:
     rows = tuple(
         (
             v.name,
-            format_seconds(v.step_time_s) if math.isfinite(v.step_time_s) else "-",
+            f"{'≤ ' * v.is_brief}{format_seconds(v.step_time_s)}"
+            if math.isfinite(v.step_time_s)
+            else "-",
             format_bytes(v.peak_bytes),
             "yes" if math.isfinite(v.step_time_s) else "no: over budget",
         )
         for v in plan.variants
     )
+    is_brief = any(v.is_brief and math.isfinite(v.step_time_s) for v in plan.variants)
     return Section(
         "cuts in time, recompute and offload compared",
         table=Table(
@@ -187,30 +201,37 @@ def _variants(plan: Plan) -> Section:
             (),
             frozenset(i for i, v in enumerate(plan.variants) if v.is_chosen),
         ),
+        lines=("≤: searched briefly.",) * is_brief,
     )
 
 
 def _meshes(plan: Plan, *, full: bool) -> Section:
-    names = [name for name, _ in plan.mesh_axes]
-    chosen = tuple(size for _, size in plan.mesh_axes)
+    """Meshes by what they were compared by, and the plan's step on its own."""
+    axes = plan.stages[0].mesh_axes
+    names, chosen = [name for name, _ in axes], tuple(size for _, size in axes)
     entries = sorted(plan.meshes, key=lambda x: x[1])
     shown = entries if full else entries[:TOP_MESHES]
     best_s = min((s for _, s in entries), default=0.0)
+    own = format_seconds(plan.predicted.step_time_s)
     rows = []
     for shape, objective_s in shown:
         label = " × ".join(str(size) for size in shape)
         if len(shape) == len(names):
             label = format_mesh(tuple(zip(names, shape, strict=True)))
-        rows.append((label, format_seconds(objective_s), _ratio(objective_s, best_s)))
+        compared = format_seconds(objective_s), _ratio(objective_s, best_s)
+        rows.append((label, *compared, own if shape == chosen else ""))
     marked = frozenset(i for i, (shape, _) in enumerate(shown) if shape == chosen)
     rest = len(entries) - len(shown)
-    return Section(
-        "mesh shapes compared",
-        table=Table(
-            ("mesh", "objective", "to best"), tuple(rows), "<>>", (0,), (), marked
-        ),
-        lines=(f"and {rest} more, slower",) if rest else (),
-    )
+    lines = (f"and {rest} more, slower",) if rest else ()
+    header, align = ("mesh", "compared by", "to best", "step time"), "<>>>"
+    if all(rows[i][1] == own for i in marked):
+        rows = [row[:-1] for row in rows]
+        header, align = ("mesh", "step time", "to best"), "<>>"
+    else:
+        done = "before passes were chosen, " if plan.variants else ""
+        lines += (f"compared by the step that a brief search finds, {done}of each.",)
+    table = Table(header, tuple(rows), align, (0,), (), marked)
+    return Section("mesh shapes compared", table=table, lines=lines)
 
 
 def _refined(plan: Plan) -> Section:

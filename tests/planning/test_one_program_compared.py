@@ -49,7 +49,7 @@ def test_of_short_tasks_one_program_is_taken() -> None:
     # Tasks are as short as what it takes to start them.
     assert plan.is_one_program
     (note,) = [n for n in plan.notes if n.startswith("stages are one program: ")]
-    assert "100 µs to start each" in note
+    assert "of starts, 100 µs each" in note
     assert plan.simulate().step_time_s == pytest.approx(plan.predicted.step_time_s)
 
 

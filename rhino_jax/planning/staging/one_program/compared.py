@@ -70,8 +70,9 @@ def or_in_one_program(
     most = int(microbatches) if is_int else max(PER_STAGE[0]) * stages
     if least_s(as_tasks, share, most) >= enough_s:
         return as_tasks
-    tasks = f"as tasks {format_seconds(tasks_s)} ({format_seconds(DISPATCH_S)} to start"
-    tasks += " each)"
+    own_s = as_tasks.predicted.step_time_s
+    tasks = f"as tasks {format_seconds(own_s)} and {format_seconds(tasks_s - own_s)} of"
+    tasks += f" starts, {format_seconds(DISPATCH_S)} each"
 
     def may_do(count: int) -> bool:
         return least_s(as_tasks, share, count) < enough_s
@@ -82,11 +83,11 @@ def or_in_one_program(
         if math.isinf(slower.step_s):
             return as_tasks
         took = f"{format_seconds(slower.step_s)} in {slower.count} micro-batches"
-        return _noted(as_tasks, f"stages were compared: {tasks}, one program {took}.")
+        return _noted(as_tasks, f"stages were compared: {tasks}; one program {took}.")
     except NOT_POSSIBLE:
         return as_tasks
     took = format_seconds(plan.predicted.step_time_s)
-    return _noted(plan, f"stages are one program: {took} a step, {tasks}.")
+    return _noted(plan, f"stages are one program: {took} a step; {tasks}.")
 
 
 def share_of_layers(program: Program, stages: int) -> float:

@@ -110,6 +110,7 @@ def plan_in_one_program(
             _step_s(stage, t),
             t.peak_bytes,
             is_chosen=t is fastest,
+            is_brief=t is not fastest,
         )
         for t in tried
     )

@@ -42,7 +42,6 @@ from rhino_jax.planning.staging.one_program.timed import (
 from rhino_jax.planning.staging.priced import seconds_by_op
 from rhino_jax.search.found import Found
 from rhino_jax.transform.recompute.as_kept import has_remat
-from rhino_jax.units import format_share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,8 +145,8 @@ class Whole:
         yield (
             f"one program: its {stages} stages are the axis `{STAGE_AXIS}` of the mesh,"
             f" each with 1/{stages} of the layers; {count} micro-batches pass in"
-            f" {ticks} ticks forward and as many back, a bubble of"
-            f" {format_share((stages - 1) / ticks)} (in the predicted step)."
+            f" {ticks} ticks forward and as many back, in {stages - 1} of which a stage"
+            " has no micro-batch."
         )
         loops = {
             op.id
