@@ -219,6 +219,8 @@ def _meshes(plan: Plan, *, full: bool) -> Section:
         if len(shape) == len(names):
             label = format_mesh(tuple(zip(names, shape, strict=True)))
         compared = format_seconds(objective_s), _ratio(objective_s, best_s)
+        if not math.isfinite(objective_s):
+            compared = "does not fit", "-"
         rows.append((label, *compared, own if shape == chosen else ""))
     marked = frozenset(i for i, (shape, _) in enumerate(shown) if shape == chosen)
     rest = len(entries) - len(shown)
