@@ -56,7 +56,11 @@ class Part:
 
 
 def leaves_for(
-    plan: Plan, leaves: Leaves, what: str, kind: Kind = as_planned
+    plan: Plan,
+    leaves: Leaves,
+    what: str,
+    kind: Kind = as_planned,
+    shape_of: Callable[[Leaf], tuple[int, ...]] = lambda leaf: leaf.shape,
 ) -> list[Leaf]:
     """The plan's leaf for each array of a pytree.
 
@@ -69,6 +73,7 @@ def leaves_for(
       leaves: of the pytree, from `split_result`.
       what: the call, for messages.
       kind: what must be equal beside the tree paths.
+      shape_of: the shape in which a leaf of the plan is given.
     Raises:
       RhinoError: an array belongs nowhere, or to several places that differ.
     """
@@ -77,7 +82,7 @@ def leaves_for(
         what,
         plan,
         known,
-        [Array(keys_of(leaf.path), kind(leaf.shape, leaf.dtype)) for leaf in known],
+        [Array(keys_of(leaf.path), kind(shape_of(leaf), leaf.dtype)) for leaf in known],
     )
     types = [array_type(x) for x in leaves.arrays]
     # Paths begin with `out`.

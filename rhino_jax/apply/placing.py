@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from rhino_jax._compat import is_compile_only, is_literal, without_dead_code
-from rhino_jax.apply.belonging import Kind, as_planned, leaves_for, of_equal_rank
+from rhino_jax.apply.belonging import as_planned, leaves_for, of_equal_rank
 from rhino_jax.apply.meshes import make_mesh, not_runnable
 from rhino_jax.apply.storage import (
     dims_of,
@@ -74,8 +75,7 @@ def put(plan: Plan, tree: Any, *, local: bool, stored: bool = False) -> Any:
                 numbers=str(x),
                 fix="give arrays; plan.abstract_args() gives shapes with shardings.",
             )
-    kind = of_equal_rank if local else as_planned
-    known = _known(placed, every, what, kind)
+    known = (_known_local if local else _known)(placed, every, what)
     shardings = [*map(sharding_of(placed), known)]
     dims = stored_arguments(placed)
     want = [dims.get(leaf.path, ()) for leaf in known]
@@ -137,21 +137,41 @@ def _leaves(tree: Any) -> Leaves:
     return split_result(tree)
 
 
-def _known(plan: Plan, every: Leaves, what: str, kind: Kind = as_planned) -> list[Leaf]:
+def _known_local(plan: Plan, every: Leaves, what: str) -> list[Leaf]:
+    """The plan's leaf for each array, of which a process gives its own part."""
+    sharding = sharding_of(plan)
+    of_equal_shape = (
+        lambda leaf: local_shape_here(sharding(leaf), leaf.shape),
+        lambda leaf: leaf.shape,
+    )
+    for shape_of in of_equal_shape:
+        with contextlib.suppress(RhinoError):
+            return _known(plan, every, what, as_planned, shape_of)
+    return _known(plan, every, what, of_equal_rank)
+
+
+def _known(
+    plan: Plan, every: Leaves, what: str, *kinds: Callable[..., Any]
+) -> list[Leaf]:
     """The plan's leaf for each array. Python scalars, which go with any device, count
-    for the structure; they may also be no arguments at all."""
+    for the structure; they may also be no arguments at all.
+
+    Args:
+      plan, every, what: as of `leaves_for`.
+      kinds: its `kind` and `shape_of`.
+    """
     left = every.without_scalars()
     if left.positions != every.positions:
         try:
-            found = leaves_for(plan, every, what, kind)
+            found = leaves_for(plan, every, what, *kinds)
         except RhinoError:
-            return leaves_for(plan, left, what, kind)
+            return leaves_for(plan, left, what, *kinds)
         return [
             leaf
             for leaf, p in zip(found, every.positions, strict=True)
             if p in left.positions
         ]
-    return leaves_for(plan, every, what, kind)
+    return leaves_for(plan, every, what, *kinds)
 
 
 def _rebuilt(leaves: Leaves, arrays: Sequence[Any]) -> Any:

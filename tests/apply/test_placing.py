@@ -152,6 +152,18 @@ def test_a_batch_of_other_rows_is_named(plan: Plan, give: Any, where: str) -> No
     assert "float32[31," in error.value.numbers and "P('x')" in error.value.numbers
 
 
+def test_rows_of_a_process_are_told_by_their_shape() -> None:
+    """Also where parameters have as many dims."""
+
+    def product(w: Any, rows: Any) -> Any:
+        return rows @ w
+
+    w, rows = np.ones((16, 8), np.float32), np.ones((32, 16), np.float32)
+    pins = {"w": P(), "rows": P("x")}
+    plan = rhino.plan(product, w, rows, mesh={"x": 8}, pins=pins)
+    assert plan.put(rows, local=True).sharding == plan.in_shardings[1]
+
+
 def test_what_belongs_nowhere_or_to_several_places_is_refused(plan: Plan) -> None:
     key = jax.random.key(0)
     with pytest.raises(RhinoError, match="is no argument of `step`") as error:
