@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 import unicodedata
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from rhino_jax.report.section import Section, Table
@@ -66,9 +68,13 @@ def _table_lines(table: Table) -> list[str]:
             break
         widths[widest] -= 1
     lines = []
-    for i, row in enumerate(cells):
+    columns = [
+        shorten_apart(c, w)
+        for c, w in zip(zip(*cells, strict=True), widths, strict=True)
+    ]
+    for i, row in enumerate(zip(*columns, strict=True)):
         padded = [
-            pad(shorten(cell, width), width, align)
+            pad(cell, width, align)
             for cell, width, align in zip(row, widths, table.align, strict=True)
             if width
         ]
@@ -110,6 +116,55 @@ def shorten(text: str, width: int) -> str:
     tail = _take(text[::-1], (width - 1) // 2)[::-1]
     head = _take(text, width - 1 - display_width(tail))
     return f"{head}…{tail}"
+
+
+def shorten_apart(texts: Sequence[str], width: int) -> list[str]:
+    """Return texts made to fit, of which those that differ still differ: where the
+    middle is cut, what tells them apart is in view."""
+    short = [shorten(text, width) for text in texts]
+    alike: dict[str, dict[str, None]] = {}
+    for text, fits in zip(texts, short, strict=True):
+        alike.setdefault(fits, {})[text] = None
+    apart: dict[str, str] = {}
+    for same in alike.values():
+        if len(same) > 1:
+            apart.update(zip(same, _around_differences(list(same), width), strict=True))
+    return [apart.get(text, fits) for text, fits in zip(texts, short, strict=True)]
+
+
+def _around_differences(texts: Sequence[str], width: int) -> Iterator[str]:
+    """Yield each text with the words that lie between what all begin and end with;
+    numbered where these do not fit."""
+    plain = [_clean(t).replace("['", "[").replace("']", "]") for t in texts]
+    head = _length_alike(plain)
+    tail = _length_alike([text[head:][::-1] for text in plain])
+    for i, text in enumerate(plain):
+        start, end = head, len(text) - tail
+        while start and text[start - 1].isalnum():
+            start -= 1
+        while end < len(text) and text[end].isalnum():
+            end += 1
+        words = text[start:end]
+        room = width - display_width(words)
+        if room < 2:
+            number = f"…{i + 1}"
+            rest = shorten(text, width - len(number)) if width > len(number) else ""
+            yield _take(rest + number, width)
+            continue
+        before = _cut_to(text[:start], max(1, room // 2))
+        after = _cut_to(text[end:][::-1], room - display_width(before))[::-1]
+        yield before + words + after
+
+
+def _length_alike(texts: Sequence[str]) -> int:
+    """How many characters all texts begin with."""
+    columns = zip(*texts, strict=False)
+    return sum(1 for _ in takewhile(lambda column: len({*column}) == 1, columns))
+
+
+def _cut_to(text: str, width: int) -> str:
+    """The start of a text, with `…` for what does not fit."""
+    return text if display_width(text) <= width else _take(text, width - 1) + "…"
 
 
 def _take(text: str, width: int) -> str:

@@ -16,7 +16,7 @@ from rhino_jax.plan.records import (
     SearchReport,
 )
 from rhino_jax.plan.stages import Send
-from rhino_jax.report.text import MAX_WIDTH, display_width, shorten
+from rhino_jax.report.text import MAX_WIDTH, display_width, shorten, shorten_apart
 from tests.plan.samples import sample_plan, sample_stage
 
 
@@ -260,6 +260,30 @@ def test_shortened_paths_lose_their_quotes_then_their_middle() -> None:
     assert shorten(path, 39) == path
     assert shorten(path, 38) == "params[layers][0][attention][out]"
     assert shorten(path, 21) == "params[lay…tion][out]"
+
+
+@given(
+    st.lists(
+        st.text("ab[]'._", min_size=1, max_size=60), min_size=1, max_size=6, unique=True
+    ),
+    st.integers(12, 60),
+)
+def test_texts_that_differ_still_differ_when_shortened(
+    texts: list[str], width: int
+) -> None:
+    found = shorten_apart(texts, width)
+    assert all(display_width(text) <= width for text in found)
+    assert len(set(found)) == len(
+        {t.replace("['", "[").replace("']", "]") for t in texts}
+    )
+
+
+def test_optimizer_moments_are_told_apart() -> None:
+    paths = [f"opt_state[0].{m}['blocks']['attention']['out']" for m in ("mu", "nu")]
+    assert shorten_apart(paths, 25) == [
+        "opt_state[…mu…ntion][out]",
+        "opt_state[…nu…ntion][out]",
+    ]
 
 
 def test_columns_are_aligned_with_wide_characters() -> None:

@@ -98,6 +98,30 @@ def test_halos_name_the_dim_that_the_window_slides_over() -> None:
     assert said.get(window) == {"collective-permute"}, said
 
 
+def accumulated(params: Any, batch: Any) -> Any:
+    def loss_of(params: Any, x: Any) -> Any:
+        h = x * params["scale"] + params["bias"]
+        return jnp.mean(jnp.tanh(h @ params["up"] + params["shift"]) ** 2)
+
+    def add(total: Any, x: Any) -> Any:
+        grads = jax.grad(loss_of)(params, x)
+        return jax.tree.map(jnp.add, total, grads), None
+
+    zero = jax.tree.map(jnp.zeros_like, params)
+    grads, _ = jax.lax.scan(add, zero, batch.reshape(4, -1, 512))
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+
+def test_gradients_of_scales_and_biases_are_named_in_an_accumulation_loop() -> None:
+    widths = {"scale": (512,), "bias": (512,), "up": (512, 512), "shift": (512,)}
+    params = {name: shaped(*dims) for name, dims in widths.items()}
+    found = plan(accumulated, params, shaped(65536, 512), batch=P("data", None))
+    said = reasons(found)
+    assert all("going backward" not in reason for reason in said)
+    for name in widths:
+        assert any(f"gradient of params['{name}']" in reason for reason in said), said
+
+
 def scanned_step(params: Any, batch: Any) -> Any:
     def layer(x: Any, w: Any) -> Any:
         return jax.nn.relu(x @ w), None

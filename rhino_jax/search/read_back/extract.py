@@ -8,6 +8,7 @@ from collections import defaultdict
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind
 from rhino_jax.cost.combine import combine_route
 from rhino_jax.hardware.lowering import LoweringPolicy
+from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec, replicated
 from rhino_jax.model.build import Model
@@ -156,7 +157,10 @@ def live_at(
     for usage in [u for u in problem.node_usages if u.start <= time < u.stop]:
         node = model.graph.nodes[usage.node]
         amount = float(usage.usage[labels[usage.node]])
-        held[name_of(model, node.ports[0]), *_place(model, node)] += amount
+        name = name_of(model, node.ports[0])
+        if node.kind is not NodeKind.INPUT:
+            name += f" {format_type(model.graph.program.values[node.value])}"
+        held[name, *_place(model, node)] += amount
     for pair in [u for u in problem.edge_usages if u.start <= time < u.stop]:
         amount = float(pair.usage[labels[pair.source], labels[pair.target]])
         node = model.graph.nodes[pair.target]

@@ -8,6 +8,7 @@ A dim that is summed over is the batch or a dim of an argument.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
 from rhino_jax.cost.collectives import PERMUTE
 from rhino_jax.cost.reshard import Step
 from rhino_jax.ir.factor import FactorKind
-from rhino_jax.ir.program import Op
+from rhino_jax.ir.printer import format_type
+from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.build import Model
@@ -81,7 +83,8 @@ class Reasons:
             return f"%{node.value}"
         kind = "" if node.kind is NodeKind.OP else f" ({node.kind.value})"
         place = str(node.op.source).partition(" (")[0]
-        return f"the result of {node.op.name}{kind} at {place}"
+        array = format_type(self.model.graph.program.values[node.value])
+        return f"the result of {node.op.name}{kind} {array} at {place}"
 
     def _path(self, port: Port) -> str | None:
         """Of the argument that a value is, whatever its type and shape now are."""
@@ -134,6 +137,10 @@ class Reasons:
             return True
         op, values = reader.op, self.model.graph.program.values
         assert op is not None
+        if op.traits.kind is OpKind.REDUCTION:  # of dims of one, as of broadcast biases
+            return math.prod(values[edge.value].shape) == math.prod(
+                values[op.results[0]].shape
+            )
         if _keeps_data(op):
             return op.traits.kind is not OpKind.BROADCAST
         shape = values[edge.value].shape
@@ -155,7 +162,7 @@ class Reasons:
         if known:
             _, path, dim = max(known, key=lambda k: (k[1] in near, k[0]))
             return f"dim {dim} of {path}"
-        return f"a dim of {op.rule.factors[factor].size:,}"
+        return _dim_of_operand(self.model.graph.program, op, factor)
 
     def _dims_of_inputs(self) -> dict[Element, list[tuple[bool, str, int]]]:
         """By class: (whether a parameter, path, dim) of the arguments that have one."""
@@ -174,6 +181,16 @@ class Reasons:
                 for dim, element in enumerate(dim_classes.results(node, 0)):
                     if element is not None:
                         yield element, (node.slot in params, path, dim)
+
+
+def _dim_of_operand(program: Program, op: Op, factor: int) -> str:
+    """Return a dim of what an op reads, as "dim 0 of f32[64,128]"."""
+    assert op.rule is not None
+    for value, dims in zip(op.operands, op.rule.operands, strict=False):
+        for d, factors in enumerate(dims):
+            if factor in factors:
+                return f"dim {d} of {format_type(program.values[value])}"
+    return f"a dim of {op.rule.factors[factor].size:,}"
 
 
 def _keeps_name(node: Node) -> bool:
