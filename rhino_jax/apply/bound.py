@@ -11,6 +11,7 @@ from typing import Any, Generic
 
 import jax
 
+from rhino_jax._compat import coordination_client
 from rhino_jax.apply.copies import copied, unshared
 from rhino_jax.apply.donation import Donations
 from rhino_jax.apply.executable import executable_of
@@ -23,6 +24,8 @@ from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.processes.across import placed
+from rhino_jax.processes.agree import processes_of_mesh
+from rhino_jax.processes.running import Running
 from rhino_jax.transform.remade import remade
 
 
@@ -66,6 +69,12 @@ class Bound(Generic[AnyPlan]):
         self._out_only_arrays = not traced.result.statics
         owned = frozenset() if traced.written is None else traced.written.owned
         self._owned = [i for i in owned if traced.donated[i]]
+        # Tasks of several stages look after processes themselves.
+        processes = () if plan.has_tasks else processes_of_mesh(mesh)
+        prefix = f"rhino_jax/run/{plan.fingerprint}"
+        self._running = processes and Running(
+            coordination_client(), processes, f"`{traced.name}`", prefix
+        )
 
     def with_types(self, signature: Signature) -> Bound[AnyPlan]:
         """Return a copy, with what was compiled, for a signature that differs in weak
@@ -191,6 +200,12 @@ class Bound(Generic[AnyPlan]):
 
     def run(self, arguments: Arguments, compiled: Any = None) -> Any:
         """Run on arrays; give the result back as the function would."""
+        if not self._running:
+            return self._run(arguments, compiled)
+        with self._running.step_of_one_program():
+            return self._run(arguments, compiled)
+
+    def _run(self, arguments: Arguments, compiled: Any) -> Any:
         if not self.executable.is_runnable:
             raise not_runnable(self.plan, self.mesh)
         self.storage.check(arguments.arrays)

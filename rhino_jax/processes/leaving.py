@@ -5,6 +5,9 @@ has been missing for 100 s, and then it aborts (SIGABRT). Nothing is left to wai
 a process that knows of a loss skips that. Process 0, which holds the coordination
 service, goes last, since JAX ends all others with it.
 
+A process that ends by an error of its own while the others wait for it in a collective
+of one program does not wait either: its end is how they learn of it.
+
 Threads that wait for others inside of XLA come back as these end; a thread that comes
 back while Python finalizes aborts the process. So where the exit status is known (an
 error that nobody caught, or `sys.exit`), the process ends without that.
@@ -36,6 +39,7 @@ _POLL_S = 0.1
 _lost: set[int] = set()
 _status: list[Any] = []
 _is_ending: list[bool] = []
+_is_watched: list[bool] = []
 
 
 def of_lost(error: ProcessError, process: int) -> ProcessError:
@@ -43,13 +47,19 @@ def of_lost(error: ProcessError, process: int) -> ProcessError:
 
     The exit status is that of the program: 1 where it does not catch the error.
     """
-    if not _lost:
-        # Runs before what was registered before, as JAX's own.
-        atexit.register(_end)
-        _see_exit()
+    watch_exit()
     _lost.add(process)
     error.lost = process
     return error
+
+
+def watch_exit() -> None:
+    """Let this process end without waiting for others, should it end by an error."""
+    if not _is_watched:
+        _is_watched.append(True)
+        # Runs before what was registered before, as JAX's own.
+        atexit.register(_end)
+        _see_exit()
 
 
 def _see_exit() -> None:
@@ -76,7 +86,7 @@ def _exit_status() -> int | None:
 
 
 def _end() -> None:
-    if _is_ending:
+    if _is_ending or not (_lost or _exit_status()):
         return
     _is_ending.append(True)
     client = coordination_client()
@@ -97,7 +107,7 @@ def _end() -> None:
 def _tell(service: Service) -> None:
     me = jax.process_index()
     service.put(_KEY.format(me), b"ended")
-    if me != 0:
+    if me != 0 or not _lost:
         return
     left = {*range(jax.process_count())} - {me} - _lost
     until = time.monotonic() + PATIENCE_S

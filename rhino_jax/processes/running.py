@@ -14,15 +14,16 @@ import contextlib
 import itertools
 import json
 import queue
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from rhino_jax.errors import ProcessError
-from rhino_jax.processes.leaving import of_lost
+from rhino_jax.processes.leaving import of_lost, watch_exit
 from rhino_jax.processes.meeting import POLL_S
 from rhino_jax.processes.service import Service
 from rhino_jax.processes.signs import BEAT_S, arrive_within_s, lost_after_s
@@ -30,6 +31,9 @@ from rhino_jax.processes.signs import BEAT_S, arrive_within_s, lost_after_s
 
 BARRIER_MS = 7 * 24 * 3_600_000
 """Milliseconds after which JAX gives up a barrier: long after this process did."""
+
+MISSED_BEATS = 3
+"""Signs of life that a lost process has missed once a collective fails for its loss."""
 
 _KEY = "rhino_jax/running/{}"
 
@@ -153,6 +157,40 @@ class Running:
             raise
         self._waiter = waiter
 
+    @contextlib.contextmanager
+    def step_of_one_program(self) -> Iterator[None]:
+        """Enter the next step, of one program that all processes run.
+
+        Its collectives fail at once where the connection to another process ends.
+
+        Raises:
+          ProcessError: instead of JAX's error, where a process is lost.
+        """
+        self.begin()
+        watch_exit()
+        try:
+            yield
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            # What fails while it is dispatched is a ValueError (JAX 0.10.2).
+            is_status = re.match(r"[A-Z_]+: ", str(error))
+            process = self._missing() if is_status else None
+            if process is None:
+                raise
+            text = str(error).splitlines()[0][:300]
+            given_s = MISSED_BEATS * BEAT_S
+            raise self.lost(process, "in a collective", text, given_s) from error
+
+    def _missing(self) -> int | None:
+        """Return a process that gives no sign of life, else one that has ended."""
+        others = [p for p in self.processes if p != self.me]
+        before = [self._service.find(_KEY.format(p)) for p in others]
+        time.sleep(MISSED_BEATS * BEAT_S)
+        after = [self._service.find(_KEY.format(p)) for p in others]
+        has_left = [(sign or "").partition(" ")[0] == LEFT for sign in after]
+        pairs = zip(others, before, after, has_left, strict=True)
+        silent = [p for p, a, b, left in pairs if a == b and not left]
+        return next(iter([*silent, *itertools.compress(others, has_left)]), None)
+
     def meet(self, doing: str, on: Sequence[int] | None = None) -> None:
         """Go on once all processes are here.
 
@@ -235,14 +273,24 @@ class Running:
                 " RHINO_ARRIVE_WITHIN_S gives it longer.",
             )
 
-    def lost(self, process: int, doing: str, numbers: str) -> ProcessError:
-        """The error that says that a process is lost."""
+    def lost(
+        self, process: int, doing: str, numbers: str, given_s: float | None = None
+    ) -> ProcessError:
+        """Return the error that says that a process is lost.
+
+        Args:
+          process: its index.
+          doing: what this process waits for.
+          numbers: what is known of it.
+          given_s: seconds without a sign of life; None: `lost_after_s()`.
+        """
+        given_s = lost_after_s() if given_s is None else given_s
         error = ProcessError(
             f"{self.what}: process {process} is lost: process {self.me} waited for it"
             f" {doing}.",
             where=f"process {process}, step {self._step}",
             numbers=f"{numbers}; it writes every {BEAT_S:g} s, and is given"
-            f" {lost_after_s():g} s",
+            f" {given_s:g} s",
             fix=f"see the output of process {process}: it was killed, stopped, or ended"
             " early. Restart all processes from the last checkpoint;"
             " RHINO_LOST_AFTER_S gives a slow one longer.",
