@@ -261,6 +261,7 @@ def _beside(plan: Plan, made: Made, place: CompilePlace) -> Verification:
                 planned=planned,
                 repeated_sums=by_compiler(
                     made.repeated_sums,
+                    None if made.evidence is None else made.evidence.written,
                     in_stages=made.evidence is not None and made.evidence.in_stages,
                 ),
             )

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from rhino_jax.plan.records import Collective
 from rhino_jax.verify.hlo.records import CompiledCollective
-from rhino_jax.verify.matching.causes import Evidence
+from rhino_jax.verify.matching.causes import Evidence, evidence_of
 from rhino_jax.verify.matching.differences import differences_of, unexplained_bytes
 from rhino_jax.verify.matching.matcher import Difference
+from tests.frontend.imported import program_of
 
 
 AXES = (("x", 2), ("y", 4))
@@ -335,3 +338,20 @@ def test_differences_are_ranked_by_seconds_saved_or_lost() -> None:
     ]
     found = compare(a, b)
     assert [abs(d.bytes) for d in found] == [300, 200, 100]
+
+
+def test_sums_that_a_shard_map_asks_for_are_known_by_line() -> None:
+    mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
+
+    def fn(a: Any) -> Any:
+        def body(a: Any) -> Any:
+            return jax.lax.psum(jax.lax.pmax(a, "y"), "x")
+
+        given = dict(in_specs=jax.P("x", "y"), out_specs=jax.P(), check_vma=False)
+        return jax.shard_map(body, mesh=mesh, **given)(a)
+
+    program, _ = program_of(fn, np.ones((8, 8), np.float32))
+    written = evidence_of((), program).written
+    assert written is not None
+    ((line, axes),) = written.items()
+    assert "test_differences.py" in line and axes == frozenset("xy")

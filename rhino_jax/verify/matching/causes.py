@@ -34,6 +34,8 @@ class Evidence:
       unknown: primitives that the planner has no rule for.
       uneven: user's line → what on it is not divided by which axes, as
         {"gpt.py:12 (f)": (("add %7 of f32[17]", frozenset({"x"})),)}.
+      written: user's line → axes of the sums over devices that it asks for in a
+        `shard_map`; None where they are not known.
       in_stages: whether all of the program is in a `shard_map` of the plan's own.
     """
 
@@ -42,6 +44,7 @@ class Evidence:
     uneven: dict[str, tuple[tuple[str, frozenset[str]], ...]] = field(
         default_factory=dict
     )
+    written: dict[str, frozenset[str]] | None = None
     in_stages: bool = False
 
 
@@ -71,7 +74,21 @@ def evidence_of(
         tuple(rematerialised),
         frozenset(unknown),
         {source: tuple(found.items()) for source, found in uneven.items()},
+        _written_sums(program),
     )
+
+
+def _written_sums(program: Program) -> dict[str, frozenset[str]] | None:
+    by_hand = [op.manual for op in program.ops if op.name == "shard_map"]
+    found: dict[str, frozenset[str]] = {}
+    for manual in by_hand:
+        if manual is None or not manual.is_all_priced:
+            return None
+        for c in manual.collectives:
+            if c.kind in ("all-reduce", "reduce-scatter"):
+                source = str(c.source)
+                found[source] = found.get(source, frozenset()).union(c.axes)
+    return found
 
 
 def cause_of_extra(

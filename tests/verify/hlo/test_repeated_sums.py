@@ -191,3 +191,8 @@ def test_it_names_line_factor_and_fix_and_leaves_what_users_wrote() -> None:
     (wrote,) = repeated_sums(parse_module(by_hand), MESH)
     assert by_compiler([wrote]) == ()
     assert by_compiler([wrote], in_stages=True) == (wrote,)
+    # Over more axes than the program asks for there, or anywhere.
+    for axes, line in (("b", "step.py:3"), ("ab", "step.py:9")):
+        assert by_compiler([wrote], {line: frozenset(axes)}) == ()
+    for known in ({}, {"step.py:3": frozenset("a")}, {"step.py:9": frozenset("a")}):
+        assert by_compiler([wrote], known) == (wrote,)

@@ -137,15 +137,30 @@ def repeated_sums(
 
 
 def by_compiler(
-    found: Iterable[RepeatedSum], *, in_stages: bool = False
+    found: Iterable[RepeatedSum],
+    written: Mapping[str, frozenset[str]] | None = None,
+    *,
+    in_stages: bool = False,
 ) -> tuple[RepeatedSum, ...]:
     """Return the sums that nobody wrote: a `psum` in a `shard_map` may count parts.
 
     Args:
       found: sums of a program.
+      written: user's line → axes of the sums over devices that it asks for; None: they
+        are not known, and may be any in a `shard_map`.
       in_stages: whether all of the program is in a `shard_map` of the plan's own.
     """
-    return tuple(x for x in found if x.op.split("/").count("shard_map") <= in_stages)
+
+    def is_written(x: RepeatedSum) -> bool:
+        if x.op.split("/").count("shard_map") <= in_stages:
+            return False
+        if written is None:
+            return True
+        # XLA may give a sum the name of another that it joins with it.
+        every = frozenset[str]().union(*written.values())
+        return written.get(x.source, every).issuperset(x.repeated)
+
+    return tuple(x for x in found if not is_written(x))
 
 
 @dataclass(slots=True)
