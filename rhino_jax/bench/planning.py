@@ -76,13 +76,15 @@ class Planner:
       traced: the workload's step.
       target: the hardware.
       meshes: those to choose from; one where the row names it.
-      budget_bytes: memory of a device that plans may use.
+      budget_bytes: memory of a device.
+      reserve_share: share of it that plans leave free.
     """
 
     traced: Traced
     target: Target
     meshes: tuple[MeshAxes, ...]
     budget_bytes: float
+    reserve_share: float = 0.0
 
     @classmethod
     def of(cls, row: Row) -> Planner:
@@ -98,7 +100,7 @@ class Planner:
         budget_bytes = parse_bytes(row.memory) if row.memory else None
         planner = cls(traced, target, meshes, budget_bytes or target.hbm_bytes)
         if row.memory_share is None and row.memory_room is None:
-            return planner
+            return replace(planner, reserve_share=target.device.reserve_share)
         best = planner._choose("best")
         free = best.predicted.peak_bytes
         if row.memory_room is None:
@@ -208,8 +210,10 @@ class Planner:
         return math.ceil(problem.peak(smallest_peak(problem)))
 
     def _request(self, level: str) -> Request:
+        # A row's own share or room is of what plans are predicted to hold.
         return Request(
-            memory_budget_bytes=self.budget_bytes,
+            memory_budget_bytes=(1 - self.reserve_share) * self.budget_bytes,
+            reserve_share=self.reserve_share,
             pins={},
             output_pins={},
             level=level,

@@ -28,6 +28,7 @@ float32 = 4e14
 [memory]
 hbm_bytes = 64_000_000_000
 hbm_bytes_per_s = 2e12
+reserve_share = 0.05                # optional, 0; see `Device`
 host_bytes_per_s = 1.5e10           # optional, none; see `Device`
 tile = [8, 128]                     # optional, none; see `Device`
 
@@ -76,6 +77,7 @@ _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
     "complex128",
 )  # fmt: skip
+_MEMORY = ("hbm_bytes", "hbm_bytes_per_s", "reserve_share", "host_bytes_per_s", "tile")
 _TIER = (
     "name", "topology", "size", "largest", "rank", "dims", "wrap_multiple",
     "wrap_needs_all", "side_step", "longest_side", "alpha_s", "bytes_per_s",
@@ -109,7 +111,7 @@ def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
 
 def _parse_device(top: TomlTable) -> Device:
     memory = top.table("memory")
-    memory.refuse_unknown(("hbm_bytes", "hbm_bytes_per_s", "host_bytes_per_s", "tile"))
+    memory.refuse_unknown(_MEMORY)
     hbm_bytes = memory.whole("hbm_bytes")
     if hbm_bytes is None:
         raise memory.fail("hbm_bytes", "a whole number of bytes", MISSING)
@@ -149,6 +151,13 @@ def _parse_device(top: TomlTable) -> Device:
         ),
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),
+        reserve_share=memory.number(
+            "reserve_share",
+            "a share in [0, 0.9]",
+            may_be_zero=True,
+            most=0.9,
+            default=0.0,
+        ),
         host_bytes_per_s=(
             memory.number("host_bytes_per_s", "bytes per second, above 0")
             if "host_bytes_per_s" in memory.entries

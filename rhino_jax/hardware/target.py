@@ -28,6 +28,8 @@ class Device:
       peak_flops_per_s: (dtype, floating-point operations per second of a matmul).
       matmul_efficiency: share of that peak that a large matmul reaches, in (0, 1].
       hbm_bytes: memory that XLA can use.
+      reserve_share: share of a memory budget that plans leave free: by so much compiled
+        programs were measured to hold more than predicted, in [0, 1).
       hbm_bytes_per_s: peak bandwidth of that memory.
       memory_efficiency: share of that bandwidth that streaming reaches, in (0, 1].
       launch_s: fixed seconds that every kernel costs.
@@ -74,6 +76,7 @@ class Device:
     peak_flops_per_s: tuple[tuple[str, float], ...]
     hbm_bytes: int
     hbm_bytes_per_s: float
+    reserve_share: float = 0.0
     matmul_efficiency: float = 1.0
     memory_efficiency: float = 1.0
     launch_s: float = 0.0

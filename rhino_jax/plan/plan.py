@@ -144,6 +144,12 @@ class Plan:
     traced: Any = field(default=None, compare=False, repr=False)
 
     @property
+    def usable_bytes(self) -> int:
+        """Most that a plan may hold by prediction, per device."""
+        share = 1 - self.search.reserve_share
+        return int(round(share * self.memory_budget_bytes, 3))
+
+    @property
     def decisions(self) -> Decisions:
         """Specs of all values, of a plan whose devices all run one program."""
         assert not self.has_tasks, "every stage has its own"

@@ -108,6 +108,8 @@ class SearchReport:
         put choices together).
       level: "fast" or "best".
       nodes: nodes of the search problem, before and after folding and reduction.
+      reserve_share: share of the memory budget that was left free, as compiled programs
+        hold more than predicted.
     """
 
     status: str
@@ -118,6 +120,7 @@ class SearchReport:
     variables: int
     level: str = "best"
     nodes: tuple[int, int] = (0, 0)
+    reserve_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,14 +107,14 @@ def _search(
 def _nothing_fits(
     programs: Programs, layout: Layout, members: Sequence[Member], axes: MeshAxes
 ) -> InfeasiblePlanError:
-    budget = min(m.request.memory_budget_bytes for m in members)
-    least = math.ceil(layout.smallest_peak_bytes)
+    request = min((m.request for m in members), key=lambda r: r.memory_budget_bytes)
+    least = request.budget_for(layout.smallest_peak_bytes)
     return InfeasiblePlanError(
         f"{WHAT}: no layout of the shared state fits the memory budget.",
         where=f"programs {', '.join(programs.names)} on mesh ({axes_text(axes)});"
-        f" memory budget {format_bytes(budget)} per device",
-        numbers=f"smallest peak found {format_bytes(least)}, with what the other"
-        " programs need later",
+        f" {request.budget_text}",
+        numbers=f"smallest peak found {format_bytes(layout.smallest_peak_bytes)}, with"
+        " what the other programs need later",
         fix=f"raise memory_budget_bytes to {least} ({format_bytes(least)}); or plan"
         " fewer programs together, whose state need not stay.",
     )

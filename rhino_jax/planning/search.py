@@ -122,7 +122,7 @@ class Search:
         return refine(
             [self._placed(c) for c in found],
             judge_of(self.traced, self.what, self.target),
-            int(self.request.memory_budget_bytes),
+            self.request.whole_budget_bytes,
             self._within,
             self.request.deadline,
         )

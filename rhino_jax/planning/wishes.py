@@ -325,8 +325,10 @@ class Wishes:
     def request_of(self, target: Target, pins: ResolvedPins) -> Request:
         from rhino_jax.search.records import Request
 
+        reserve = target.device.reserve_share
         return Request(
-            memory_budget_bytes=self.budget_bytes(target),
+            memory_budget_bytes=(1 - reserve) * self.budget_bytes(target),
+            reserve_share=reserve,
             pins=pins.inputs,
             output_pins=pins.outputs,
             value_pins=pins.values,

@@ -76,7 +76,8 @@ def _head(plan: Plan) -> Section:
             (
                 "peak memory",
                 f"{format_bytes(predicted.peak_bytes)} per device, of"
-                f" {format_bytes(plan.memory_budget_bytes)} ({format_share(share)})",
+                f" {format_bytes(plan.memory_budget_bytes)} ({format_share(share)})"
+                f"{_reserve(plan)}",
             ),
             ("per device", f"{format_flops(predicted.flops_per_device)} per step"),
             *_transforms(plan),
@@ -96,6 +97,17 @@ def _parts(plan: Plan) -> str:
             " and for collectives"
         )
     return f"compute {compute}, communication not hidden {rest}"
+
+
+def _reserve(plan: Plan) -> str:
+    """What is left free, where a plan holds more than half of the budget."""
+    left = plan.memory_budget_bytes - plan.usable_bytes
+    if not left or 2 * plan.predicted.peak_bytes < plan.memory_budget_bytes:
+        return ""
+    return (
+        f", {format_bytes(left)} left free: compiled programs hold up to"
+        f" {format_share(plan.search.reserve_share)} of it more than predicted"
+    )
 
 
 def _transforms(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -133,7 +145,7 @@ def _recipes(plan: Plan) -> Section:
 
 
 def _recipe_row(plan: Plan, name: str, cost: Predicted) -> tuple[str, ...]:
-    is_fitting = cost.peak_bytes <= plan.memory_budget_bytes
+    is_fitting = cost.peak_bytes <= plan.usable_bytes
     return (
         name,
         format_seconds(cost.step_time_s),

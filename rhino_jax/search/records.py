@@ -15,6 +15,7 @@ from rhino_jax.optimize.solve import Solution
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.search.folding.symmetry import Symmetry
+from rhino_jax.units import format_bytes, format_share
 
 
 Watch = Callable[[Any, Any], None]
@@ -29,7 +30,9 @@ class Request:
     """What is asked for, besides program, mesh and target.
 
     Attributes:
-      memory_budget_bytes: per device.
+      memory_budget_bytes: that a plan may hold by prediction, per device.
+      reserve_share: share of the whole budget that is not part of that, as of
+        `hardware.target.Device`.
       pins: input slot → spec.
       output_pins: output slot → spec.
       value_pins: value id → pin of a value inside of the program.
@@ -57,8 +60,30 @@ class Request:
     density: str = "all"
     has_recipes: bool = True
     value_pins: Mapping[int, ValuePin] = field(default_factory=dict)
+    reserve_share: float = 0.0
     names_pins: bool = True
     watch: Watch | None = field(default=None, compare=False)
+
+    @property
+    def whole_budget_bytes(self) -> int:
+        """The budget as its user gave it, with what is kept in reserve."""
+        return int(round(self.memory_budget_bytes / (1 - self.reserve_share), 3))
+
+    @property
+    def budget_text(self) -> str:
+        """The budget in words, for messages."""
+        said = f"memory budget {format_bytes(self.whole_budget_bytes)} per device"
+        if not self.reserve_share:
+            return said
+        return (
+            f"{said}, of which {format_bytes(self.memory_budget_bytes)} for what is"
+            " predicted, as compiled programs hold up to"
+            f" {format_share(self.reserve_share)} of it more"
+        )
+
+    def budget_for(self, peak_bytes: float) -> int:
+        """Return the smallest whole budget that allows a predicted peak."""
+        return math.ceil(round(peak_bytes / (1 - self.reserve_share), 3))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

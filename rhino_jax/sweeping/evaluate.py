@@ -132,7 +132,8 @@ class Evaluator:
         )
         number = self.functions.setdefault(id(traced), len(self.functions))
         budgets = tuple(self._budget(c, target) for c in group)
-        asked = Whole(number, wishes, first.mesh, budgets)
+        usable = 1 - target.device.reserve_share
+        asked = Whole(number, wishes, first.mesh, budgets, usable)
         return Pending(tuple(group), traced, wishes, asked, target)
 
     def _budget(self, config: Config, target: Target) -> int:
@@ -159,7 +160,8 @@ class Evaluator:
         if first.microbatches != 1:
             assert isinstance(first.microbatches, int)
             search = search.after([cut_in(first.microbatches)])
-        budgets = [self._budget(c, target) for c in group]
+        usable = 1 - target.device.reserve_share
+        budgets = [int(usable * self._budget(c, target)) for c in group]
         asked = Asked(
             self.meshes.number(search.running.program),
             target,
@@ -173,10 +175,11 @@ class Evaluator:
     def _told(self, pending: Pending, config: Config, budget: int, best: Best) -> Point:
         search, wishes, labels = pending.search, pending.wishes, best.labels
         assert search is not None
-        target = search.target
+        target, usable = search.target, budget
+        budget = self._budget(config, target)
         if labels is None or best.predicted is None:
             peak = math.ceil(best.smallest_peak)
-            why = f"needs {format_bytes(peak)} of {format_bytes(budget)} per device"
+            why = f"needs {format_bytes(peak)} of {format_bytes(usable)} per device"
             devices = math.prod(n for _, n in best.axes)
             return _nothing(config, target.name, devices, best.axes, budget, why, peak)
         wishes = replace(
@@ -186,7 +189,7 @@ class Evaluator:
             stages=1,
             level=self.level,
         )
-        asked = search.asking(memory_budget_bytes=budget).on(best.axes)
+        asked = search.asking(memory_budget_bytes=usable).on(best.axes)
 
         def make() -> Plan:
             return self._plan(asked, wishes, labels, best.bound_s, best.priced_bytes)

@@ -45,12 +45,14 @@ class Whole:
       wishes: what is asked of the plan, budget aside.
       mesh: (name, size) of its axes; None: rhino's to choose.
       budgets: bytes per device.
+      usable_share: of a budget, that a plan may hold by prediction.
     """
 
     number: int
     wishes: Wishes
     mesh: MeshAxes | None
     budgets: tuple[int, ...]
+    usable_share: float = 1.0
 
     def within(
         self, plan: Callable[[Wishes], AnyPlan]
@@ -63,7 +65,8 @@ class Whole:
         made: dict[int, tuple[int, AnyPlan | RhinoError]] = {}
         last: tuple[int, AnyPlan] | None = None
         for budget in sorted(set(self.budgets), reverse=True):
-            if last is not None and last[1].predicted.peak_bytes <= FITS * budget:
+            usable = self.usable_share * budget
+            if last is not None and last[1].predicted.peak_bytes <= FITS * usable:
                 made[budget] = last
                 continue
             try:

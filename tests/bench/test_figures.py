@@ -58,6 +58,7 @@ def test_fidelity_counts_every_program_once_and_only_those_that_fit() -> None:
     assert found.wire.worst_cell == "model-a on v5e:4x4, fsdp"
     assert found.peak.worst == pytest.approx(0.5)
     assert found.step.worst == pytest.approx(0.1)
+    assert found.unpredicted == {"v5e:4x4": pytest.approx(0.5)}
     assert found.rank_correlation == {"v5e:4x4": pytest.approx(1.0)}
 
 

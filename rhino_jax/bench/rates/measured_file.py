@@ -54,6 +54,8 @@ def hardware_file(measured: Measured, devices: Sequence[Any], name: str) -> str:
         f"hbm_bytes = {size}  # {why}",
         f"hbm_bytes_per_s = {measured.hbm_bytes_per_s:.3e}",
     ]
+    if shipped is not None and shipped.reserve_share:
+        rows.append(f"reserve_share = {shipped.reserve_share}  # as of {shipped_name}")
     if shipped is not None and shipped.tile:
         rows.append(f"tile = {list(shipped.tile)}  # as of {shipped_name}")
     if measured.error is not None:

@@ -34,6 +34,8 @@ class Fidelity:
     Attributes:
       programs: different compiled programs that fit, each counted once.
       wire, peak, step: errors of bytes on the wire, of peak memory, of step time.
+      unpredicted: target → the largest part of a compiled peak that was not predicted,
+        as `reserve_share` of a hardware file; 0 where predictions are never too low.
       rank_correlation: target → Spearman correlation of predicted with compiled step
         time; None where fewer than three programs say nothing.
     """
@@ -42,6 +44,7 @@ class Fidelity:
     wire: Errors
     peak: Errors
     step: Errors
+    unpredicted: dict[str, float]
     rank_correlation: dict[str, float | None]
 
 
@@ -135,11 +138,20 @@ def fidelity_of(results: Iterable[Result]) -> Fidelity:
         wire=_errors(kept, "wire_bytes"),
         peak=_errors(kept, "peak_bytes"),
         step=_errors(kept, "step_time_s"),
+        unpredicted={t: max(map(_unpredicted, rs)) for t, rs in by_target.items()},
         rank_correlation={
             target: spearman(_values(rs, "predicted"), _values(rs, "compiled"))
             for target, rs in by_target.items()
         },
     )
+
+
+def _unpredicted(result: Result) -> float:
+    assert result.predicted is not None and result.compiled is not None
+    predicted, compiled = result.predicted.peak_bytes, result.compiled.peak_bytes
+    if not predicted or not compiled:
+        return 0.0
+    return max(0.0, 1 - predicted / compiled)
 
 
 def relative_error(predicted: float, compiled: float) -> float:

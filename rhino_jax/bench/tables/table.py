@@ -108,6 +108,9 @@ def _figures_list(figures: Figures) -> str:
         ("step time", fidelity.step),
     ):
         lines.append(f"- error of {name}: {_errors(errors)}")
+    parts = [f"{t} {format_share(x)}" for t, x in fidelity.unpredicted.items()]
+    said = ", ".join(parts) or "no programs"
+    lines.append(f"- largest part of a compiled peak that was not predicted: {said}")
     ranks = ", ".join(
         f"{target} {'too few programs' if rho is None else f'{rho:.3f}'}"
         for target, rho in fidelity.rank_correlation.items()

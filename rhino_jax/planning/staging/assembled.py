@@ -57,7 +57,7 @@ def assembled(
         program_name=program.name,
         fingerprint=fingerprint(program, mesh_axes),
         mesh_axes=mesh_axes,
-        memory_budget_bytes=int(search.request.memory_budget_bytes),
+        memory_budget_bytes=search.request.whole_budget_bytes,
         inputs=_whole(
             of_step.inputs,
             [_input(step, groups, of_step.program, i) for i in range(len(step.home))],

@@ -41,12 +41,13 @@ def check_least(asked: Asked, micro_batches: int) -> None:
     needed = held + summed
     if needed <= budget * devices:
         return
-    least, groups = math.ceil(needed / devices), len(asked.shares)
+    each, groups = math.ceil(needed / devices), len(asked.shares)
+    least = search.request.budget_for(each)
     largest = max(arguments, key=lambda path: arguments[path])
     raise InfeasiblePlanError(
         f"`{program.name}` fits in no {groups} stages: at least one of them needs"
-        f" {format_bytes(least)} on each of its devices, wherever it is cut.",
-        where=f"memory budget {format_bytes(int(budget))} per device; largest argument"
+        f" {format_bytes(each)} on each of its devices, wherever it is cut.",
+        where=f"{search.request.budget_text}; largest argument"
         f" {largest}, {format_bytes(arguments[largest])}",
         numbers=f"{format_bytes(held)} of arguments and {format_bytes(summed)} of sums"
         f" over micro-batches, of which {devices} devices hold"

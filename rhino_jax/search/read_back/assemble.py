@@ -82,7 +82,7 @@ def assemble(
             ops, flops, size, tuple(sorted(unknown.items(), key=lambda u: -u[1]))
         ),
         recipes=recipes_of(mesh_problem),
-        memory_budget_bytes=int(request.memory_budget_bytes),
+        memory_budget_bytes=request.whole_budget_bytes,
         at_peak=live_at(model, labels, peak_time),
         pins=pins_text(program, request, model.mesh.names),
         meshes=meshes,
@@ -160,6 +160,7 @@ def _report(found: SolvedMesh, request: Request, started: float) -> SearchReport
         variables=solution.variables,
         level=request.level,
         nodes=solution.nodes,
+        reserve_share=request.reserve_share,
     )
 
 

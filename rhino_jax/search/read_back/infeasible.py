@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 from rhino_jax.analysis.graph import NodeKind
@@ -32,14 +31,14 @@ def explain(
         f"{h.what} {format_bytes(h.bytes)}" + (f" ({h.place})" if h.place else "")
         for h in held
     )
-    budget = f"memory budget {format_bytes(problem.limit)} per device"
+    budget = request.budget_text
     culprits, fixes = _costly_pins(model, request, peak)
     if model.is_narrowed:
         fixes.append(
             "give a mesh of at most two axes (on this one, only options near to plans"
             " with fewer axes were tried)"
         )
-    least = math.ceil(peak)
+    least = request.budget_for(peak)
     fixes += [
         f"raise memory_budget_bytes to {least} ({format_bytes(least)})",
         "use more devices, a smaller batch, or jax.checkpoint on the layers",

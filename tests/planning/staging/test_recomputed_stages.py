@@ -12,7 +12,8 @@ from rhino_jax.plan.stages import KEPT
 
 WIDTH, ROWS, LAYERS = 128, 4096, 24
 MESH = {"stage": 2}
-WISHES = {"mesh": MESH, "microbatches": 4, "hardware": "h100", "schedule": "1f1b"}
+HARDWARE = rhino.load_target("h100").replace(reserve_share=0.0)
+WISHES = {"mesh": MESH, "microbatches": 4, "hardware": HARDWARE, "schedule": "1f1b"}
 
 
 def train_step(params, x):
