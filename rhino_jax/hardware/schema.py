@@ -144,25 +144,11 @@ def _parse_device(top: TomlTable) -> Device:
         parts_columns=top.flag("parts_columns"),
         defers_gradients=top.flag("defers_gradients"),
         masks_groups=top.flag("masks_groups"),
-        clock_hz=(
-            top.number("clock_hz", "cycles per second, above 0")
-            if "clock_hz" in top.entries
-            else None
-        ),
+        clock_hz=_rate(top, "clock_hz", "cycles"),
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),
-        reserve_share=memory.number(
-            "reserve_share",
-            "a share in [0, 0.9]",
-            may_be_zero=True,
-            most=0.9,
-            default=0.0,
-        ),
-        host_bytes_per_s=(
-            memory.number("host_bytes_per_s", "bytes per second, above 0")
-            if "host_bytes_per_s" in memory.entries
-            else None
-        ),
+        reserve_share=memory.share("reserve_share", 0.0, most=0.9),
+        host_bytes_per_s=_rate(memory, "host_bytes_per_s", "bytes"),
         recomputes=top.texts("recomputes"),
         tile=_parse_tile(memory),
         systolic_array=top.whole("systolic_array", least=0, default=0) or 0,
@@ -180,6 +166,13 @@ def _parse_tile(memory: TomlTable) -> tuple[int, ...]:
     if tile and len(tile) != 2:
         raise memory.fail("tile", "rows and lanes, as [8, 128]", list(tile))
     return tile
+
+
+def _rate(table: TomlTable, name: str, unit: str) -> float | None:
+    """Return so much per second; None where the file does not say."""
+    if name not in table.entries:
+        return None
+    return table.number(name, f"{unit} per second, above 0")
 
 
 def _parse_links(links: TomlTable) -> tuple[tuple[str, Link], ...]:

@@ -50,9 +50,9 @@ class TomlTable:
                     fix=f"remove or rename it.{nearest(name, known)}",
                 )
 
-    def share(self, name: str, default: float | None) -> float:
-        expected = "a share in [0, 1]"
-        return self.number(name, expected, may_be_zero=True, most=1.0, default=default)
+    def share(self, name: str, default: float | None, most: float = 1.0) -> float:
+        expected = f"a share in [0, {most:g}]"
+        return self.number(name, expected, may_be_zero=True, most=most, default=default)
 
     def number(
         self,
