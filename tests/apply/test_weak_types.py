@@ -83,6 +83,35 @@ def compare(fn: Any, c: Any, *, compiled: int, programs: int) -> None:
     assert all(j._cache_size() == 1 for j in jitted.values())
 
 
+def test_stages_whose_weights_come_back_strong_compile_once() -> None:
+    def step(ws: Any, x: Any) -> Any:
+        def loss(ws: Any) -> Any:
+            h = x
+            for w in ws:
+                h = jnp.tanh(h @ w)
+            return jnp.mean(h**2)
+
+        value, grads = jax.value_and_grad(loss)(ws)
+        return [w - jnp.float32(0.1) * g for w, g in zip(ws, grads, strict=True)], value
+
+    ws, x = [jnp.full((8, 8), 0.1) for _ in range(2)], np.ones((4, 8), np.float32)
+    sharded = rhino.auto_shard(step, mesh={"stage": 2}, microbatches=2, progress=False)
+    assert ws[0].weak_type
+    ws, _ = sharded(ws, x)
+    assert not ws[0].weak_type
+    events: list[str] = []
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jax.block_until_ready(sharded(ws, x))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in events if "backend_compile" in event]
+
+
 def test_a_number_that_stays_is_placed_once_and_another_is_seen() -> None:
     sharded = rhino.auto_shard(lambda x, rate: x / rate, progress=False)
     rates = (2.0, 2.0, 3.0, 0.0, -0.0, 0.0)

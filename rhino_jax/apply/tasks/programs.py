@@ -20,6 +20,32 @@ from rhino_jax.transform.staged.group import GroupProgram
 from rhino_jax.transform.staged.step import Key, Kind, Step
 
 
+@dataclass(eq=False)
+class Compiled:
+    """A task, compiled for the types of the first arrays that it is called with.
+
+    What is compiled takes weak and strong types alike, which `jax.jit` compiles apart:
+    weights that were filled with a Python number come back with strong ones.
+
+    Attributes:
+      jitted: to be called with the arrays that it reads.
+    """
+
+    jitted: Any
+    _compiled: Any = None
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        if self._compiled is None:
+            self._compiled = self.jitted.lower(*arrays).compile()
+        results: Sequence[Any] = self._compiled(*arrays)
+        return results
+
+    def lower(self, *shapes: Any) -> jax.stages.Lowered:
+        """Lower it for such arrays."""
+        lowered: jax.stages.Lowered = self.jitted.lower(*shapes)
+        return lowered
+
+
 @dataclass(frozen=True, eq=False)
 class Programs:
     """What one group compiles.
@@ -79,8 +105,8 @@ class Programs:
         )
 
     @cached_property
-    def all(self) -> Sequence[Any]:
-        return [self.jitted(i) for i in range(len(self.of.tasks))]
+    def all(self) -> Sequence[Compiled]:
+        return [Compiled(self.jitted(i)) for i in range(len(self.of.tasks))]
 
     @cached_property
     def in_place(self) -> frozenset[Key]:
