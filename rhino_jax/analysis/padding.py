@@ -21,25 +21,30 @@ from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.spec import Spec
 
 
-def matmul_dims(graph: Graph) -> frozenset[int]:
-    """Sizes of all dims of matmuls that may be cut unevenly: those whose work is worth
-    the padding."""
-    return frozenset(
-        factor.size
-        for node in graph.nodes
-        if node.is_matmul
-        and node.op is not None
-        and node.op.traits.masks_padding
-        and node.op.rule is not None
-        for factor in node.op.rule.factors
-    )
+def uneven_dims(graph: Graph) -> frozenset[int]:
+    """Return the sizes of all dims that may be cut unevenly: those of matmuls, whose
+    work is worth the padding, and those between which slices, pads and concatenations
+    shift elements, of which one is as good as never a multiple of the other's shards.
+    """
+    found = set[int]()
+    for node in graph.nodes:
+        op = node.op
+        if op is None or op.rule is None:
+            continue
+        is_matmul = node.is_matmul and op.traits.masks_padding
+        for factor in op.rule.factors:
+            if is_matmul:
+                found.add(factor.size)
+            elif factor.shift is not None and factor.slides_over is not None:
+                found |= {factor.size, factor.slides_over}
+    return frozenset(found)
 
 
 def may_pad(op: Op, dims: frozenset[int]) -> frozenset[int]:
     """The factors of an op that may be cut unevenly.
 
-    Not those that a window slides over, that indices address, or that are a part of
-    a dim.
+    Not those that a window slides over (shifts may be), that indices address, or that
+    are a part of a dim.
 
     Args:
       op: the op; it has a rule.
@@ -54,7 +59,10 @@ def may_pad(op: Op, dims: frozenset[int]) -> frozenset[int]:
         i
         for i, factor in enumerate(rule.factors)
         if factor.size in dims
-        and factor.kind in (FactorKind.PARALLEL, FactorKind.REDUCE)
+        and (
+            factor.kind in (FactorKind.PARALLEL, FactorKind.REDUCE)
+            or factor.shift is not None
+        )
         and i not in parts
     )
 

@@ -17,7 +17,7 @@ from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.lanes import dims_off_lanes
 from rhino_jax.analysis.liveness import Liveness, analyse
 from rhino_jax.analysis.materialised import Fusing
-from rhino_jax.analysis.padding import matmul_dims
+from rhino_jax.analysis.padding import uneven_dims
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.optimize.slack import Slack
@@ -68,7 +68,7 @@ class ProgramAnalysis:
             liveness.slack.where(device.free_share is not None),
             dim_classes,
             find_roles(graph, dim_classes),
-            matmul_dims(graph),
+            uneven_dims(graph),
             off_lanes,
             find_alike(graph, liveness, off_lanes),
         )

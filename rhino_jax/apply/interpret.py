@@ -22,7 +22,7 @@ from rhino_jax._compat import (
     open_jaxpr,
 )
 from rhino_jax.apply.constraints import Constraints, auto_twin
-from rhino_jax.apply.indexing import with_clamped_starts
+from rhino_jax.apply.indexing import concatenated, with_clamped_starts
 from rhino_jax.apply.meshes import check_devices_of
 from rhino_jax.apply.on_shards.kernels import run_on_shards
 from rhino_jax.apply.on_shards.parts import run_each_part
@@ -158,7 +158,12 @@ class _Walk:
             params = with_jaxprs(eqn, self.regions(op, closed_region_jaxprs(eqn)))
         if op.name == "shard_map":
             check_devices_of(eqn, str(op.source), self.mesh.mesh)
-        operands = with_clamped_starts(op, operands, held_specs(op, self.decisions))
+        specs = held_specs(op, self.decisions)
+        sizes, place = self.mesh.mesh.axis_sizes, self.mesh.place
+        joined = concatenated(op, operands, params, specs, sizes, place)
+        if joined is not None:
+            return [self.made(joined, op.results[0], None)]
+        operands = with_clamped_starts(op, operands, specs)
         results = bind_eqn(eqn, operands, params)
         return [
             self.made(x, v, whole)

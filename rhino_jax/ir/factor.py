@@ -60,6 +60,9 @@ class Factor:
       sent_item_bytes: for MERGE, bytes of an element of each array that is sent.
       is_received: for HALO, whether an op before it reads the same elements of the same
         operand, which are sent once for both.
+      shift: for HALO of what moves elements (slices, pads, concatenations): element i
+        of the result's dim is element i + `shift` of the operand's, where that has one;
+        both may be in shards of unequal sizes. None for windows.
     """
 
     name: str
@@ -71,10 +74,32 @@ class Factor:
     is_received: bool = False
     sent_items: int = 0
     sent_item_bytes: tuple[int, ...] = ()
+    shift: int | None = None
 
     @property
     def is_cuttable(self) -> bool:
         return self.kind is not FactorKind.WHOLE and self.size > 1
+
+    def border(self, pieces: int) -> tuple[int, int]:
+        """Return how many elements of the operand a shard needs from its lower and its
+        upper neighbour where so many devices shard a HALO factor.
+
+        Shards of dims of n and n - 2 elements begin at other places: what lies between
+        is a part of the border.
+        """
+        if self.shift is None or self.slides_over is None:
+            return self.halo
+        made, held = -(-self.size // pieces), -(-self.slides_over // pieces)
+        lower = upper = 0
+        for shard in range(pieces):
+            start = max(shard * made + self.shift, 0)
+            stop = min(
+                min((shard + 1) * made, self.size) + self.shift, self.slides_over
+            )
+            if start < stop:
+                lower = max(lower, shard * held - start)
+                upper = max(upper, stop - (shard + 1) * held)
+        return lower, upper
 
 
 Dim = tuple[int, ...]

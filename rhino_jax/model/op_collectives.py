@@ -141,10 +141,11 @@ def _halo_steps(
             held = share_of(strategy.operands[o], value.shape, mesh.sizes)
             width = value.shape[dim] / cut
             local = value.bytes * held * extended
-            for halo in factor.halo:
+            border = factor.border(cut)
+            for halo in border:
                 if halo and not factor.is_received:
                     yield Step(PERMUTE, axes, local * halo / width)
-            extended *= 1 + sum(factor.halo) / width
+            extended *= 1 + sum(border) / width
             break
 
 

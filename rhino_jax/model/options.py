@@ -31,6 +31,7 @@ from rhino_jax.ir.spec import (
     share_of,
 )
 from rhino_jax.model.op_collectives import OpCollectives, is_over
+from rhino_jax.model.shifts import shift_bytes
 from rhino_jax.model.sizes import PortSpecs, Sizes
 from rhino_jax.model.strategies import Strategy, all_specs, moves, strategies
 from rhino_jax.numbering import for_each, number, number_rows
@@ -295,6 +296,9 @@ class OptionBuilder:
             traffic += self.sizes.held_bytes(draft.ports.made[i], values[op.results[i]])
         if kernels.reads[node.id]:
             traffic *= moves(op, draft.strategies, self.mesh.sizes)
+        traffic += shift_bytes(
+            op, values, draft.strategies, self.mesh.sizes, self.target.device.tile
+        )
         dtype = values[op.operands[0]].dtype if op.operands else "float32"
         written = np.zeros(len(draft.strategies))
         if self.target.device.masks_groups and op.traits.groups > 1:

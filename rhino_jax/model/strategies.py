@@ -172,8 +172,8 @@ def _scatters(
 def _is_legal_halo(
     rule: Rule, cut: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]
 ) -> bool:
-    """Whether all shards are of one size, and each at least as wide as the border that
-    it sends."""
+    """Whether all shards of windows are of one size, and each shard at least as wide as
+    the border that it sends."""
     for factor, axes in zip(rule.factors, cut, strict=True):
         pieces = math.prod(sizes[a] for a in axes)
         if factor.kind is FactorKind.HALO and axes and not _is_wide(factor, pieces):
@@ -183,6 +183,9 @@ def _is_legal_halo(
 
 def _is_wide(factor: Factor, pieces: int) -> bool:
     size = factor.size if factor.slides_over is None else factor.slides_over
+    if factor.shift is not None:
+        border = max(factor.border(pieces))
+        return _is_cut_well(size, pieces, True) and border <= -(-size // pieces)
     is_even = size % pieces == 0 or factor.slides_over is None
     return is_even and size // pieces >= max(1, *factor.halo)
 

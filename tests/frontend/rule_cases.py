@@ -187,6 +187,8 @@ CASES: dict[str, tuple[Case, ...]] = {
     "slice": (
         lambda rng: (lambda x: x[1:, :, ::2], (normals(rng, 4, 6, 8),)),
         lambda rng: (lambda x: x[:, 2:4], (normals(rng, 8, 6),)),
+        lambda rng: (lambda x: x[2:-2, 1:9], (normals(rng, 16, 12),)),
+        lambda rng: (lambda x: x[3:6, -1:], (normals(rng, 16, 12),)),
     ),
     "pad": (
         on(3, lambda x: lax.pad(x, 1.0, ((1, 2, 0), (0, 0, 0), (0, 0, 1)))),
@@ -194,8 +196,16 @@ CASES: dict[str, tuple[Case, ...]] = {
             lambda x: lax.pad(x, 1.0, ((-1, 1, 0), (0, 0, 0), (0, 1, 1))),
             (normals(rng, 4, 6, 8),),
         ),
+        lambda rng: (
+            lambda x: lax.pad(x, 1.0, ((1, 3, 0), (3, -3, 0), (7, 8, 0))),
+            (normals(rng, 12, 8, 1),),
+        ),
     ),
     "concatenate": (
+        lambda rng: (
+            lambda *xs: lax.concatenate(xs, 0),
+            (normals(rng, 1, 6), normals(rng, 12, 6), normals(rng, 3, 6)),
+        ),
         on(2, lambda x: jnp.concatenate([x, x * 2], 1)),
         lambda rng: (
             lambda *xs: lax.concatenate(xs, 0),

@@ -85,14 +85,27 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "squeeze": (lambda x: lax.squeeze(x, (1,)), ((2, 1, 4),), "a _ b -> a b"),
     "reverse": (lambda x: lax.rev(x, (1,)), ((2, 4),), "a b! -> a b!"),
     "iota": (lambda: lax.broadcasted_iota("int32", (2, 3), 0), (), " -> a b"),
-    "slice": (lambda x: lax.slice(x, (0, 1), (4, 3)), ((4, 8),), "a b! -> a c!"),
-    "slice of one": (lambda x: lax.slice(x, (0, 1), (4, 2)), ((4, 8),), "a b! -> a _"),
+    "slice": (lambda x: lax.slice(x, (0, 1), (4, 4)), ((4, 8),), "a b! -> a c!"),
+    "slice of most": (lambda x: x[:, 1:6], ((4, 8),), "a b~ -> a b~"),
+    "slice of one": (lambda x: lax.slice(x, (0, 1), (4, 2)), ((4, 8),), "a b@ -> a _"),
+    "slice of a few": (lambda x: x[:, -2:], ((4, 8),), "a b@ -> a _"),
     "pad": (
         lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, -2, 0))), ((4, 8),),
+        "a b~, · -> a b~",
+    ),
+    "pad between elements": (
+        lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 0, 1))), ((4, 8),),
         "a b!, · -> a c!",
     ),
+    "pad of a few": (
+        lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 5, 0))), ((4, 2),),
+        "a _, · -> a b",
+    ),
     "concatenate": (
-        lambda x, y: lax.concatenate([x, y], 1), ((4, 2), (4, 3)), "a b!, a c! -> a d!",
+        lambda x, y: lax.concatenate([x, y], 1), ((4, 3), (4, 3)), "a b!, a c! -> a d!",
+    ),
+    "concatenate at a border": (
+        lambda x, y: lax.concatenate([x, y], 1), ((4, 2), (4, 3)), "a c!, a b~ -> a b~",
     ),
     "split": (
         lambda x: lax.split(x, (2, 6), 1), ((4, 8),), "a b! -> a c!, a d!",

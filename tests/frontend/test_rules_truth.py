@@ -35,8 +35,9 @@ UNCUT = {
 }  # fmt: skip
 """Their rules cut nothing, so there is nothing to be true."""
 
-ELSEWHERE = {"pallas_call"}
-"""Its rule is that of the kernel at hand: tests/frontend/test_pallas.py."""
+ELSEWHERE = {"pallas_call", "rhino_rotate"}
+"""The rule of the kernel at hand, tests/frontend/test_pallas.py; and an op that traced
+functions do not have, tests/apply/on_shards/test_stencils.py."""
 
 UNDEFINED = {"empty"}
 """Any contents are right."""

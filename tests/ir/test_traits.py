@@ -33,6 +33,7 @@ WORDS = frozenset({
 TOLD_APART = {
     "frontend/check/indexed.py": "how an op that follows indices runs on one shard",
     "frontend/check/local.py": "what an op's parameters are on one shard",
+    "frontend/check/moved.py": "which part of a slice lies in a shard",
     "frontend/kernels.py": "in which parameter a kernel's name stands",
     "frontend/manual.py": "which kind of collective a primitive is",
     "frontend/noops.py": "which parameter of a reshard says nothing",
@@ -40,6 +41,9 @@ TOLD_APART = {
     "frontend/split_dims": "what an op's parameters become when dims are split",
     "apply/on_shards/merging.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",
+    "frontend/tracing/constant_windows.py": "parameters say where a window lies",
+    "frontend/tracing/open_moves.py": "arithmetic on places of windows",
+    "frontend/tracing/rotations.py": "which ops take a dim apart and join it again",
     "frontend/trip_count.py": "arithmetic on scalars that bound a loop",
     "ir/coverage.py": "primitives under whose name many kernels run",
     "transform/blocks": "which part of a dim an op takes",

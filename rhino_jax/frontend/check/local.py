@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rhino_jax.frontend.check.indexed import INDEXED
+from rhino_jax.frontend.check.moved import MOVED
 from rhino_jax.frontend.check.op import Finish, LocalOp, Results
 from rhino_jax.frontend.check.shards import Shard, ShardMismatch, cut_operand
 from rhino_jax.frontend.pallas import grid_of, local_params
@@ -30,8 +31,8 @@ def localise(op: LocalOp) -> tuple[LocalOp, Finish]:
     """
     if op.name in GENERATORS:
         return op, functools.partial(_keep_drawn, op)
-    if op.name in INDEXED:
-        return INDEXED[op.name](op)
+    if op.name in INDEXED or op.name in MOVED:
+        return {**INDEXED, **MOVED}[op.name](op)
     if op.name in LOCALISERS:
         op = LOCALISERS[op.name](op)
     if "grid_mapping" in op.params:
@@ -110,17 +111,6 @@ def _result_shape(*keys: str) -> Callable[[LocalOp], LocalOp]:
 
 def _reshape(op: LocalOp) -> LocalOp:
     return op.with_params(new_sizes=op.out_shapes[0])
-
-
-def _slice(op: LocalOp) -> LocalOp:
-    """A dim that can be cut is taken up to its end, or by whole strides."""
-    limits = list(op.params["limit_indices"])
-    for d, (size, local) in enumerate(
-        zip(op.in_shapes[0], op.operands[0].shape, strict=True)
-    ):
-        if op.cut_factors(0, d):
-            limits[d] = local - (size - limits[d])
-    return op.with_params(limit_indices=tuple(limits))
 
 
 def _split(op: LocalOp) -> LocalOp:
@@ -214,7 +204,6 @@ LOCALISERS: Mapping[str, Callable[[LocalOp], LocalOp]] = {
     "broadcast_in_dim": _result_shape("shape"),
     "dynamic_slice": _result_shape("slice_sizes"),
     "reshape": _reshape,
-    "slice": _slice,
     "split": _split,
     "tile": _tile,
     "conv_general_dilated": _conv,

@@ -86,6 +86,10 @@ class Shard:
     def halo_range(self, factor: int, dim_size: int) -> tuple[int, int]:
         """Operand elements [begin, end) of a HALO dim, those of neighbours too."""
         whole = self.rule.factors[factor]
+        if whole.shift is not None:
+            begin = self.start(factor) + whole.shift
+            end = begin + self.size(factor)
+            return min(max(begin, 0), dim_size), min(max(end, 0), dim_size)
         lower, upper = whole.halo
         begin = self.start(factor) * dim_size // whole.size
         end = begin + self.size(factor) * dim_size // whole.size

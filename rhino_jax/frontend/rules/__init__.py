@@ -29,6 +29,7 @@ from rhino_jax.frontend.rules import (  # noqa: F401
     random,
     reduce,
     reshape,
+    rotate,
     scatter,
     shape,
     sort,

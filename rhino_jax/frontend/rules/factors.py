@@ -9,6 +9,12 @@ from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
 from rhino_jax.ir.op import item_bytes
 
 
+_NARROW = 4
+"""A part is narrow that is no more than a quarter of a dim. Larger parts lie side by
+side as a rule (halves of rotary embeddings, thirds of a fused projection), and what
+reads them all gathers once."""
+
+
 class FactorList:
     """The factors of one op, while its rule is written.
 
@@ -37,7 +43,38 @@ class FactorList:
 
     def halo(self, size: int, lower: int, upper: int) -> Dim:
         """A factor that a window slides over; `size` is the result's."""
-        return self._add(size, FactorKind.HALO, None, (lower, upper))
+        return self._add(size, FactorKind.HALO, halo=(lower, upper))
+
+    def moved(
+        self, length: int, size: int, start: int, can_sum: bool = True
+    ) -> tuple[Dim, Dim]:
+        """Add the factors of a dim whose elements an op moves along it.
+
+        Where most of either dim is in the other one, it is a shift: neighbours exchange
+        borders. Of a narrow part each shard answers for what it has. All else is whole:
+        its shards would trade places.
+
+        Args:
+          length: of the result's dim.
+          size: of the operand's dim.
+          start: the element of the operand that is the result's first; negative where
+            others come before it.
+          can_sum: whether zeros of other shards can be added to what one shard has.
+        Returns:
+          The dim of the operand, and that of the result.
+        """
+        shared = min(size, start + length) - max(start, 0)
+        if start == 0 and size == length:
+            same = self.parallel(size)
+            return same, same
+        if 2 * shared > max(size, length):
+            same = self._add(length, FactorKind.HALO, None, start, int(size))
+            return same, same
+        if can_sum and _NARROW * length <= size and 0 <= start <= size - length:
+            return self.index(size, "sum"), ()
+        if _NARROW * size <= length and shared == size:
+            return (), self.parallel(length)
+        return self.whole(size), self.whole(length)
 
     def merge(self, size: int, items: int, dtypes: Sequence[str]) -> Dim:
         """A factor of which shards send results of their own, to be merged: so many
@@ -55,12 +92,26 @@ class FactorList:
         size: int,
         kind: FactorKind,
         reducer: str | None = None,
+        shift: int | None = None,
+        slides_over: int | None = None,
         halo: tuple[int, int] = (0, 0),
     ) -> Dim:
         if size == 1:
             return ()
         name = factor_name(len(self._factors))
-        self._factors.append(Factor(name, int(size), kind, reducer, halo))
+        if shift is not None:
+            halo = max(-shift, 0), max(shift, 0)
+        self._factors.append(
+            Factor(
+                name,
+                int(size),
+                kind,
+                reducer,
+                halo,
+                slides_over=slides_over,
+                shift=shift,
+            )
+        )
         return (len(self._factors) - 1,)
 
     def rule(

@@ -86,37 +86,83 @@ def rev(ctx: OpContext) -> OpRule:
 
 @register("slice", traits=Traits(OpKind.MOVEMENT))
 def slice_(ctx: OpContext) -> OpRule:
-    """Dims that are taken in full are parallel, the others whole."""
-    shape, result_shape = ctx.in_shapes[0], ctx.out_shapes[0]
-    is_full = [size == length for size, length in zip(shape, result_shape, strict=True)]
-    return OpRule(_resized(ctx, is_full).rule, is_fusible=True)
+    """Dims that are taken in full are parallel, others are shifts; with strides they
+    are whole."""
+    starts, strides = ctx.params["start_indices"], ctx.params["strides"]
+    can_sum = not ctx.out_dtypes[0].startswith(("key<", "bool"))
+    places = [
+        start if strides is None or strides[d] == 1 else None
+        for d, start in enumerate(starts)
+    ]
+    return _resized(ctx, places, can_sum)
 
 
 @register("pad", traits=Traits(OpKind.MOVEMENT, fuses_operands=True))
 def pad(ctx: OpContext) -> OpRule:
-    """Padded dims (with negative padding, too) are whole."""
+    """Padded dims (with negative padding, too) are shifts, or whole where padding comes
+    between elements."""
     config = ctx.params["padding_config"]
-    return _resized(ctx, [tuple(c) == (0, 0, 0) for c in config])
+    return _resized(ctx, [None if between else -low for low, _, between in config])
 
 
-def _resized(ctx: OpContext, is_kept: Sequence[bool]) -> OpRule:
-    """First operand and result agree in the kept dims; the others are whole."""
+def _resized(
+    ctx: OpContext, starts: Sequence[int | None], can_sum: bool = True
+) -> OpRule:
+    """Return the rule of an op that reads its first operand from these places on.
+
+    Args:
+      ctx: the op.
+      starts: for every dim, which element of the operand is the first of the result;
+        None where they are not side by side.
+      can_sum: whether zeros of other shards can be added to what one shard has.
+    """
     shape, *others = ctx.in_shapes
     (result_shape,) = ctx.out_shapes
     factors = FactorList()
     operand: list[Dim] = []
     result: list[Dim] = []
-    for kept, size, length in zip(is_kept, shape, result_shape, strict=True):
-        operand.append(factors.parallel(size) if kept else factors.whole(size))
-        result.append(operand[-1] if kept else factors.whole(length))
+    for start, size, length in zip(starts, shape, result_shape, strict=True):
+        read, made = (
+            (factors.whole(size), factors.whole(length))
+            if start is None
+            else factors.moved(length, size, int(start), can_sum)
+        )
+        operand.append(read)
+        result.append(made)
     scalars = [[()] * len(other) for other in others]
     return OpRule(factors.rule([operand, *scalars], [result]), is_fusible=True)
 
 
-@register("concatenate", traits=Traits(OpKind.MOVEMENT, fuses_operands=True))
+@register(
+    "concatenate",
+    traits=Traits(OpKind.MOVEMENT, fuses_operands=True, masks_padding=True),
+)
 def concatenate(ctx: OpContext) -> OpRule:
-    """The dim along which operands follow each other is whole."""
-    return OpRule(_joined(ctx, ctx.params["dimension"]).rule)
+    """The dim along which operands follow each other is whole, but where one of them is
+    the most of it, as a grid between its borders: that one is shifted, and the others
+    are read whole."""
+    axis = ctx.params["dimension"]
+    sizes = [shape[axis] for shape in ctx.in_shapes]
+    (length,) = (shape[axis] for shape in ctx.out_shapes)
+    main = max(range(len(sizes)), key=sizes.__getitem__)
+    if not 2 * sizes[main] > length > sizes[main]:
+        return OpRule(_joined(ctx, axis).rule)
+    factors = FactorList()
+    shared = [
+        factors.moved(length, sizes[main], -sum(sizes[:main]))[1]
+        if d == axis
+        else factors.parallel(size)
+        for d, size in enumerate(ctx.out_shapes[0])
+    ]
+    operands = [
+        [
+            *shared[:axis],
+            shared[axis] if i == main else factors.whole(size),
+            *shared[axis + 1 :],
+        ]
+        for i, size in enumerate(sizes)
+    ]
+    return OpRule(factors.rule(operands, [shared]))
 
 
 @register("split", traits=Traits(OpKind.MOVEMENT))

@@ -15,6 +15,7 @@ from typing import Any
 from rhino_jax.frontend.rules.elementwise import BINARY, UNARY
 from rhino_jax.frontend.rules.reduce import REDUCERS
 from rhino_jax.frontend.rules.reshape import reshape_rule
+from rhino_jax.frontend.rules.rotate import ROTATE
 from rhino_jax.frontend.split_dims.forms import (
     SMALL,
     Form,
@@ -44,6 +45,7 @@ _ALONG = {
     "argmax": "axes", "argmin": "axes", "cumlogsumexp": "axis", "cummax": "axis",
     "cummin": "axis", "cumprod": "axis", "cumsum": "axis", "rev": "dimensions",
     "sort": "dimension", "split": "axis", "top_k": "axis", "concatenate": "dimension",
+    ROTATE: "axis",
 }  # fmt: skip
 """Ops that work along some dims and treat all others alike → the parameter that says
 which."""

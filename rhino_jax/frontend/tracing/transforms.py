@@ -12,6 +12,7 @@ from rhino_jax.frontend.noops import without_noops
 from rhino_jax.frontend.regions import closed_region_jaxprs
 from rhino_jax.frontend.split_dims import split_merged_dims
 from rhino_jax.frontend.tracing.linear_solves import with_open_solves
+from rhino_jax.frontend.tracing.open_moves import with_open_moves
 from rhino_jax.ir.transform import Transform
 
 
@@ -26,6 +27,7 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
         ("references as values", without_refs),
         ("no-ops", without_noops),
         ("linear solves", with_open_solves),
+        ("constant windows and rotations", with_open_moves),
         # XLA drops dead code; kept, it would be planned, priced and reported.
         ("dead code", without_dead_code),
         ("merged dims", lambda found: _unmerged(found, name)),

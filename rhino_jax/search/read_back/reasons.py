@@ -50,7 +50,10 @@ class Reasons:
         if op.manual is not None:
             return f"{op.name} says so itself"
         cut = [f for f, axes in enumerate(strategy.cut) if set(axes) & set(step.axes)]
-        if step.kind == PERMUTE and all(op.rule.factors[f].halo != (0, 0) for f in cut):
+        cut_factors = [op.rule.factors[f] for f in cut]
+        if step.kind == PERMUTE and all(f.shift is not None for f in cut_factors):
+            return f"borders that {op.name} shifts along {self._over(node, cut)}"
+        if step.kind == PERMUTE and all(f.halo != (0, 0) for f in cut_factors):
             return f"borders of the window of {op.name} along {self._over(node, cut)}"
         if any(op.rule.factors[f].kind is FactorKind.MERGE for f in cut):
             return f"merges {op.name} of shards along {self._over(node, cut)}"

@@ -16,6 +16,7 @@ Ways = tuple[tuple[int, ...], ...]
 _FIRST = frozenset({
     "neg", "copy", "copy_p", "reduce_sum", "reshape", "transpose", "squeeze",
     "expand_dims", "slice", "dynamic_slice", "broadcast_in_dim", "rev", "cumsum", "div",
+    "rhino_rotate",
 })  # fmt: skip
 
 _BOTH = frozenset({"add", "sub", "add_any"})

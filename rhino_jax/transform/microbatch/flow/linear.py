@@ -20,8 +20,8 @@ FIRST: tuple[Group, ...] = ((0,),)
 MOVING = frozenset({
     "broadcast_in_dim", "copy", "copy_p", "device_put", "dynamic_slice", "expand_dims",
     "gather", "layout_constraint", "name", "reshape", "rev", "rhino_pin",
-    "sharding_constraint", "slice", "split", "squeeze", "stop_gradient", "transpose",
-    "unstack",
+    "rhino_rotate", "sharding_constraint", "slice", "split", "squeeze", "stop_gradient",
+    "transpose", "unstack",
 })  # fmt: skip
 """Those that only move elements of their first operand."""
 

@@ -203,12 +203,12 @@ def _order(spot: Spot) -> tuple[int, int, int]:
 
 def _coupling(item: Item, rule: Rule, spots: Sequence[Spot | None]) -> str:
     kinds = {rule.factors[s.factor].kind for s in spots if s is not None}
+    if item.op.traits.kind is OpKind.MOVEMENT:
+        return "it takes rows of the batch by their position, or moves them"
     if FactorKind.INDEX in kinds:
         return "it looks up rows of the batch"
     if FactorKind.HALO in kinds:
         return "a window slides over the batch"
-    if item.op.traits.kind is OpKind.MOVEMENT:
-        return "it takes rows of the batch by their position, or moves them"
     return "its rows need one another"
 
 

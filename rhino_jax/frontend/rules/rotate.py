@@ -1,0 +1,81 @@
+"""Rotations: a dim whose last elements come first, as `jnp.roll` has them.
+
+A primitive of our own, for two slices of one array that are put together the other way
+round (`tracing.rotations`): together they take one border of each shard, and apart
+also all-reduces of what goes once around.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax.interpreters import ad, batching, mlir
+
+from rhino_jax._compat import new_primitive
+from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.ir.traits import OpKind, Traits
+
+
+ROTATE = "rhino_rotate"
+
+
+def rotate(x: jax.Array, shift: int, axis: int) -> jax.Array:
+    """Return `jnp.roll(x, shift, axis)`.
+
+    Args:
+      x: the array.
+      shift: by how many places, from 1 to the size of the dim less 1.
+      axis: the dim.
+    """
+    return _rotate_p.bind(x, shift=shift, axis=axis)
+
+
+def halves(x: jax.Array, shift: int, axis: int) -> list[jax.Array]:
+    """Return the two parts of `x` that a rotation puts together."""
+    size = x.shape[axis]
+    return [
+        lax.slice_in_dim(x, size - shift, size, axis=axis),
+        lax.slice_in_dim(x, 0, size - shift, axis=axis),
+    ]
+
+
+def _as_slices(x: jax.Array, *, shift: int, axis: int) -> jax.Array:
+    return lax.concatenate(halves(x, shift, axis), axis)
+
+
+def _batched(args: Any, at: Any, *, shift: int, axis: int) -> tuple[Any, Any]:
+    (x,), (place,) = args, at
+    return rotate(x, shift, axis + (place <= axis)), place
+
+
+_rotate_p = new_primitive(ROTATE)
+_rotate_p.def_impl(_as_slices)
+_rotate_p.def_abstract_eval(lambda x, *, shift, axis: x)
+mlir.register_lowering(_rotate_p, mlir.lower_fun(_as_slices, multiple_results=False))
+ad.deflinear2(
+    _rotate_p,
+    lambda ct, x, *, shift, axis: [
+        ct if isinstance(ct, ad.Zero) else rotate(ct, x.aval.shape[axis] - shift, axis)
+    ],
+)
+batching.primitive_batchers[_rotate_p] = _batched
+
+
+@register(
+    ROTATE, traits=Traits(OpKind.MOVEMENT, fuses_operands=True, masks_padding=True)
+)
+def rotation(ctx: OpContext) -> OpRule:
+    """The rotated dim is a shift by the nearer way around; what goes once around is
+    sent with the border."""
+    (shape,), shift, axis = ctx.in_shapes, ctx.params["shift"], ctx.params["axis"]
+    start = -shift if 2 * shift <= shape[axis] else shape[axis] - shift
+    factors = FactorList()
+    dims = [
+        factors.moved(size, size, start if d == axis else 0)
+        for d, size in enumerate(shape)
+    ]
+    read, made = zip(*dims, strict=True)
+    return OpRule(factors.rule([read], [made]))

@@ -1,0 +1,86 @@
+"""Programs whose elements move by a few places along dims that are worth sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def steps(body: Callable[[Any], Any], state: Any) -> Any:
+    return lax.scan(lambda c, _: (body(c), None), state, None, length=3)[0]
+
+
+def heat(u: Any) -> Any:
+    """Periodic, by rolls."""
+    rolls = [jnp.roll(u, by, d) for by in (1, -1) for d in (0, 1)]
+    return u + 0.1 * (sum(rolls) - 4 * u)
+
+
+def inside(u: Any) -> Any:
+    around = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+    return around - 4 * u[1:-1, 1:-1]
+
+
+def padded(u: Any) -> Any:
+    """Slices, padded with zeros."""
+    return jnp.pad(jnp.tanh(inside(u)) + u[1:-1, 1:-1], 1)
+
+
+def window(u: Any) -> Any:
+    """A scatter of the inner part."""
+    return u.at[1:-1, 1:-1].add(0.1 * inside(u))
+
+
+def overwritten(u: Any) -> Any:
+    """A window set, the edges by rows."""
+    u = u.at[1:-1, 1:-1].set(0.25 * inside(u) + jnp.sin(u[1:-1, 1:-1]))
+    return u.at[0].set(u[1]).at[:, -1].set(0.0)
+
+
+def upwind(u: Any) -> Any:
+    """Edges repeated, one side only."""
+    p = jnp.pad(u, ((1, 0), (2, 0)), mode="edge")
+    return u - 0.3 * (u - p[:-1, 2:]) * jnp.abs(u) - 0.2 * (u - p[1:, :-2])
+
+
+def periodic(u: Any) -> Any:
+    """Halos of width 2, by concatenation."""
+    p = jnp.concatenate([u[-2:], u, u[:2]], 0)
+    return 0.2 * (p[:-4] * p[3:-1] + p[4:] + u)
+
+
+def staggered(u: Any) -> Any:
+    """Two grids, each half a place apart."""
+    e, h = u, u[1:] * 0.5
+    h = h.at[:, :-1].add(0.5 * (e[1:, 1:] - e[1:, :-1]))
+    return e.at[1:-1].add(0.5 * (h[1:] - h[:-1])) + 0.1 * jnp.gradient(e, axis=1)
+
+
+def shifted_tokens(u: Any) -> Any:
+    """The token before, as RWKV reads it, through a convolution's worth of mixing."""
+    before = jnp.concatenate([jnp.zeros_like(u[:1]), u[:-1]], 0)
+    return jnp.tanh(0.3 * u + 0.7 * before + 0.1 * jnp.pad(u, ((2, 0), (0, 0)))[:-2])
+
+
+def blocked(u: Any) -> Any:
+    """A write at a constant place, by a dynamic slice."""
+    return lax.dynamic_update_slice(u, jnp.sin(u[2:, 2:]), (1, 1))
+
+
+BODIES = (
+    heat, padded, window, overwritten, upwind, periodic, staggered, shifted_tokens,
+    blocked,
+)  # fmt: skip
+
+
+def step_of(body: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A few steps, and the gradient of their sum of squares."""
+
+    def step(u: Any) -> Any:
+        return jax.value_and_grad(lambda u: (steps(body, u) ** 2).sum())(u)
+
+    return step
