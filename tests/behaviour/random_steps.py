@@ -39,8 +39,13 @@ REFUSALS = rhino.MicrobatchError, rhino.StageError, rhino.ScheduleError
 "options" are refused: 6 of the first 24, most since they need their whole batch."""
 
 
-def wrong_step(kind: str, seed: int) -> str | None:
+def wrong_step(kind: str, seed: int, **changes: Any) -> str | None:
     """Run a step; return how it differs from one device, or None.
+
+    Args:
+      kind: see `KINDS`.
+      seed: of the step and its options.
+      changes: options that are not drawn.
 
     What differs in float32 must be equal to 1e-8 in float64: a maximum of two numbers
     that rounding makes equal has another gradient.
@@ -51,7 +56,7 @@ def wrong_step(kind: str, seed: int) -> str | None:
     )
     step = step_of(seed, RARE if kind != "general" else ())
     args = arguments(seed, sizes)
-    options = options_of(kind, chance)
+    options = options_of(kind, chance) | changes
     try:
         jax.eval_shape(step, *args)
     except (TypeError, ValueError, NotImplementedError):

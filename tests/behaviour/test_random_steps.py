@@ -34,6 +34,10 @@ def test_a_step_is_planned_and_run(kind: str, seed: int) -> None:
     assert wrong_step(kind, seed) is None
 
 
+def test_sums_over_micro_batches_are_not_recomputed() -> None:
+    assert wrong_step("options", 253, microbatches=2) is None
+
+
 # Neighbours are in different turns: every run of the slow tests has some of each kind.
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))

@@ -101,10 +101,11 @@ def _check_passes(sides: Sides, stages: int) -> None:
     program = sides.program
     if not sides.forward:
         raise StageError(
-            f"Nothing of `{program.name}` depends on both its data and its"
-            " parameters going forward: there is nothing for stages to run.",
+            f"Going forward, nothing of `{program.name}` reads weights and depends on"
+            " its data: there is nothing for stages to share.",
             where="`stages=`",
-            numbers=f"{stages} stages, no op of a forward pass",
+            numbers=f"{stages} stages; {len(program.body.ops)} ops of a micro-batch,"
+            " of which those going forward read data and scalars alone",
             fix="plan with stages=1.",
         )
     flops = {i: program.flops_of(program.ops[i]) for i in program.body.ops}

@@ -116,7 +116,10 @@ class Remaking:
         )
         if chosen is None:
             return step, kept, remade
-        other, again = self._with(chosen, group, remade, kept)
+        found = self._with(chosen, group, remade, kept)
+        if found is None:
+            return step, kept, remade
+        other, again = found
         try:
             one = self._planned(other, group, again, (step, kept))
         except Refused:
@@ -127,10 +130,13 @@ class Remaking:
 
     def _with(
         self, chosen: Chosen, group: int, remade: Remade, kept: PlannedGroup
-    ) -> tuple[Step, Remade]:
-        """All tasks, with a choice of values for a group."""
+    ) -> tuple[Step, Remade] | None:
+        """All tasks, with a choice of values for a group; None where the micro-batch
+        has none of them."""
         assert self.sides is not None
         text = in_ids_of_piece(chosen.choice, kept.of, self.sides())
+        if not text:
+            return None
         again = remade.with_values(group, text)
         return self.step_of(again), again
 
@@ -172,12 +178,13 @@ class Remaking:
             return None
         less = self._lacks(step, wide, group)
         for _ in range(MOST_CHOICES):
-            found = choices_in_flight(
+            choices = choices_in_flight(
                 wide.found.solved[0], tasks, less, seconds=SECONDS
             )
-            if not found:
+            found = self._with(choices[0], group, remade, wide) if choices else None
+            if found is None:
                 return None
-            other, again = self._with(found[0], group, remade, wide)
+            other, again = found
             try:
                 one = self._planned(other, group, again, (step, wide))
             except Refused as refused:
@@ -211,9 +218,15 @@ class Remaking:
         pairs = [*zip(of.tasks, program.body.ops, strict=True)]
         ends = zip(of.arguments, program.inputs, strict=True)
         forward = [i for i, t in enumerate(of.tasks) if t.kind is TaskKind.FORWARD]
+        made = (
+            zip(of.tasks[i].makes, program.ops[pairs[i][1]].results, strict=True)
+            for i in forward
+        )
+        made_by_all = (v for of in made for key, v in of if key.kind is Kind.SUM)
         return Tasks(
             frozenset(op for _, op in pairs[: min(forward, default=0)]),
             frozenset(pairs[i][1] for i in forward),
+            frozenset(made_by_all),
             frozenset(end.value for key, end in ends if key.kind is Kind.INSIDE),
             self.room.in_flight[at],
             keeps_stacks=any(t.kind is TaskKind.WEIGHTS for t in of.tasks),

@@ -29,6 +29,7 @@ class Tasks:
     Attributes:
       before: op ids of the calls that run before all forward passes.
       forward: of those whose values may be made again.
+      sums: results of these that are of all micro-batches so far.
       received: inputs of the program that are of a micro-batch as well.
       in_flight: micro-batches of which these are held.
       keeps_stacks: whether what loops stack stays, as where backward passes are split.
@@ -39,6 +40,7 @@ class Tasks:
 
     before: frozenset[int]
     forward: frozenset[int]
+    sums: frozenset[int]
     received: frozenset[int]
     in_flight: int
     keeps_stacks: bool = False
@@ -61,6 +63,7 @@ class AskingTasks(Asking):
             if line.within and line.within[0].id in tasks.forward
             for v in line.makes
         }
+        self.free -= {self.block.named(v) for v in tasks.sums}
         self.hosted = {self.block.named(v) for v in tasks.hosted}
         self.hosted &= self.free | tasks.received
 
