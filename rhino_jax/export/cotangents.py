@@ -14,18 +14,13 @@ from dataclasses import dataclass
 from rhino_jax.ir.program import Op, Program, RegionKind
 
 
-RECOMPUTED = "rematted_computation"
-"""In the name stack of what `jax.checkpoint` computes again. Source: jax 0.10 and 0.9,
-`jax/_src/ad_checkpoint.py`."""
-
-
 Read = tuple[int, int, int]
 """A value, the op that reads it, and at which position."""
 
 
 def is_transposed(op: Op) -> bool:
     """Whether an op is of the backward pass proper."""
-    return op.source.is_backward and RECOMPUTED not in op.source.name_stack
+    return op.source.is_backward and not op.source.is_recomputed
 
 
 @dataclass(frozen=True)

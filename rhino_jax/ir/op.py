@@ -67,6 +67,10 @@ def _array_bytes(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) * item_bytes(dtype)
 
 
+RECOMPUTED = "rematted_computation"
+"""In the name stack of what `jax.checkpoint` computes again. Source: jax 0.10 and 0.9,
+`jax/_src/ad_checkpoint.py`."""
+
 _TRANSFORM = re.compile(r"\w+\(")
 """As in `transpose(jvp(encoder/attn))`."""
 
@@ -92,6 +96,11 @@ class Source:
         marks of JAX's transforms."""
         bare = _TRANSFORM.sub("", self.name_stack).replace(")", "")
         return "/".join(part for part in bare.split("/") if part)
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether `jax.checkpoint` computes it again in the backward pass."""
+        return RECOMPUTED in self.name_stack
 
     @property
     def is_backward(self) -> bool:

@@ -273,7 +273,7 @@ class OptionBuilder:
         # Elementwise arithmetic hides behind its memory traffic.
         arithmetic = 0.0 * flops if node.is_fusible else flops
         if node.is_matmul:
-            arithmetic = flops * self._array_paddings(rule, found)
+            arithmetic = flops * self.array_paddings(rule, found)
         steps_s = self._sends.seconds(op, rule, found)
         return _Draft(found, flops, ports, arithmetic, steps_s)
 
@@ -331,7 +331,8 @@ class OptionBuilder:
                 more += (op.traits.groups - 1) * size
         return made, more
 
-    def _array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:
+    def array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:
+        """Return by how much a systolic array pads the pieces of each strategy."""
         pieces = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])
         return array_paddings(rule, pieces, self.target.device.systolic_array)
 

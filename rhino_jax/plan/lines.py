@@ -70,6 +70,7 @@ def _texts(plan: Plan) -> Iterator[str]:
         yield from (c.source, c.reason)
     for h in plan.at_peak:
         yield from (h.what, h.source, h.context)
+    yield from (line.source for line in plan.line_times)
     yield from (loop.source for loop in plan.while_loops)
     yield from plan.notes
     yield from plan.pins
@@ -96,6 +97,9 @@ def _written_anew(
         plan,
         collectives=tuple(map(collective, plan.collectives)),
         at_peak=tuple(map(holding, plan.at_peak)),
+        line_times=tuple(
+            replace(line, source=text(line.source)) for line in plan.line_times
+        ),
         while_loops=tuple(
             replace(loop, source=text(loop.source)) for loop in plan.while_loops
         ),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from rhino_jax.cost.utilisation import ModelFlops
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.transform import Transform, num_microbatches, stages_in_one
 from rhino_jax.plan.decisions import Decisions
@@ -15,6 +17,7 @@ from rhino_jax.plan.records import (
     CompiledCandidate,
     Coverage,
     Holding,
+    LineTime,
     Predicted,
     SearchReport,
     Variant,
@@ -88,6 +91,8 @@ class Plan:
         where rhino chose the shape.
       refined: the plans that the compiler was asked about, this one among them,
         where the plan was refined.
+      line_times: seconds of the step by the user's lines, the most first.
+      model_flops: arithmetic of the program as its user wrote it.
       while_loops: loops that data may end, and the trip counts they were planned with.
       notes: things the user should know, in sentences.
       mesh: the JAX mesh, if one was given or could be built.
@@ -129,6 +134,8 @@ class Plan:
     pins: Mapping[str, str] = field(default_factory=dict)
     meshes: tuple[tuple[tuple[int, ...], float], ...] = ()
     refined: tuple[CompiledCandidate, ...] = ()
+    line_times: tuple[LineTime, ...] = ()
+    model_flops: ModelFlops = field(default_factory=ModelFlops)
     while_loops: tuple[WhileLoop, ...] = ()
     notes: tuple[str, ...] = ()
     mesh: Any = None
@@ -190,6 +197,18 @@ class Plan:
     def is_one_program(self) -> bool:
         """Whether it has several stages that are an axis of its mesh."""
         return stages_in_one(self.transforms) > 1
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all stages."""
+        return math.prod(size for _, size in self.mesh_axes)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: model FLOPs over what all devices do at peak in the
+        predicted step. Source: PaLM, appendix B (`rhino_jax.cost.utilisation`)."""
+        step_s = self.predicted.step_time_s * self.num_devices
+        return self.model_flops.at_peak_s / step_s if step_s else 0.0
 
     @property
     def has_tasks(self) -> bool:

@@ -51,6 +51,52 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class LineTime:
+    """Seconds of a step that one line of the user's takes, forward and backward.
+
+    Of a plan in stages, the mean over all devices.
+
+    Attributes:
+      source: the line, as `model.py:61 (mlp)`; empty of what has none.
+      matrix_s: matrix products and convolutions that the matrix units bound.
+      memory_s: ops that memory bandwidth, or other arithmetic, bounds.
+      launch_s: starts of kernels.
+      communication_s: collectives, as far as nothing hides them.
+      idle_s: waiting for other stages.
+      flops: floating-point operations of one device.
+    """
+
+    source: str
+    matrix_s: float = 0.0
+    memory_s: float = 0.0
+    launch_s: float = 0.0
+    communication_s: float = 0.0
+    idle_s: float = 0.0
+    flops: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return sum(seconds for _, seconds in self.parts)
+
+    @property
+    def bound(self) -> str:
+        """What takes most of its time."""
+        return max(self.parts, key=lambda part: part[1])[0]
+
+    @property
+    def parts(self) -> tuple[tuple[str, float], ...]:
+        """Seconds by what bounds them."""
+        return (
+            ("matrix units", self.matrix_s),
+            ("memory bandwidth", self.memory_s),
+            ("launches", self.launch_s),
+            ("communication", self.communication_s),
+            ("other stages", self.idle_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class WhileLoop:
     """A `while` loop that data may end, and how often it is taken to run.
 

@@ -274,6 +274,7 @@ class Origin:
         program = self.traced.program
         notes = notes_of_arguments(program, made) + notes + notes_of_rules(program)
         made = told_of_storage(replace(made, notes=notes, recipes=plan.recipes))
+        made = replace(made, model_flops=plan.model_flops)
         found = with_trees(Plan.of(made), self.traced, plan.mesh)
         origin = Origin(wishes, self.traced, self.mesh, self.basis, solved)
         _keep(origin)

@@ -107,7 +107,8 @@ class Search:
     def told(self, plan: Plan) -> Plan:
         """A plan of this program, for whoever has the function as its user wrote it."""
         mine = fingerprint(self.traced.program, plan.mesh_axes)
-        return with_lines(replace(plan, fingerprint=mine), self.running.program)
+        program = remade(self.traced, plan.transforms).program
+        return with_lines(replace(plan, fingerprint=mine), program)
 
     def _refined(self) -> Plan:
         """The plan that the compiler makes fastest, of the most promising ones."""

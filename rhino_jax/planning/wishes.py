@@ -13,11 +13,13 @@ from jax.sharding import Mesh
 
 from rhino_jax.apply.meshes import axes_of_mesh, devices_here, make_mesh
 from rhino_jax.apply.with_plan import with_trees
+from rhino_jax.cost.utilisation import model_flops
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.face.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
 from rhino_jax.keywords import (
     LARGEST_SEED,
     read_bytes,
@@ -256,9 +258,7 @@ class Wishes:
             make,
             self.what,
         )
-        warn_of_left_out(program, found)
-        notes = (*notes_of_arguments(program, found), *found.notes)
-        return replace(found, notes=(*notes, *notes_of_rules(program))), basis
+        return _told(found, program, target), basis
 
     def places_on(
         self, target: Target, axes: MeshAxes | None, before: tuple[int, ...]
@@ -362,3 +362,14 @@ class Wishes:
         """The meshes to compare: those on which all pins hold."""
         every = candidates(traced, target, self.count_of(target), places)
         return where_pins_hold(every, pinned, traced.program)
+
+
+def _told(found: data.Plan, program: Program, target: Target) -> data.Plan:
+    """The plan with what is said of the program as its user wrote it."""
+    warn_of_left_out(program, found)
+    notes = (
+        *notes_of_arguments(program, found),
+        *found.notes,
+        *notes_of_rules(program),
+    )
+    return replace(found, notes=notes, model_flops=model_flops(program, target))

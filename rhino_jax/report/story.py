@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from rhino_jax.report.by_line import by_line, utilisation
 from rhino_jax.report.collectives import collective_sections
 from rhino_jax.report.line import format_mesh, num_devices
 from rhino_jax.report.section import Section, Table
@@ -37,6 +38,7 @@ def tell(plan: Plan, *, full: bool = False) -> tuple[Section, ...]:
     sections = [
         _head(plan),
         *stage_sections(plan),
+        by_line(plan, full=full),
         _recipes(plan),
         *value_sections(plan, full=full),
         *collective_sections(plan, full=full),
@@ -80,6 +82,7 @@ def _head(plan: Plan) -> Section:
                 f"{_reserve(plan)}",
             ),
             ("per device", f"{format_flops(predicted.flops_per_device)} per step"),
+            *utilisation(plan),
             *_transforms(plan),
             ("fingerprint", plan.fingerprint[:16]),
         ),
@@ -225,7 +228,7 @@ def _meshes(plan: Plan, *, full: bool) -> Section:
     shown = entries if full else entries[:TOP_MESHES]
     best_s = min((s for _, s in entries), default=0.0)
     own = format_seconds(plan.predicted.step_time_s)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for shape, objective_s in shown:
         label = " × ".join(str(size) for size in shape)
         if len(shape) == len(names):
@@ -236,16 +239,17 @@ def _meshes(plan: Plan, *, full: bool) -> Section:
         rows.append((label, *compared, own if shape == chosen else ""))
     marked = frozenset(i for i, (shape, _) in enumerate(shown) if shape == chosen)
     rest = len(entries) - len(shown)
-    lines = (f"and {rest} more, slower",) if rest else ()
-    header, align = ("mesh", "compared by", "to best", "step time"), "<>>>"
+    lines = [f"and {rest} more, slower"] if rest else []
+    header: tuple[str, ...] = ("mesh", "compared by", "to best", "step time")
+    align = "<>>>"
     if all(rows[i][1] == own for i in marked):
         rows = [row[:-1] for row in rows]
         header, align = ("mesh", "step time", "to best"), "<>>"
     else:
         done = "before passes were chosen, " if plan.variants else ""
-        lines += (f"compared by the step that a brief search finds, {done}of each.",)
+        lines.append(f"compared by the step that a brief search finds, {done}of each.")
     table = Table(header, tuple(rows), align, (0,), (), marked)
-    return Section("mesh shapes compared", table=table, lines=lines)
+    return Section("mesh shapes compared", table=table, lines=tuple(lines))
 
 
 def _refined(plan: Plan) -> Section:

@@ -75,12 +75,15 @@ def test_files_of_version_2_load() -> None:
     assert plan_from_json(plan_to_json(loaded)) == loaded
 
 
+NEW_IN_6 = ("outline", "while_loops", "line_times", "model_flops")
+
+
 def test_files_of_version_3_load() -> None:
     """Which had no variants, and transforms without a choice."""
     plan = sample_plan(variants=())
     old = json.loads(plan_to_json(plan))
     old["schema_version"] = 3
-    for key in ("variants", "pipeline", "while_loops", "outline"):
+    for key in ("variants", "pipeline", *NEW_IN_6):
         del old[key]
     for transform in old["transforms"]:
         del transform["choice"]
@@ -89,11 +92,12 @@ def test_files_of_version_3_load() -> None:
 
 
 def test_files_of_version_5_load() -> None:
-    """Which had no outline of the program, and no trip counts."""
+    """Which had no outline of the program, no trip counts and no times by line."""
     plan = sample_plan()
     old = json.loads(plan_to_json(plan))
     old["schema_version"] = 5
-    del old["outline"], old["while_loops"]
+    for key in NEW_IN_6:
+        del old[key]
     old["checksum"] = checksum(old)
     assert plan_from_json(json.dumps(old)) == plan
 

@@ -273,9 +273,8 @@ def test_texts_that_differ_still_differ_when_shortened(
 ) -> None:
     found = shorten_apart(texts, width)
     assert all(display_width(text) <= width for text in found)
-    assert len(set(found)) == len(
-        {t.replace("['", "[").replace("']", "]") for t in texts}
-    )
+    plain = {text.replace("['", "[").replace("']", "]") for text in texts}
+    assert len(set(found)) >= len(plain)
 
 
 def test_optimizer_moments_are_told_apart() -> None:

@@ -1,7 +1,8 @@
 """Plan files of older schema versions.
 
 2: without stages, transforms and lines. 3: without the variants that were compared.
-4: without a pipeline. 5: without `while_loops`, and an outline of the program.
+4: without a pipeline. 5: without `while_loops`, an outline of the
+program, and seconds by line.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NEW_IN_4 = ("variants",)
 
 _NEW_IN_5 = ("pipeline",)
 
-_NEW_IN_6 = ("while_loops", "outline")
+_NEW_IN_6 = ("line_times", "model_flops", "while_loops", "outline")
 
 
 def keys_of(version: int, keys: Sequence[str]) -> list[str]:
@@ -46,7 +47,7 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     if data["schema_version"] == 2:
         data = _from_2(data)
     new: dict[str, Any] = {"variants": [], "pipeline": None}
-    new |= {"while_loops": [], "outline": ""}
+    new |= {"while_loops": [], "outline": "", "line_times": [], "model_flops": {}}
     return {**new, **data, "schema_version": 6}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from rhino_jax.cost.utilisation import ModelFlops
 from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.files.record_json import (
     floats,
@@ -33,6 +34,7 @@ from rhino_jax.plan.records import (
     CompiledCandidate,
     Coverage,
     Holding,
+    LineTime,
     SearchReport,
     Variant,
     WhileLoop,
@@ -73,6 +75,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "pins": dict(plan.pins),
         "meshes": [[list(shape), number(s)] for shape, s in plan.meshes],
         "refined": [record_to_json(x) for x in plan.refined],
+        "line_times": [record_to_json(x) for x in plan.line_times],
+        "model_flops": record_to_json(plan.model_flops),
         "while_loops": [record_to_json(x) for x in plan.while_loops],
         "notes": list(plan.notes),
         "outline": plan.outline or _outline(plan),
@@ -126,6 +130,8 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         pins=dict(data["pins"]),
         meshes=tuple((tuple(shape), float(s)) for shape, s in data["meshes"]),
         refined=tuple(_candidate(x) for x in data["refined"]),
+        line_times=tuple(LineTime(**x) for x in data["line_times"]),
+        model_flops=ModelFlops(**data["model_flops"]),
         while_loops=tuple(WhileLoop(**x) for x in data["while_loops"]),
         notes=tuple(data["notes"]),
         lines={text: (int(op), int(k)) for text, (op, k) in data["lines"].items()},

@@ -48,6 +48,8 @@ _KEYS = (
     "pins",
     "meshes",
     "refined",
+    "line_times",
+    "model_flops",
     "while_loops",
     "notes",
     "outline",

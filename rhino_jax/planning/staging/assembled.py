@@ -17,8 +17,9 @@ from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.line_times import scaled, summed
 from rhino_jax.plan.plan import Leaf, Plan
-from rhino_jax.plan.records import Predicted
+from rhino_jax.plan.records import LineTime, Predicted
 from rhino_jax.plan.stages import Pipeline, Send, StagePlan
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.group.costs import bytes_between
@@ -91,7 +92,24 @@ def assembled(
         gap=1.0,
         seconds=time.monotonic() - started,
     )
-    return replace(plan, predicted=predicted, search=report)
+    lines = _line_times(groups, devices, predicted)
+    return replace(plan, predicted=predicted, search=report, line_times=lines)
+
+
+def _line_times(
+    groups: Sequence[PlannedGroup],
+    devices: Sequence[Sequence[int]],
+    predicted: Predicted,
+) -> tuple[LineTime, ...]:
+    """Return the seconds of lines, the mean over devices; the rest is waiting."""
+    total = sum(map(len, devices))
+    lines = [
+        line
+        for group, own in zip(groups, devices, strict=True)
+        for line in scaled(group.plan.line_times, len(own) / total)
+    ]
+    idle_s = predicted.step_time_s - sum(line.seconds for line in lines)
+    return summed([*lines, LineTime("", idle_s=max(idle_s, 0.0))])
 
 
 def _devices(shapes: Shapes) -> list[list[int]]:

@@ -28,6 +28,7 @@ from rhino_jax.search.read_back.extract import (
     predicted_of,
 )
 from rhino_jax.search.read_back.infeasible import explain
+from rhino_jax.search.read_back.line_times import line_times
 from rhino_jax.search.read_back.notes import notes_of
 from rhino_jax.search.read_back.traffic import ChoiceTraffic
 from rhino_jax.search.records import MeshProblem, Request, SolvedMesh
@@ -87,6 +88,7 @@ def assemble(
         pins=pins_text(program, request, model.mesh.names),
         meshes=meshes,
         transforms=program.transforms,
+        line_times=line_times(model, labels, predicted, collectives),
         notes=notes_of(target, found, decisions, unknown),
     )
 

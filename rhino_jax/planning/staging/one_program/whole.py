@@ -27,6 +27,7 @@ from rhino_jax.ir.program import Program, Region
 from rhino_jax.ir.spec import Spec, format_spec, share_of, without
 from rhino_jax.ir.transform import RECOMPUTE
 from rhino_jax.plan.decisions import Decisions
+from rhino_jax.plan.line_times import sent as lines_of, summed
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Collective
 from rhino_jax.plan.stages import STAGE_AXIS, Pipeline
@@ -107,6 +108,7 @@ class Whole:
             stages=stages_of(plan, pipeline, self.axes, self.axis, inputs, predicted),
             pipeline=pipeline,
             predicted=predicted,
+            line_times=summed([*plan.line_times, *lines_of(collectives, seconds)]),
             collectives=tuple(
                 sorted((*plan.collectives, *collectives), key=lambda c: -c.seconds)
             ),

@@ -1,0 +1,46 @@
+"""Model FLOPs and model FLOPs utilisation (MFU) of a step.
+
+Source: Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022),
+appendix B: the arithmetic that the model itself needs, without what is recomputed, over
+what the devices could do at peak in the time that a step takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.traits import OpKind
+
+
+PRODUCTS = (OpKind.CONTRACTION, OpKind.CONVOLUTION)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlops:
+    """The arithmetic of a program as its user wrote it, of all devices together.
+
+    Attributes:
+      flops: of matrix products and convolutions in a step, without what
+        `jax.checkpoint` computes again.
+      at_peak_s: seconds that one device takes for them at the peak rate of their
+        element types.
+    """
+
+    flops: float = 0.0
+    at_peak_s: float = 0.0
+
+
+def model_flops(program: Program, target: Target) -> ModelFlops:
+    """Return the model FLOPs of a program as its user wrote it."""
+    flops = at_peak_s = 0.0
+    for op, runs in program.walk():
+        if op.traits.kind not in PRODUCTS or op.call is not None:
+            continue
+        if op.source.is_recomputed:
+            continue
+        dtype = program.values[op.operands[0]].dtype
+        flops += runs * op.flops
+        at_peak_s += runs * op.flops / target.peak_flops_per_s(dtype)
+    return ModelFlops(flops, at_peak_s)
