@@ -101,7 +101,7 @@ from rhino_jax.hardware.target import Target as Target
 from rhino_jax.ir.traits import OpKind as OpKind, Traits as Traits
 from rhino_jax.plan.plans import Plans as Plans
 from rhino_jax.planning.audit import audit as audit
-from rhino_jax.planning.together import plan_together as plan_together
+from rhino_jax.planning.joint.together import plan_together as plan_together
 from rhino_jax.sweeping.sweep import sweep as sweep
 from rhino_jax.verify.targets import compile_target as compile_target
 from rhino_jax.version import __version__ as __version__

@@ -9,6 +9,6 @@ blocks), `partial_sums`, `least_memory` and `cuts` (which variant), `staging` (s
 stages), `per_microbatch` (places by name), `uncovered` (ops without a rule, or left
 out), `arguments` (notes on them), `like` (what stays as in another plan), `meshes`,
 `searched` (one mesh or stages), `wishes` (one program planned), `origin` (planned
-again), and `audit`; several programs that share state: `programs`, `layout`, `joint`,
-`together`. `rhino_jax.api` calls this.
+again), and `audit`; `joint` (several programs that share state). `rhino_jax.api` calls
+this.
 """

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from tests.planning.helpers_one_program import (
+from tests.planning.one_program.helpers_one_program import (
     MESH,
     clipped,
     layer,

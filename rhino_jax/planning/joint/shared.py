@@ -13,9 +13,9 @@ from rhino_jax.face.plan import Plan
 from rhino_jax.ir.spec import Spec, local_shape
 from rhino_jax.plan.plans import Plans
 from rhino_jax.plan.shared import Slot, shared_places, taken_with
-from rhino_jax.planning.layout import decided_layout
+from rhino_jax.planning.joint.layout import decided_layout
+from rhino_jax.planning.joint.programs import WHAT, Programs
 from rhino_jax.planning.like import Kept
-from rhino_jax.planning.programs import WHAT, Programs
 from rhino_jax.planning.wishes import Wishes
 from rhino_jax.units import format_bytes
 

@@ -14,7 +14,7 @@ from rhino_jax.errors import InfeasiblePlanError, PinError
 from rhino_jax.ir.transform import RECOMPUTE
 from rhino_jax.plan.plan import Plan
 from tests.cases import covering
-from tests.planning.helpers_one_program import (
+from tests.planning.one_program.helpers_one_program import (
     assert_two_steps_equal,
     clipped,
     planned,

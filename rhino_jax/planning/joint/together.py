@@ -19,8 +19,8 @@ from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plans import Plans
-from rhino_jax.planning.joint import Together
-from rhino_jax.planning.programs import WHAT
+from rhino_jax.planning.joint.programs import WHAT
+from rhino_jax.planning.joint.shared import Together
 from rhino_jax.planning.wishes import Wishes
 from rhino_jax.processes.agree import attending
 

@@ -27,7 +27,7 @@ from rhino_jax.planning.staging.one_program.planned import (
     plan_in_one_program,
 )
 from rhino_jax.planning.staging.one_program.recomputed import Recompute
-from tests.planning.helpers_one_program import (
+from tests.planning.one_program.helpers_one_program import (
     MESH,
     clipped,
     planned,

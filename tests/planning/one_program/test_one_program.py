@@ -18,7 +18,7 @@ from rhino_jax.errors import (
     RhinoError,
     StageError,
 )
-from tests.planning.helpers_one_program import (
+from tests.planning.one_program.helpers_one_program import (
     MESH,
     assert_two_steps_equal,
     clipped,

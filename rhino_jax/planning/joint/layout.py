@@ -11,7 +11,7 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.shared import SharedLayout, Slot
 from rhino_jax.plan.trees import axes_text
-from rhino_jax.planning.programs import WHAT, Programs
+from rhino_jax.planning.joint.programs import WHAT, Programs
 from rhino_jax.processes.agree import decided_by_first
 from rhino_jax.report.progress import shown
 from rhino_jax.units import format_bytes
