@@ -14,7 +14,7 @@ import pytest
 from tests.helpers_source import PACKAGE as ROOT, TESTS, parsed, text_of
 
 
-IN_PROSE = ("", "_compat", "bench/unseen", "contest", "optimize")
+IN_PROSE = ("", "_compat", "bench/newcomers", "bench/unseen", "contest", "optimize")
 """Packages that say the same in their own words, as do those inside of `optimize`."""
 
 PACKAGES = tuple(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.errors import check_keys, nearest
+from rhino_jax.models.config import ModelConfigError
+from rhino_jax.models.workload import Workload
 from rhino_jax.units import parse_bytes
 
 
@@ -76,3 +79,22 @@ def memory_of(
         None if room is None else float(room),
         memory,
     )
+
+
+def built(
+    make: Callable[..., Workload], name: str, overrides: Mapping[str, Any]
+) -> Workload:
+    """Return the workload that a function makes.
+
+    Args:
+      make: the function.
+      name: of the model, as messages show it.
+      overrides: keywords.
+    Raises:
+      ModelConfigError: it has no such keyword.
+    """
+    known = inspect.signature(make).parameters
+    check_keys(
+        ModelConfigError, f"the model {name!r}", overrides, known, make.__module__
+    )
+    return make(**overrides)

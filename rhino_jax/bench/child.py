@@ -23,6 +23,7 @@ from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planned import PlanEntry, add_entry
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
 from rhino_jax.bench.programs import Programs
+from rhino_jax.bench.rows.calls import call_row
 from rhino_jax.bench.rows.clock import clock_row
 from rhino_jax.bench.rows.pipeline_run import plan_pipeline
 from rhino_jax.bench.rows.plan_run import time_row
@@ -119,6 +120,11 @@ def _stages(job: Mapping[str, Any], row: Row) -> None:
     write_json(Path(job["result"]), run_stages(row, Path(job["result"])))
 
 
+def _calls(job: Mapping[str, Any], row: Row) -> None:
+    """Call a step once, in both ways."""
+    write_json(Path(job["result"]), call_row(row))
+
+
 def _compiler(job: Mapping[str, Any], row: Row, traced: Traced) -> Compiler:
     return Compiler(traced, row.target, Programs(Path(job["cache"])))
 
@@ -131,6 +137,7 @@ _TASKS = {
     "time": _time,
     "pipelines": _pipelines,
     "stages": _stages,
+    "calls": _calls,
 }
 
 

@@ -14,6 +14,7 @@ from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import ALPA, SCHEDULES, parse_method
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.records import Result
+from rhino_jax.bench.rows.calls import calls_report, calls_summary, calls_task
 from rhino_jax.bench.rows.clock_run import clock_report, clock_task
 from rhino_jax.bench.rows.pipeline_run import (
     pipeline_report,
@@ -164,6 +165,7 @@ class _ByRow(NamedTuple):
 
 
 _BY_ROW = {
+    "calls": _ByRow(calls_task, calls_report, calls_summary),
     "clock": _ByRow(clock_task, clock_report, clocked_summary),
     "plan": _ByRow(plan_task, plan_report, planned_summary),
     "pipelines": _ByRow(pipeline_task, pipeline_report, pipeline_summary),

@@ -2,12 +2,13 @@
 
     kind = "compile"          # or "clock": run on emulated CPU devices, take the time;
                               # or "plan": plan only, take the time; "pipelines": plan
-                              # stages; or "stages": run them, simulated and measured
+                              # stages; or "stages": run them, simulated and measured;
+                              # or "calls": call a step once, under jit and auto_shard
     timeout_s = 900           # of planning a row, and of compiling each plan
     methods = ["dp", "fsdp@matmul", "fast", "best"]     # of rows that name none
 
     [[rows]]
-    model = "gpt-1.3b"                        # of configs/models, or bench/unseen
+    model = "gpt-1.3b"                        # of configs/models, bench/unseen, …
     overrides = {num_layers = 4, batch = 64}  # optional: keys of the model's file
     regime = "plenty"                         # of batch per device, or "little"
     target = "v5e:4x4"
@@ -33,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhino_jax.bench import unseen
+from rhino_jax.bench import newcomers, unseen
 from rhino_jax.bench.checks import Place, is_number, memory_of
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import ALPA, Method, parse_method
@@ -44,7 +45,7 @@ from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
 
 
-KINDS = ("compile", "clock", "plan", "pipelines", "stages")
+KINDS = ("compile", "clock", "plan", "pipelines", "stages", "calls")
 REGIMES = ("plenty", "little")
 
 
@@ -147,8 +148,8 @@ class Suite:
 
 
 def model_names() -> tuple[str, ...]:
-    """All that rows may name: the zoo, and the models of `rhino_jax.bench.unseen`."""
-    return (*registry.names(), *unseen.names())
+    """All that rows may name: the zoo, and the models of `rhino_jax.bench`."""
+    return (*registry.names(), *unseen.names(), *newcomers.names())
 
 
 def model_of(name: str, **overrides: Any) -> Workload:
@@ -157,8 +158,9 @@ def model_of(name: str, **overrides: Any) -> Workload:
     Raises:
       ModelConfigError: a value cannot be.
     """
-    if name in unseen.names():
-        return unseen.get(name, **overrides)
+    for own in (unseen, newcomers):
+        if name in own.names():
+            return own.get(name, **overrides)
     return registry.get(name, **overrides)
 
 

@@ -25,6 +25,8 @@ class Workload:
       step: the function to plan. When training, `step(*state, batch)` returns
         `(*state, loss)`; when decoding, `step(params, prompt)` returns tokens.
       donate_argnums: positions of the arguments that are fed back.
+      jit: compiles the step on one device, as `nnx.jit` where state is a Flax object
+        that the step changes in place, and not returned.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Workload:
     make_batch: Callable[[jax.Array], Any]
     step: Callable[..., Any]
     donate_argnums: tuple[int, ...]
+    jit: Callable[..., Any] = jax.jit
 
     def make_args(self, key: jax.Array) -> tuple[Any, ...]:
         """Concrete arguments of `step`; allocates, so for small sizes."""

@@ -6,8 +6,8 @@ In: a function with example arguments, and the keywords of `auto_shard`, `plan`,
 Out: what `face` shows: a `Plan`, several of them, or an `Audit`.
 Order: `search` (one variant of a program on meshes), `storage` (fused weights in
 blocks), `partial_sums`, `least_memory` and `cuts` (which variant), `staging` (several
-stages), `per_microbatch` (places by name), `uncovered` (ops without a rule, or left
-out), `arguments` (notes on them), `like` (what stays as in another plan), `meshes`,
+stages), `per_microbatch` (places by name), `notes` (on ops without a rule or left
+out, and on arguments), `like` (what stays as in another plan), `meshes`,
 `searched` (one mesh or stages), `wishes` (one program planned), `origin` (planned
 again), and `audit`; `joint` (several programs that share state). `rhino_jax.api` calls
 this.

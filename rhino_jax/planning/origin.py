@@ -28,11 +28,10 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_pins, expand_pins
-from rhino_jax.planning.arguments import notes_of_arguments
 from rhino_jax.planning.like import Kept
+from rhino_jax.planning.notes import notes_of_arguments, notes_of_rules
 from rhino_jax.planning.per_microbatch import notes_of_places
 from rhino_jax.planning.staging.pins import without_stages
-from rhino_jax.planning.uncovered import notes_of_rules
 from rhino_jax.report.progress import shown
 
 

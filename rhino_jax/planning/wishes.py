@@ -38,7 +38,6 @@ from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
-from rhino_jax.planning.arguments import notes_of_arguments
 from rhino_jax.planning.like import (
     Kept,
     Like,
@@ -54,6 +53,12 @@ from rhino_jax.planning.meshes import (
     read_stages,
     where_pins_hold,
 )
+from rhino_jax.planning.notes import (
+    notes_of_arguments,
+    notes_of_rules,
+    warn_of_left_out,
+    warn_of_uncovered,
+)
 from rhino_jax.planning.origin import with_origin
 from rhino_jax.planning.per_microbatch import (
     check_places,
@@ -62,11 +67,6 @@ from rhino_jax.planning.per_microbatch import (
 )
 from rhino_jax.planning.staging.pins import without_stages
 from rhino_jax.planning.staging.slices.asked import read_schedule
-from rhino_jax.planning.uncovered import (
-    notes_of_rules,
-    warn_of_left_out,
-    warn_of_uncovered,
-)
 from rhino_jax.processes.agree import is_alone, made_by_first, processes_of_mesh
 
 

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rhino_jax.bench.checks import built
 from rhino_jax.bench.unseen import bert, dlrm, gpt, mixer, resnet, t5, unet, vit
-from rhino_jax.errors import nearest
-from rhino_jax.models.config import ModelConfigError
 from rhino_jax.models.workload import Workload
 
 
@@ -38,13 +36,4 @@ def get(name: str, **overrides: Any) -> Workload:
     Raises:
       ModelConfigError: it has no such keyword.
     """
-    known = inspect.signature(_MODELS[name]).parameters
-    for key in overrides:
-        if key not in known:
-            raise ModelConfigError(
-                f"the model {name!r} has no `{key}`.{nearest(key, known)}",
-                where=f"{_MODELS[name].__module__}",
-                numbers=f"known: {', '.join(known)}",
-                fix=f"remove or rename `{key}`.",
-            )
-    return _MODELS[name](**overrides)
+    return built(_MODELS[name], name, overrides)

@@ -13,7 +13,7 @@ from jax.extend.core import Primitive  # noqa: TID251  as users make theirs
 
 import rhino_jax as rhino
 from rhino_jax.frontend import registry
-from rhino_jax.planning import uncovered
+from rhino_jax.planning import notes
 
 
 strange = Primitive("strange_op")
@@ -23,7 +23,7 @@ strange.def_impl(lambda x: x)
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(uncovered, "_TOLD", set())
+    monkeypatch.setattr(notes, "_TOLD", set())
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
     monkeypatch.setattr(registry, "_USER_RULES", set())
     monkeypatch.setattr(registry, "_MET", set())
@@ -104,7 +104,7 @@ def test_a_function_that_gives_no_rule() -> None:
     rhino.register_rule("strange_op", lambda ctx: "a b -> a b")
     with pytest.raises(rhino.RuleError, match=r"gives no rhino\.OpRule") as caught:
         planned(large)
-    assert "test_uncovered.py" in caught.value.where
+    assert "test_notes.py" in caught.value.where
 
 
 def printing(w: Any, x: Any) -> Any:
@@ -126,4 +126,4 @@ def test_what_micro_batches_leave_out_is_warned_of_once(count: int) -> None:
     found = [str(w.message) for w in caught if "does not run" in str(w.message)]
     assert len(found) == (count > 1)
     if found:
-        assert "test_uncovered.py" in found[0] and "2 micro-batches" in found[0]
+        assert "test_notes.py" in found[0] and "2 micro-batches" in found[0]

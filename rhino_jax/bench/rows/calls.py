@@ -1,0 +1,146 @@
+"""What a user waits for who calls a step for the first time: under `jit` on one device,
+and under `auto_shard` on several emulated ones, each in a process of its own.
+
+    python -m rhino_jax.bench.rows.calls MODEL HOW DEVICES      HOW: jit, or auto_shard
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+import rhino_jax as rhino
+from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.rows.row_run import RowResult, Task, table_of_rows
+from rhino_jax.bench.suite import Row, Suite, model_of
+from rhino_jax.hardware.files import load_target
+
+
+HOWS = ("jit", "auto_shard")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstCall:
+    """The first call of one model's step.
+
+    Attributes:
+      cpu_s: how → CPU seconds of it, all threads.
+      wall_s: how → seconds by the clock.
+      plan_s: seconds of the second that were spent planning.
+      mesh: of the plan: axis → size.
+    """
+
+    cpu_s: Mapping[str, float]
+    wall_s: Mapping[str, float]
+    plan_s: float
+    mesh: Mapping[str, int]
+
+
+def calls_task() -> Task[FirstCall]:
+    """Every row once: its processes are started one after the other."""
+    return Task(
+        name="calls",
+        samples=1,
+        is_by_method=False,
+        read=lambda samples: FirstCall(**samples[0]),
+        line=_line,
+    )
+
+
+def call_row(row: Row) -> dict[str, Any]:
+    """Call a row's step in both ways, as JSON.
+
+    Raises:
+      BenchError: one of them failed.
+    """
+    found: dict[str, Any] = {"cpu_s": {}, "wall_s": {}}
+    overrides = json.dumps(dict(row.overrides))
+    for how in HOWS:
+        devices = load_target(row.target).num_devices if how != "jit" else 1
+        words = [row.model, how, str(devices), overrides]
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, *words],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"RHINO_CACHE": "0"},
+        )
+        if done.returncode:
+            raise BenchError(
+                f"`bench`: the first call of {row.model!r} under {how} failed.",
+                where=" ".join(words),
+                numbers=done.stderr.strip().rpartition("\n")[2],
+                fix=f"see it whole: python -m {__name__} {' '.join(words[:3])}",
+            )
+        said = json.loads(done.stdout.splitlines()[-1])
+        found["cpu_s"][how], found["wall_s"][how] = said["cpu_s"], said["wall_s"]
+    return found | {"plan_s": said["plan_s"], "mesh": said["mesh"]}
+
+
+def _line(found: FirstCall) -> str:
+    return ", ".join(f"{how} {s:.1f} CPU s" for how, s in found.cpu_s.items())
+
+
+def calls_report(
+    suite: Suite, results: Sequence[RowResult[FirstCall]], command: str
+) -> str:
+    """The seconds as Markdown, a line per row."""
+    header = ["workload", "target", "mesh"]
+    header += [f"{how} CPU s" for how in HOWS] + [f"{how} s" for how in HOWS]
+    header += ["of it planning s"]
+
+    def cells(row: Row, found: FirstCall) -> list[str]:
+        mesh = " × ".join(map(str, found.mesh.values()))
+        line = [row.workload, row.target, mesh]
+        line += [f"{found.cpu_s[how]:.1f}" for how in HOWS]
+        line += [f"{found.wall_s[how]:.1f}" for how in HOWS]
+        return [*line, f"{found.plan_s:.1f}"]
+
+    parts = [
+        *table_of_rows(suite, results, command, header, cells),
+        "The first call of a step, until its results are there: traced, planned (under"
+        " `auto_shard`), compiled and run. Each in a process of its own, imports and"
+        " initial state not counted; nothing is read from caches.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def calls_summary(
+    suite: str, results: Sequence[RowResult[FirstCall]]
+) -> tuple[str, ...]:
+    """CPU seconds of all rows."""
+    found = [(r.row.model, r.found.cpu_s) for r in results if r.found is not None]
+    said = (f"{m} {s['auto_shard']:.0f} ({s['jit']:.0f} under `jit`)" for m, s in found)
+    return (f"`{suite}`, CPU seconds of the first call: {', '.join(said)}.",)
+
+
+def main(model: str, how: str, devices: str, overrides: str = "{}") -> int:
+    """Call the step of a model once, and print what that took as JSON."""
+    jax.config.update("jax_num_cpu_devices", int(devices))
+    work = model_of(model, **json.loads(overrides))
+    state, batch = work.init(jax.random.key(0)), work.make_batch(jax.random.key(1))
+    jax.block_until_ready(batch)
+    wrap = work.jit if how == "jit" else rhino.auto_shard
+    step = wrap(work.step, donate_argnums=work.donate_argnums)
+    wall, cpu = time.perf_counter(), time.process_time()
+    jax.block_until_ready(step(*state, batch))
+    found: dict[str, Any] = {
+        "cpu_s": time.process_time() - cpu,
+        "wall_s": time.perf_counter() - wall,
+    }
+    if how != "jit":
+        plan = step.last_plan
+        found |= {"plan_s": plan.search.seconds, "mesh": dict(plan.mesh_axes)}
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
