@@ -67,6 +67,8 @@ def test_a_solve_is_differentiated_from_outside() -> None:
 
 def test_a_solve_runs_in_micro_batches() -> None:
     def step(w: Any, a: Any, b: Any) -> Any:
+        # As `cg` does: rows and scalars, put on the device together.
+        a, b, _ = jax.device_put((a, b, jnp.float32(1)))
         value, gradient = jax.value_and_grad(lambda w: solved(a + w, b))(w)
         return w - 0.1 * gradient, value
 

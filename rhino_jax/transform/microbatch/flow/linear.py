@@ -25,7 +25,7 @@ MOVING = frozenset({
 })  # fmt: skip
 """Those that only move elements of their first operand."""
 
-JOINING = frozenset({"concatenate", "optimization_barrier", "stack"})
+JOINING = frozenset({"concatenate", "device_put", "optimization_barrier", "stack"})
 """Those that only move elements, of all operands."""
 
 LINEAR: dict[str, tuple[Group, ...]] = {
