@@ -16,6 +16,7 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.disjoint import united
 from rhino_jax.ir.factor import Layout
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.numbering import groups, number, number_rows
 
 
@@ -138,8 +139,8 @@ class Roles:
     """What a program's inputs and dim classes are to an expert.
 
     Attributes:
-      batch: classes of the leading dims of the data, and where a loop runs over one of
-        them (micro-batches, steps of time), of the leading dims of its slices.
+      batch: classes of the leading dims of the data, and where a loop or a slice takes
+        some of one (micro-batches, steps of time), of the leading dims of that.
       sequence: classes of the second dims of the data, where they are no width.
       data: input slots that are data.
       params: input slots that compute reads.
@@ -195,11 +196,24 @@ def _leading(
             stack = dim_classes.results(graph.nodes[source.node], source.result)
             is_data = stack[0] in first
         else:
-            continue
+            is_data = _takes_some(node) and dim_classes.operands(node, 0)[0] in first
         dims = dim_classes.results(node, 0) if is_data else []
+        if node.kind is NodeKind.OP:
+            dims = [d for d in dims if d is not None]
         first.update(d for d in dims[:1] if d is not None)
         second.update(d for d in dims[1:2] if d is not None)
     return frozenset(first), second
+
+
+def _takes_some(node: Node) -> bool:
+    """Whether an op takes some of the first dim of what it reads."""
+    op = node.op
+    if node.kind is not NodeKind.OP or op is None or op.rule is None:
+        return False
+    if op.traits.kind is not OpKind.MOVEMENT or not op.rule.operands[0]:
+        return False  # All that moves has an operand.
+    (dim, *_), (made, *_) = op.rule.operands[0], op.rule.results
+    return bool(dim) and not set(dim) & {f for d in made for f in d}
 
 
 def _contracted_with_weights(

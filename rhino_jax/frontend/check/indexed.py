@@ -113,6 +113,18 @@ def _update_window(op: LocalOp, dim: int) -> int:
     return op.in_shapes[2][dims.update_window_dims[kept.index(dim)]]
 
 
+def _dynamic_slice(op: LocalOp) -> tuple[LocalOp, Finish]:
+    """Every shard takes the slice that starts at its own part of it."""
+    operand, *starts = op.operands
+    layout, rule = op.shard.rule.results[0], op.shard.rule
+    for d, (dim, size) in enumerate(zip(layout, op.in_shapes[0], strict=True)):
+        for f in set(dim) - set(rule.operands[0][d]):
+            start = np.clip(starts[d], 0, size - rule.factors[f].size)
+            starts[d] = np.asarray(start + op.shard.start(f), starts[d].dtype)
+    local = op.with_params(slice_sizes=op.out_shapes[0])
+    return local.with_operands(operand, *starts), _as_is
+
+
 def _dynamic_update_slice(op: LocalOp) -> tuple[LocalOp, Finish]:
     """An update of one element is applied by the shard into which it falls."""
     operand, update, *starts = op.operands
@@ -153,6 +165,7 @@ INDEXED: Mapping[str, Callable[[LocalOp], tuple[LocalOp, Finish]]] = {
     "gather": _gather,
     **dict.fromkeys(("scatter", "scatter-sub", "scatter_sub"), _scatter),
     **dict.fromkeys(REDUCERS, _scatter),
+    "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
 }
 """Primitives that follow indices: what to run on a shard, and what to make of it."""

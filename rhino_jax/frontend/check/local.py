@@ -202,7 +202,6 @@ def _conv(op: LocalOp) -> LocalOp:
 
 LOCALISERS: Mapping[str, Callable[[LocalOp], LocalOp]] = {
     "broadcast_in_dim": _result_shape("shape"),
-    "dynamic_slice": _result_shape("slice_sizes"),
     "reshape": _reshape,
     "split": _split,
     "tile": _tile,

@@ -10,7 +10,8 @@ from rhino_jax.ir.traits import OpKind, Traits
 
 @register("dynamic_slice", traits=Traits(OpKind.MOVEMENT))
 def dynamic_slice(ctx: OpContext) -> OpRule:
-    """Dims that are taken in full are parallel, sliced dims whole."""
+    """Dims that are taken in full are parallel; of sliced dims the operand is whole,
+    and each device may take its own part of the slice."""
     operand_shape, *starts = ctx.in_shapes
     (result_shape,) = ctx.out_shapes
     factors = FactorList()
@@ -19,7 +20,7 @@ def dynamic_slice(ctx: OpContext) -> OpRule:
     for size, length in zip(operand_shape, result_shape, strict=True):
         is_full = size == length
         operand.append(factors.parallel(size) if is_full else factors.whole(size))
-        result.append(operand[-1] if is_full else ())
+        result.append(operand[-1] if is_full else factors.parallel(length))
     rule = factors.rule([operand, *([()] * len(starts))], [result])
     return OpRule(rule, is_fusible=True)
 

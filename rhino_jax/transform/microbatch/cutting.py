@@ -290,7 +290,7 @@ def _check(
             places=[_name([m]) for m in waits],
         )
     if cut.meeting_flops > choice.most_meeting * cut.flops:
-        costly = [m for m in _of_rows(found) if m.is_costly]
+        costly = [m for m in _of_rows(found) if m.is_costly] or _of_rows(found)
         raise CoupledBatchError(
             f"`{program.name}` does too much on its whole batch at once to be cut.",
             where=_where(costly),
