@@ -76,9 +76,9 @@ def test_command_lines_run(
     monkeypatch.syspath_prepend(tmp_path)
     defined = blocks()[0][2].partition("(params, opt_state)")[0]
     (tmp_path / "train.py").write_text(defined, encoding="utf-8")
-    (found,) = re.findall(r"^# shapes.toml: (.*?);", TEXT, re.MULTILINE)
-    init, args = found.split(", ", 1)
-    (tmp_path / "shapes.toml").write_text(f"{init}\n{args}", encoding="utf-8")
+    shapes = re.findall(r"^#   (\w+ = .*?)   ", TEXT, re.MULTILINE)
+    assert len(shapes) == 3
+    (tmp_path / "shapes.toml").write_text("\n".join(shapes), encoding="utf-8")
     assert main(shlex.split(COMMANDS[place])) == 0
 
 
