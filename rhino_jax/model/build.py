@@ -25,8 +25,8 @@ from rhino_jax.numbering import for_each, number_objects, number_rows
 from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, PairTable, Problem
 
 
-Narrow = Callable[[OptionBuilder, list[Options]], list[Options]]
-"""Makes shorter lists of options of them all."""
+Narrow = Callable[[OptionBuilder], tuple[list[Options], bool]]
+"""Makes the options of all nodes, and says whether some were left out."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +87,7 @@ def build_model(
       mesh: mesh axes laid over the target's links.
       pinned: node id → what is pinned of it.
       memory_budget_bytes: per device.
-      narrow: leaves options out, or none; see `neighbourhood`.
+      narrow: makes the options; None: makes all. See `neighbourhood`.
     """
     graph, tile = analysis.graph, analysis.target.device.tile
     sizes = Sizes(
@@ -96,11 +96,10 @@ def build_model(
     builder = OptionBuilder(
         graph, analysis.liveness, analysis.alike, mesh, analysis.target, pinned, sizes
     )
-    options = builder.build()
-    every = options
-    if narrow is not None:
-        options = narrow(builder, options)
-    is_narrowed = options is not every
+    if narrow is None:
+        options, is_narrowed = builder.build(), False
+    else:
+        options, is_narrowed = narrow(builder)
     options = with_packing(analysis, mesh, options)
     options = with_reversals(analysis, options)
     options = with_second_passes(analysis, mesh, options)

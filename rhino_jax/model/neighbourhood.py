@@ -16,11 +16,12 @@ from itertools import combinations
 
 import numpy as np
 
-from rhino_jax.analysis.graph import Graph
+from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.hardware.mesh import Axis, LaidMesh
+from rhino_jax.ir.factor import FactorKind
 from rhino_jax.model.build import Model
-from rhino_jax.model.options import OptionBuilder, Options
-from rhino_jax.model.strategies import Strategy
+from rhino_jax.model.options import OptionBuilder, Options, is_pure_communication
+from rhino_jax.model.strategies import Places, Strategy, count_assignments
 from rhino_jax.optimize.problem import Labels
 
 
@@ -37,6 +38,57 @@ def count_cells(graph: Graph, options: Sequence[Options]) -> int:
         whole = graph.program.values[edge.value].bytes
         cells[source.key, wanted.key, whole] = len(source.index) * len(wanted.index)
     return sum(cells.values())
+
+
+def least_cells(builder: OptionBuilder) -> int:
+    """At most what `count_cells` gives of all options, which are not listed.
+
+    Of each type of value the largest table counts, between two ops or arguments of
+    which every cut is an option.
+    """
+    graph, sizes = builder.graph, builder.mesh.sizes
+    if is_pure_communication(builder.target):
+        return 0
+    counts: dict[tuple[object, ...], int] = {}
+    cells: dict[tuple[tuple[int, ...], int], int] = {}
+
+    def count(node: Node) -> int:
+        dims = _plain_dims(graph, node)
+        if dims is None or node.id in builder.pinned:
+            return 0
+        if dims not in counts:
+            factors, cuttable = dims
+            counts[dims] = count_assignments(factors, cuttable, sizes)
+        return counts[dims]
+
+    by_node = [count(node) for node in graph.nodes]
+    for edge in graph.edges:
+        whole = graph.program.values[edge.value]
+        size = by_node[edge.source.node] * by_node[edge.target]
+        key = whole.shape, whole.bytes
+        cells[key] = max(cells.get(key, 0), size)
+    return sum(cells.values())
+
+
+def _plain_dims(
+    graph: Graph, node: Node
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Sizes of a node's factors, and which can be cut; None where specs may not say
+    some cuts, or are left out."""
+    op = node.op
+    if op is None or node.kind is not NodeKind.OP:
+        shape = graph.program.values[node.value].shape
+        shape = shape[1:] if node.kind is NodeKind.STACK else shape
+        return shape, tuple(i for i, n in enumerate(shape) if n > 1)
+    rule = op.rule
+    if rule is None or op.manual is not None:
+        return None
+    layouts = (*rule.operands, *rule.results)
+    is_plain = all(len(dim) == 1 for layout in layouts for dim in layout)
+    if not is_plain or any(f.kind is FactorKind.HALO for f in rule.factors):
+        return None
+    cuttable = tuple(i for i, f in enumerate(rule.factors) if f.is_cuttable)
+    return tuple(f.size for f in rule.factors), cuttable
 
 
 def groupings(num_axes: int) -> tuple[Groups, ...]:
@@ -148,6 +200,33 @@ def _places(strategy: Strategy, num_axes: int) -> list[int]:
         for a in axes:
             found[a] += dim
     return found
+
+
+def centres_of(
+    graph: Graph, axes: Sequence[int], seeds: Sequence[Seed]
+) -> list[frozenset[Places]]:
+    """Of every node, what seeds do there: the factor or dim of each mesh axis. What
+    cuts nothing is one of these.
+
+    Args:
+      graph: the program.
+      axes: of several devices.
+      seeds: plans for meshes of fewer axes.
+    """
+    nothing: Places = (-1,) * len(axes)
+
+    def places(seed: Seed, node: Node) -> Places:
+        cut, results = seed.strategy(node.id)
+        if node.kind is not NodeKind.OP:
+            rank = graph.program.values[node.value].rank
+            cut = results[node.kind is NodeKind.STACK : rank]
+        at = {a: i for i, mine in enumerate(cut) for a in mine}
+        return tuple(at.get(a, -1) for a in axes)
+
+    return [
+        frozenset({nothing, *(places(seed, node) for seed in seeds)})
+        for node in graph.nodes
+    ]
 
 
 def neighbourhood(

@@ -6,6 +6,7 @@ Options and costs of equal ops are computed once and shared.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,7 +34,13 @@ from rhino_jax.ir.spec import (
 from rhino_jax.model.op_collectives import OpCollectives, is_over
 from rhino_jax.model.shifts import shift_bytes
 from rhino_jax.model.sizes import PortSpecs, Sizes
-from rhino_jax.model.strategies import Strategy, all_specs, moves, strategies
+from rhino_jax.model.strategies import (
+    Places,
+    Strategy,
+    all_specs,
+    moves,
+    strategies,
+)
 from rhino_jax.numbering import for_each, number, number_rows
 
 
@@ -96,6 +103,8 @@ class OptionBuilder:
       mesh, target: where it runs.
       pinned: node id → the only specs that its results may have.
       sizes: of values, under lists of specs.
+      centres: [nodes], what only is made that moves at most one mesh axis of one of
+        these: see `strategies.enumerate_strategies`; empty: all is.
     """
 
     graph: Graph
@@ -105,6 +114,7 @@ class OptionBuilder:
     target: Target
     pinned: dict[int, NodePin]
     sizes: Sizes
+    centres: Sequence[frozenset[Places]] = ()
     _drafts: dict[object, _Draft] = field(default_factory=dict)
     # Drafts keep what the numbers are of.
     _ports: dict[int, _Ports] = field(default_factory=dict)
@@ -119,6 +129,8 @@ class OptionBuilder:
         kinds = self.alike.nodes
         if pins:
             kinds = number_rows(kinds, number(map(pins.get, range(len(nodes)))))
+        if self.centres:
+            kinds = number_rows(kinds, number(self.centres))
         return for_each(kinds, lambda n: self.of_node(nodes[n]))
 
     def of_node(self, node: Node) -> Options:
@@ -193,7 +205,7 @@ class OptionBuilder:
         if node.kind is NodeKind.COPY:
             dims = enumerate(shape)
             padded = frozenset(d for d, n in dims if n in self.sizes.padded_dims)
-        every = all_specs(shape, self.mesh.sizes, padded)
+        every = all_specs(shape, self.mesh.sizes, padded, self._centres(node))
         specs = list(every)
         for _, pin in self.pinned.get(node.id, ()):
             specs = _only(specs, self._below_stack(node, pin))
@@ -225,7 +237,7 @@ class OptionBuilder:
     def _op_options(self, node: Node) -> Options:
         op = node.op
         assert op is not None and op.rule is not None
-        key = work_of(op, self.alike.types)
+        key = work_of(op, self.alike.types), self._centres(node)
         draft = self._drafts.get(key)
         if draft is None:
             draft = self._drafts[key] = self._draft(node)
@@ -240,8 +252,13 @@ class OptionBuilder:
         if by_hand is not None:
             return self._draft_of(node, (by_hand,))
         padded = may_pad(op, self.sizes.padded_dims)
-        found = strategies(rule, shapes, mesh.sizes, padded)
+        found = strategies(rule, shapes, mesh.sizes, padded, self._centres(node))
         return self._draft_of(node, found)
+
+    def _centres(self, node: Node) -> frozenset[Places] | None:
+        # What is pinned may be near to none.
+        is_near = bool(self.centres) and node.id not in self.pinned
+        return self.centres[node.id] if is_near else None
 
     def _by_hand(self, op: Op) -> Strategy | None:
         """The one way to run what its user cut by hand, over this very mesh."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,10 @@ from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.pricing import PRICING
+
+
+Places = tuple[int, ...]
+"""Of every mesh axis of several devices, the factor or dim that it cuts; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +111,11 @@ def _assignments(
     cuttable: tuple[int, ...],
     sizes: tuple[int, ...],
     padded: frozenset[int] = frozenset(),
+    centres: frozenset[Places] | None = None,
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
     """All cuts that divide evenly, and uneven ones of the factors in `padded`; factors
-    of size zero are not cut, and axes of one device cut nothing.
+    of size zero are not cut, and axes of one device cut nothing. With `centres`, only
+    those that move at most one axis of one of these.
 
     Both orders of two axes on one factor are kept on meshes of up to two axes; with
     more axes only the mesh's order is.
@@ -121,7 +128,12 @@ def _assignments(
         pieces = math.prod(sizes[a] for a in axes)
         return _is_cut_well(factor_sizes[factor], pieces, factor in padded)
 
-    for choice in itertools.product((-1, *cuttable), repeat=len(long)):
+    every: Iterable[Places]
+    if centres is None:
+        every = itertools.product((-1, *cuttable), repeat=len(long))
+    else:
+        every = _near(centres, (-1, *cuttable))
+    for choice in every:
         cut: list[tuple[int, ...]] = [()] * len(factor_sizes)
         for axis, factor in zip(long, choice, strict=True):
             if factor >= 0:
@@ -132,6 +144,46 @@ def _assignments(
         if len(long) == 2 and choice[0] == choice[1] >= 0:
             cut[choice[0]] = long[::-1]
             yield tuple(cut)
+
+
+def _near(centres: frozenset[Places], ways: tuple[int, ...]) -> list[Places]:
+    """Places that differ from one of `centres` in at most one axis, in the order in
+    which all are listed."""
+    moved = {
+        (*centre[:axis], way, *centre[axis + 1 :])
+        for centre in centres
+        for axis in range(len(centre))
+        for way in ways
+    }
+    return sorted(places for places in moved if set(places) <= {*ways})
+
+
+def count_assignments(
+    factor_sizes: tuple[int, ...], cuttable: tuple[int, ...], sizes: tuple[int, ...]
+) -> int:
+    """How many cuts divide evenly on a mesh of three or more axes; see `_assignments`.
+
+    None is listed: factor after factor, the axes that are cut by so far are counted.
+    """
+    long = long_axes(sizes)
+    counts = Counter({frozenset[int](): 1})
+    subsets = [
+        frozenset(c)
+        for n in range(1, len(long) + 1)
+        for c in itertools.combinations(long, n)
+    ]
+    for factor in cuttable:
+        size = factor_sizes[factor]
+        mine = [
+            s for s in subsets if size and not size % math.prod(sizes[a] for a in s)
+        ]
+        more = Counter(counts)
+        for taken, count in counts.items():
+            for axes in mine:
+                if not taken & axes:
+                    more[taken | axes] += count
+        counts = more
+    return sum(counts.values())
 
 
 def _scatters(
@@ -199,6 +251,7 @@ def strategies(
     result_shapes: tuple[tuple[int, ...], ...],
     sizes: tuple[int, ...],
     padded: frozenset[int] = frozenset(),
+    centres: frozenset[Places] | None = None,
 ) -> tuple[Strategy, ...]:
     """All strategies of an op with this rule on a mesh with these axis sizes.
 
@@ -207,10 +260,10 @@ def strategies(
 
     Args: as of `enumerate_strategies`.
     """
-    key = _as_seen(rule, result_shapes, sizes, padded)
+    key = centres, *_as_seen(rule, result_shapes, sizes, padded)
     found = _FOUND.get(key)
     if found is None:
-        every = enumerate_strategies(rule, result_shapes, sizes, padded)
+        every = enumerate_strategies(rule, result_shapes, sizes, padded, centres)
         found = _FOUND[key] = tuple(every)
     return found
 
@@ -261,6 +314,7 @@ def enumerate_strategies(
     result_shapes: tuple[tuple[int, ...], ...],
     sizes: tuple[int, ...],
     padded: frozenset[int] = frozenset(),
+    centres: frozenset[Places] | None = None,
 ) -> Iterator[Strategy]:
     """What `strategies` gives, one by one.
 
@@ -269,6 +323,8 @@ def enumerate_strategies(
       result_shapes: shapes of its results.
       sizes: mesh axis sizes.
       padded: factors that may be cut unevenly, see `padding`.
+      centres: factors of the mesh axes of some strategies: only those are listed that
+        move at most one axis of one of them; None: all.
     """
     factor_sizes = tuple(f.size for f in rule.factors)
     cuttable = tuple(i for i, f in enumerate(rule.factors) if f.is_cuttable)
@@ -276,7 +332,7 @@ def enumerate_strategies(
     has_index = any(f.kind is FactorKind.INDEX for f in rule.factors)
     has_halo = any(f.kind is FactorKind.HALO for f in rule.factors)
     summed = [i for i in cuttable if rule.partial_results(i)]
-    for cut in _assignments(factor_sizes, cuttable, sizes, padded):
+    for cut in _assignments(factor_sizes, cuttable, sizes, padded, centres):
         if has_halo and not _is_legal_halo(rule, cut, sizes):
             continue
         operands = [_spec_of(x, cut, factor_sizes, sizes) for x in rule.operands]
@@ -331,8 +387,12 @@ def all_specs(
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
     padded: frozenset[int] = frozenset(),
+    centres: frozenset[Places] | None = None,
 ) -> tuple[Spec, ...]:
     """Every spec of a value of this shape that is even but for the dims in `padded`;
-    the first is replicated."""
+    the first is replicated.
+
+    Args: as of `enumerate_strategies`; `centres` are dims.
+    """
     cuttable = tuple(i for i, d in enumerate(shape) if d > 1)
-    return tuple(_assignments(shape, cuttable, sizes, padded))
+    return tuple(_assignments(shape, cuttable, sizes, padded, centres))

@@ -12,8 +12,10 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.model.neighbourhood import (
     Seed,
+    centres_of,
     count_cells,
     groupings,
+    least_cells,
     neighbourhood,
     taken_together,
 )
@@ -63,11 +65,17 @@ def _on(
     pinned: dict[int, NodePin],
     request: Request,
 ) -> MeshProblem:
-    def narrow(builder: OptionBuilder, options: list[Options]) -> list[Options]:
-        has_few = len(mesh.long) <= 2
-        if has_few or count_cells(analysis.graph, options) <= PRICING.most_cells:
-            return options
-        return neighbourhood(builder, options, _seeds(analysis, mesh, request))
+    def narrow(builder: OptionBuilder) -> tuple[list[Options], bool]:
+        has_few, graph = len(mesh.long) <= 2, analysis.graph
+        if not has_few and least_cells(builder) > PRICING.most_cells:
+            seeds = _seeds(analysis, mesh, request)
+            builder.centres = centres_of(graph, mesh.long, seeds)
+            return neighbourhood(builder, builder.build(), seeds), True
+        options = builder.build()
+        if has_few or count_cells(graph, options) <= PRICING.most_cells:
+            return options, False
+        seeds = _seeds(analysis, mesh, request)
+        return neighbourhood(builder, options, seeds), True
 
     budget = request.memory_budget_bytes
     watch = request.watch

@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.model.neighbourhood import Seed, _Full, groupings, taken_together
 from rhino_jax.model.pricing import PRICING
+from rhino_jax.model.strategies import all_specs, count_assignments
 from rhino_jax.models import registry
 from rhino_jax.search import mesh_problem
+from rhino_jax.search.mesh_problem import build_mesh_problem
+from rhino_jax.search.records import Request
 from tests.cases import covering
 from tests.search.brute_force import model_of
 from tests.search.zoo import planned
@@ -105,3 +110,34 @@ def test_a_seed_says_the_same_in_the_whole_meshs_axes() -> None:
             assert mine == pytest.approx(theirs)
             found += 1
     assert found > 500
+
+
+@pytest.mark.parametrize("name", covering(["mlp-tiny", "gpt-tiny", "moe-tiny"]))
+def test_options_near_to_seeds_are_those_of_all_options(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are listed without the others, which may be thousands."""
+    work, target = registry.get(name), load_target("v5e:4x2")
+    analysis = ProgramAnalysis.of(
+        trace(work.step, work.abstract_args(), {}).program, target
+    )
+    request = Request(memory_budget_bytes=2**40, pins={}, output_pins={}, level="fast")
+    monkeypatch.setattr(mesh_problem, "PRICING", replace(PRICING, most_cells=0))
+    listed = build_mesh_problem(analysis, tuple(MESH.items()), request).model
+    assert listed.builder.centres
+    monkeypatch.setattr(mesh_problem, "least_cells", lambda builder: 0)
+    filtered = build_mesh_problem(analysis, tuple(MESH.items()), request).model
+    assert not filtered.builder.centres
+    for mine, other in zip(listed.options, filtered.options, strict=True):
+        assert mine.strategies == other.strategies
+        np.testing.assert_array_equal(mine.cost_s, other.cost_s)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"), [((2,) * 5, (2, 2, 2)), ((12, 8, 1, 3), (2, 3, 4)), ((), (2,))]
+)
+def test_cuts_are_counted_as_they_are_listed(
+    shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    cuttable = tuple(i for i, n in enumerate(shape) if n > 1)
+    assert count_assignments(shape, cuttable, sizes) == len(all_specs(shape, sizes))
