@@ -26,6 +26,7 @@ class Effort:
       fuses_early: whether it does so before messages, too.
       worth_s: what costs more is climbed from once, up to the first move that gains
         nothing, and not searched further.
+      cutoff_s: what is proved to cost more is not searched further.
       max_prices: how many memory prices are tried.
       max_weights: how many weights of what can hide (see `overlap`).
       proves: whether to search where that gives but a better bound.
@@ -40,6 +41,7 @@ class Effort:
     max_fusions: int = 3
     fuses_early: bool = True
     worth_s: float = math.inf
+    cutoff_s: float = math.inf
     max_prices: int = 12
     max_weights: int = 4
     proves: bool = True

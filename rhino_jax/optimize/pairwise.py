@@ -132,6 +132,8 @@ class _Search:
             if before is not None and before.messages is not None:
                 self.messages.start_from(before.messages, before.unit / self.unit)
             self.pass_messages(self.messages)
+        if self.is_cut_off:
+            return
         if self.is_open(self.effort.near):
             self.put_together()
         if self.is_open() and self.effort.deterministic_s:
@@ -142,6 +144,11 @@ class _Search:
         there is time."""
         gap = self.value - self.bound
         return gap > share * (self.value + self.rest) and not self.is_over()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether every choice is proved to cost more than counts."""
+        return (self.bound + self.rest) * self.unit > self.effort.cutoff_s
 
     def is_over(self) -> bool:
         """Whether the time is."""
@@ -184,7 +191,7 @@ class _Search:
             if labels is not None and bounds[-1] > bounds[-2]:
                 self.climb(labels)
                 due = k + PAIRWISE.rounds_per_climb
-            if not self.is_open(self.effort.near):
+            if self.is_cut_off or not self.is_open(self.effort.near):
                 break
             least = PAIRWISE.stalled_share * (self.value - self.bound)
             before = bounds[-1 - PAIRWISE.stalled_rounds :][0]

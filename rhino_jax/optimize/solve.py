@@ -109,7 +109,7 @@ def solve_overlapped(
         ):
             incumbents.offer(polished)
         report(None, bound)
-        if overlap.hides_nothing:
+        if overlap.hides_nothing or bound > effort.cutoff_s:
             break
         weights.learn(weight, labels)
         is_over = time.monotonic() > effort.deadline

@@ -18,6 +18,7 @@ from rhino_jax.plan.plan import Plan
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.search.candidates import Candidate, candidates_of, plain_of
 from rhino_jax.search.carried import carried
+from rhino_jax.search.compare import Comparison
 from rhino_jax.search.found import Found
 from rhino_jax.search.limits import LIMITS
 from rhino_jax.search.mesh_problem import build_mesh_problem
@@ -28,9 +29,6 @@ from rhino_jax.search.recipe_choices import first_choices, with_recipes
 from rhino_jax.search.records import Progress, Request, SolvedMesh
 from rhino_jax.search.solve_on_mesh import as_solution, is_over
 
-
-COMPARED = replace(EFFORTS["fast"], max_starts=2, max_fusions=0)
-"""How meshes are compared; the best of them is searched again."""
 
 LIKE = replace(EFFORTS["fast"], max_rounds=0, max_fusions=0)
 """How a program is searched that is nearly another one: by climbing from that one's
@@ -237,28 +235,12 @@ def _search(
     if len(meshes) == 1:
         one = _on_one_mesh(analysis, different[0], request, progress, like)
         return [one], (), []
-    every: list[SolvedMesh] = []
-    compared: list[tuple[tuple[int, ...], float]] = []
-    limits = MoreAxes.of(request)
-    for axes in different:
-        if every and is_over(request):
-            limits.untimely += 1
-            continue
-        if not limits.allow(len(axes)):
-            continue
-        mesh_problem = build_mesh_problem(analysis, axes, request)
-        starts = first_choices(mesh_problem)
-        found = SOLVE.run(watch, mesh_problem, COMPARED, request, None, starts)
-        limits.met(len(axes), found)
-        compared.append((tuple(n for _, n in axes), found.solution.objective))
-        every = sorted([*every, found], key=lambda f: f.solution.objective)
-        every = every[: LIMITS.most_meshes]
-        best = every[0].solution.objective
-        if progress is not None and math.isfinite(best):
-            progress(best, None)
-    in_order = tuple(sorted(compared, key=lambda c: c[1]))
+    comparison = Comparison(analysis, request, progress, MoreAxes.of(request))
+    comparison.run(different)
+    every, in_order = comparison.solved, comparison.in_order
+    notes = comparison.limits.notes()
     if is_estimate:
-        return every, in_order, limits.notes()
+        return every, in_order, notes
     mesh_problem = every[0].mesh_problem
     if request.has_recipes:
         mesh_problem = RECIPES.run(
@@ -267,7 +249,7 @@ def _search(
     known = every[0].solution.labels
     starts = [] if known is None else [known]
     every[0] = SOLVE.run(watch, mesh_problem, effort, request, progress, starts)
-    return every, in_order, limits.notes()
+    return every, in_order, notes
 
 
 def _on_one_mesh(

@@ -21,7 +21,8 @@ from rhino_jax.optimize.incumbents import EFFORTS, Effort
 from rhino_jax.optimize.problem import Labels
 from rhino_jax.plan.records import Predicted
 from rhino_jax.planning.meshes import MeshAxes
-from rhino_jax.search.driver import COMPARED, distinct_meshes
+from rhino_jax.search.compare import COMPARED
+from rhino_jax.search.driver import distinct_meshes
 from rhino_jax.search.mesh_problem import build_mesh_problem
 from rhino_jax.search.passes import SOLVE
 from rhino_jax.search.read_back.assemble import costs_of

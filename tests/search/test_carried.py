@@ -77,7 +77,7 @@ def test_of_an_estimate_the_best_mesh_is_not_searched_again():
     more = seen.count("solve")
     seen.clear()
     found = find(program("gpt-tiny"), meshes, TARGET, request, is_estimate=True)
-    assert (seen.count("solve"), more) == (2, 3)
+    assert more == seen.count("solve") + 1
     assert found.meshes == free.meshes
     assert free.step_s <= found.step_s <= 1.02 * free.step_s
 

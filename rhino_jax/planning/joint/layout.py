@@ -75,7 +75,8 @@ def _search(
     # The solver takes a second to import; who only loads plans need not wait.
     from rhino_jax.analysis.program_analysis import ProgramAnalysis
     from rhino_jax.optimize.incumbents import EFFORTS
-    from rhino_jax.search.driver import COMPARED, distinct_meshes
+    from rhino_jax.search.compare import COMPARED
+    from rhino_jax.search.driver import distinct_meshes
     from rhino_jax.search.together import search_layout
 
     wishes = next(iter(programs.wishes.values()))

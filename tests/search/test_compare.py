@@ -1,0 +1,58 @@
+"""Meshes are compared briefly first; those that cannot be the best are left so."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.frontend.trace import trace
+from rhino_jax.hardware.files import load_target
+from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
+from rhino_jax.models import registry
+from rhino_jax.search.compare import COMPARED, Comparison
+from rhino_jax.search.mesh_problem import build_mesh_problem
+from rhino_jax.search.more_axes import MoreAxes
+from rhino_jax.search.passes import SOLVE
+from rhino_jax.search.recipe_choices import first_choices
+from rhino_jax.search.records import Request
+from tests.cases import covering
+
+
+@pytest.mark.parametrize(
+    ("name", "fewer"), covering([("mlp-tensor", False), ("moe-tiny", True)])
+)
+def test_the_best_mesh_is_that_of_searches_on_all(name: str, fewer: bool) -> None:
+    work, target = registry.get(name), load_target("v5e:4x4")
+    program = trace(work.step, work.abstract_args(), {}).program
+    analysis = ProgramAnalysis.of(program, target)
+    solves: Counter[tuple[int, ...]] = Counter()
+
+    def watch(done: object, form: object) -> None:
+        if done is SOLVE:
+            mesh = form.mesh_problem.model.mesh  # type: ignore[attr-defined]
+            solves[mesh.sizes] += 1
+
+    request = Request(
+        memory_budget_bytes=2**40,
+        pins={},
+        output_pins={},
+        level="fast",
+        watch=watch,
+    )
+    meshes = [
+        tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
+        for shape in mesh_shapes(target, 16, max_axes=2)
+    ]
+    comparison = Comparison(analysis, request, None, MoreAxes.of(request))
+    comparison.run(meshes)
+    assert {*comparison.objectives} == {*solves}
+    assert any(count == 1 for count in solves.values()) == fewer
+    best = comparison.solved[0].solution.objective
+    assert best == comparison.in_order[0][1]
+    for axes in meshes:
+        mesh_problem = build_mesh_problem(analysis, axes, request)
+        starts = first_choices(mesh_problem)
+        found = SOLVE.run(None, mesh_problem, COMPARED, request, None, starts)
+        assert best <= 1.005 * found.solution.objective
