@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -136,14 +137,14 @@ def search_for(
                 raise  # stages hold no less
             on_one = error
 
-        def plan_in(groups: tuple[int, ...]) -> Plan:
+        def plan_in(groups: tuple[int, ...], enough_s: float) -> Plan:
             own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, groups)
             request = wishes.request_of(target, on_own)
             # Within the time that the user gave for all.
             first = search.request
             request = replace(request, watch=first.watch, deadline=first.deadline)
             more = replace(search, meshes=own, request=request)
-            return _in_stages(wishes, more, groups, {})
+            return _in_stages(wishes, more, groups, {}, enough_s=enough_s)
 
         count = wishes.count_of(target)
         program = asked.traced.program
@@ -214,6 +215,7 @@ def _in_stages(
     places: tuple[int, ...],
     stage_pins: Mapping[str, int],
     kept: Mapping[int, Part] = NOWHERE,
+    enough_s: float = math.inf,
 ) -> Plan:
     asked = as_asked(search, wishes.recompute)
     may_recompute = wishes.recompute == AUTO
@@ -245,6 +247,7 @@ def _in_stages(
             stage_pins,
             may_recompute=may_recompute,
             kept=kept,
+            enough_s=enough_s,
         )
     except InfeasiblePlanError as error:
         if not may_be_one:

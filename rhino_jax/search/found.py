@@ -43,6 +43,13 @@ class Found:
         return self.solved[0].solution.objective if self.fits else math.inf
 
     @property
+    def compute_s(self) -> float:
+        """Compute of the best, which fits."""
+        best = self.solved[0]
+        assert best.solution.labels is not None, "nothing fits"
+        return best.mesh_problem.overlap.compute.objective(best.solution.labels)
+
+    @property
     def is_bound_by_memory(self) -> bool:
         """Whether another choice would be cheaper, or fit, with more memory."""
         return not self.fits or self.solved[0].solution.dual is not None

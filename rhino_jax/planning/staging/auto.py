@@ -23,6 +23,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Variant
+from rhino_jax.planning.staging.enough import NotFaster
 from rhino_jax.units import format_seconds
 
 
@@ -138,12 +139,16 @@ class _Tried:
     """Plans by the groups of their stages; None where there is none.
 
     Attributes:
-      plan_in: plans in such groups.
+      plan_in: plans in such groups a step that is shorter than so many seconds.
+      enough_s: what a step has to be shorter than.
       found: those that were tried.
+      bounds: of those that are not enough, what a step takes at least, in seconds.
     """
 
-    plan_in: Callable[[Places], Plan]
+    plan_in: Callable[[Places, float], Plan]
+    enough_s: float = math.inf
     found: dict[Places, Plan | None] = field(default_factory=dict)
+    bounds: dict[Places, float] = field(default_factory=dict)
 
     @property
     def best(self) -> Plan | None:
@@ -154,11 +159,21 @@ class _Tried:
     def seconds(self, places: Places) -> float:
         if places not in self.found:
             try:
-                self.found[places] = self.plan_in(places)
+                self.found[places] = self.plan_in(places, self.enough_s)
             except (InfeasiblePlanError, *NOT_POSSIBLE):
                 self.found[places] = None
+            except NotFaster as slower:
+                self.found[places], self.bounds[places] = None, slower.step_s
         plan = self.found[places]
-        return math.inf if plan is None else plan.predicted.step_time_s
+        if plan is None:
+            return self.bounds.get(places, math.inf)
+        return plan.predicted.step_time_s
+
+    def why_not(self, places: Places) -> str:
+        """Say why there is no plan in such groups."""
+        if places in self.bounds:
+            return f"at least {format_seconds(self.bounds[places])}"
+        return "not possible"
 
     def unequal(self) -> None:
         """Beside those in equal groups, what may be clearly faster than the best."""
@@ -197,7 +212,7 @@ def with_stages(
     program: Program,
     target: Target,
     devices: int,
-    plan_in: Callable[[Places], Plan],
+    plan_in: Callable[[Places, float], Plan],
 ) -> Plan:
     """The plan on one mesh, or one in stages that is predicted to be clearly faster.
 
@@ -206,7 +221,8 @@ def with_stages(
       program: what is planned.
       target: the hardware.
       devices: how many there are.
-      plan_in: plans in groups of such sizes.
+      plan_in: plans in groups of such sizes a step that is shorter than so many
+        seconds.
     Raises:
       InfeasiblePlanError: `on_one`, where stages do not help.
     """
@@ -230,7 +246,7 @@ def with_stages(
     ]
     if not counts:
         return on_one
-    tried = _Tried(plan_in)
+    tried = _Tried(plan_in, enough)
     tried.climb(counts)
     tried.unequal()
     total = format_seconds(on_one.predicted.step_time_s)
@@ -259,7 +275,7 @@ def _told(
     assert plan is not None
     lines = ", ".join(
         f"{_groups(places)}: "
-        + (format_seconds(of.predicted.step_time_s) if of else "not possible")
+        + (format_seconds(of.predicted.step_time_s) if of else tried.why_not(places))
         for places, of in sorted(tried.found.items(), key=lambda x: (len(x[0]), x[0]))
     )
     others = tuple(

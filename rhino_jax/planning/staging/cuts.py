@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ from rhino_jax.planning.meshes import AUTO, MeshAxes
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging import when
 from rhino_jax.planning.staging.counts import one_micro_batch
+from rhino_jax.planning.staging.enough import check_enough
 from rhino_jax.planning.staging.estimated import estimated, twice
 from rhino_jax.planning.staging.group.alike import Finds
 from rhino_jax.planning.staging.pins import pinned_ops
@@ -55,6 +57,7 @@ class Asked:
       slices: of sequences, by `token-slices`: how many, or their lengths, or nothing.
       kept: input of the step → where it is in another plan, whose cut is kept.
       finds: what was found for it, and for its groups.
+      enough_s: what its step has to be shorter than.
     """
 
     search: Search
@@ -68,6 +71,7 @@ class Asked:
     slices: tuple[int, ...] = ()
     kept: Mapping[int, Part] = field(default_factory=dict)
     finds: Finds = field(default_factory=Finds)
+    enough_s: float = math.inf
 
     @property
     def most_slices(self) -> int:
@@ -120,6 +124,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
       count: of micro-batches.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, PinError.
+      NotFaster: it takes too long, however it is cut.
     """
     of_step, shares, schedule = asked.of_step, asked.shares, asked.schedule
     apart = take_apart(of_step.closed, of_step.program, count, asked.places)
@@ -128,6 +133,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
     if in_slices and schedule != TOKEN_SLICES:
         _check_slices(asked, apart)
     shapes = shapes_of(asked.search, sides, shares, meshes, asked.finds)
+    check_enough(shapes, count, count, asked.enough_s)
     pins = pinned_ops(asked.stage_pins, of_step, apart, sides, asked.kept)
     found: list[CutStep] = []
     known: dict[tuple[int, ...], list[tuple[Problem, Cut]]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from rhino_jax.planning.staging.cuts import (
     cuts_of,
     worth_comparing,
 )
+from rhino_jax.planning.staging.enough import NotFaster
 from rhino_jax.planning.staging.fitted import fitted
 from rhino_jax.planning.staging.least import check_least
 from rhino_jax.planning.staging.loops.forms import all_layers, as_kept, forms_of
@@ -53,6 +55,7 @@ def plan_stages(
     *,
     may_recompute: bool = False,
     kept: Mapping[int, Part] = NOWHERE,
+    enough_s: float = math.inf,
 ) -> Plan:
     """The plan of a step in so many stages.
 
@@ -65,8 +68,10 @@ def plan_stages(
       stage_pins: key → stage.
       may_recompute: whether stages that do not fit may run their forward passes again.
       kept: input of the step → where it is in another plan, whose cut is kept.
+      enough_s: what a step has to be shorter than.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, ScheduleError, PinError.
+      NotFaster: no step is.
     """
     started = time.monotonic()
     schedule, slices = slices_in(schedule)
@@ -83,12 +88,13 @@ def plan_stages(
         may_recompute,
         slices,
         {} if schedule in when.SEVERAL else kept,
+        enough_s=enough_s,
     )
     if min(shares) > 1:
         _check_group_of_one(whole)
     rounds = _counts(whole, microbatches)
     check_least(whole, rounds[0][0])
-    all_forms, meshes = forms_of(whole, rounds[0])
+    all_forms, meshes = forms_of(whole, rounds)
     forms = as_kept(all_forms, whole.kept)
     if any(forms) and schedule in when.SEVERAL:
         raise _stacks_are_whole(traced.program, forms, schedule)
@@ -147,7 +153,7 @@ def _fastest(
     for i, counts in enumerate(rounds):
         try:
             plan = _best_of(forms, whole, meshes, counts)
-        except InfeasiblePlanError:
+        except (InfeasiblePlanError, NotFaster):
             if best is None and i == len(rounds) - 1:
                 raise
             continue
@@ -185,7 +191,9 @@ def _cuts(
 
     Raises:
       StageError, InfeasiblePlanError, PinError: no way is in the order of stages.
+      NotFaster: no number of micro-batches is enough.
     """
+    slower: list[NotFaster] = []
     found: list[tuple[Asked, CutStep]] = []
     for count in counts:
         took: list[tuple[float, int]] = []
@@ -195,6 +203,9 @@ def _cuts(
                 break
             try:
                 cuts = cuts_of(asked, meshes, count)
+            except NotFaster as refused:
+                slower.append(refused)
+                break
             except (StageError, InfeasiblePlanError, PinError):
                 # Parts may be against the order of stages, as where one loop follows
                 # another, or a stack as a whole is pinned.
@@ -204,7 +215,10 @@ def _cuts(
             meshes = worth_comparing(cuts[-1].shapes, cuts[-1].apart, max(counts))
             found += [(asked, c) for c in cuts]
             took.append((min(c.chosen.step_time_s for c in cuts), k))
-        forms = [(*forms, whole)[k] for _, k in sorted(took)[:MOST_FORMS]]
+        if took:
+            forms = [(*forms, whole)[k] for _, k in sorted(took)[:MOST_FORMS]]
+    if not found:
+        raise min(slower, key=lambda refused: refused.step_s)
     return found
 
 

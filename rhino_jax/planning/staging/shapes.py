@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rhino_jax.hardware.layout import lay_out
@@ -27,6 +27,7 @@ class Shapes:
       seconds: places → op → what it takes on a group that has so many.
       hop: bytes per second, and latency, between groups.
       good: the best few meshes that were compared, this first.
+      compute_s: places → what of `seconds` is compute, in all.
     """
 
     mesh_axes: MeshAxes
@@ -34,6 +35,7 @@ class Shapes:
     seconds: Mapping[int, Mapping[int, float]]
     hop: tuple[float, float]
     good: tuple[MeshAxes, ...] = ()
+    compute_s: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def on(
@@ -97,6 +99,7 @@ def shapes_of(
         memory_budget_bytes=math.inf,
     )
     seconds: dict[int, dict[int, float]] = {}
+    compute_s: dict[int, float] = {}
     good: tuple[MeshAxes, ...] = tuple(meshes)
     for size in sorted({*places}, reverse=True):
         # Smaller groups have the mesh that is best for the largest.
@@ -104,6 +107,8 @@ def shapes_of(
         own = [own_mesh(axes, size) for axes in left]
         found = finds.find_whole(sides.program, own, search.target, asked)
         seconds[size] = seconds_by_op(found)
+        compute_s[size] = found.compute_s
         if not seconds.keys() - {size}:
             good = tuple(left[own.index(axes)] for axes in found.meshes)
-    return replace(Shapes.on(good[0], places, seconds, search.target), good=good)
+    shapes = Shapes.on(good[0], places, seconds, search.target)
+    return replace(shapes, good=good, compute_s=compute_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -9,14 +10,21 @@ from rhino_jax.plan.kept import Part
 from rhino_jax.planning.meshes import MeshAxes
 from rhino_jax.planning.staging.counts import data_of
 from rhino_jax.planning.staging.cuts import Asked, worth_comparing
+from rhino_jax.planning.staging.enough import check_any
+from rhino_jax.planning.staging.group.alike import Finds
 from rhino_jax.planning.staging.loops.parts import parts_of
 from rhino_jax.planning.staging.loops.rows import choices_of
 from rhino_jax.planning.staging.priced import with_regions
-from rhino_jax.planning.staging.shapes import shapes_of
+from rhino_jax.planning.staging.shapes import Shapes, shapes_of
 from rhino_jax.transform.staged.apart import Apart, take_apart
 from rhino_jax.transform.staged.layers import Layers, layers_of
 from rhino_jax.transform.staged.sides import Sides, sides_of
 from rhino_jax.transform.staged.stacks import Stack
+
+
+FEW_AXES = 2
+"""Axes of a group's mesh on which a step is bounded first, where more may be taken:
+those of three take ten times as long to search."""
 
 
 def all_layers(asked: Asked) -> tuple[Layers, ...]:
@@ -27,15 +35,18 @@ def all_layers(asked: Asked) -> tuple[Layers, ...]:
 
 
 def forms_of(
-    whole: Asked, counts: Sequence[int]
+    whole: Asked, rounds: Sequence[Sequence[int]]
 ) -> tuple[list[tuple[Stack, ...]], Sequence[MeshAxes]]:
     """Stacks to be cut, and into which parts, the most even first; empty: none. And the
     meshes that are then worth comparing.
 
     Args:
       whole: the step, its loops whole.
-      counts: numbers of micro-batches, the usual one first.
+      rounds: numbers of micro-batches, the usual one first.
+    Raises:
+      NotFaster: with none of them a step is short enough.
     """
+    counts = rounds[0]
     program, meshes = whole.of_step.program, whole.search.meshes
     layers = all_layers(whole)
     choices = [choices_of(of.length, whole.shares) for of in layers]
@@ -44,13 +55,34 @@ def forms_of(
         return [()], meshes
     apart = take_apart(whole.of_step.closed, program, counts[0], whole.places)
     sides = sides_of(apart)
-    shapes = shapes_of(whole.search, sides, whole.shares, meshes, whole.finds)
+    shapes = _shapes(whole, sides, meshes, rounds)
     seconds = shapes.seconds[whole.shares[0]]
     took = _seconds(layers, apart, sides, seconds)
     rest = sum(seconds.values()) - sum(took)
     return parts_of(layers, took, rest, whole.shares), worth_comparing(
         shapes, apart, max(counts)
     )
+
+
+def _shapes(
+    whole: Asked,
+    sides: Sides,
+    meshes: Sequence[MeshAxes],
+    rounds: Sequence[Sequence[int]],
+) -> Shapes:
+    """Return the groups, with what a micro-batch takes, where that may be enough.
+
+    Raises:
+      NotFaster: it is not.
+    """
+    search, shares, finds = whole.search, whole.shares, whole.finds
+    few = [axes for axes in meshes if len(axes) <= 1 + FEW_AXES]
+    if math.isfinite(whole.enough_s) and 0 < len(few) < len(meshes):
+        brief = shapes_of(search, sides, shares, few, Finds())
+        check_any(brief, rounds, whole.enough_s, sends=False)
+    shapes = shapes_of(search, sides, shares, meshes, finds)
+    check_any(shapes, rounds, whole.enough_s)
+    return shapes
 
 
 def as_kept(

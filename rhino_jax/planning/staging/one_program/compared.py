@@ -27,7 +27,8 @@ from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
 from rhino_jax.planning.staging.auto import LEAST_GAIN, flops_of
 from rhino_jax.planning.staging.counts import PER_STAGE
-from rhino_jax.planning.staging.one_program.planned import Asked, NotFaster
+from rhino_jax.planning.staging.enough import NotFaster
+from rhino_jax.planning.staging.one_program.planned import Asked
 from rhino_jax.planning.staging.when import DISPATCH_S, dispatched
 from rhino_jax.units import format_seconds
 

@@ -13,6 +13,7 @@ from rhino_jax.plan.records import Variant
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planning.search import Search
 from rhino_jax.planning.staging.counts import counts_of, rows_of
+from rhino_jax.planning.staging.enough import NotFaster
 from rhino_jax.planning.staging.one_program.again import SolvedInOne
 from rhino_jax.planning.staging.one_program.recomputed import (
     BRIEF,
@@ -40,19 +41,6 @@ class Asked:
 
 EVERY = Asked()
 """Compared with nothing."""
-
-
-class NotFaster(Exception):
-    """A plan is not enough.
-
-    Attributes:
-      step_s: the shortest that was planned; infinite where a bound says so of all.
-      count: of micro-batches.
-    """
-
-    def __init__(self, step_s: float, count: int = 0) -> None:
-        super().__init__(step_s)
-        self.step_s, self.count = step_s, count
 
 
 def plan_in_one_program(
