@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -87,6 +88,20 @@ class Asked:
 
 
 def search_for(
+    wishes: Wished,
+    asked: Asked,
+    meshes: list[MeshAxes],
+    pins: ResolvedPins,
+    places: tuple[int, ...],
+) -> Plan:
+    """Search, and report how long all that was compared took; see `_search_for`."""
+    started = time.monotonic()
+    plan = _search_for(wishes, asked, meshes, pins, places)
+    report = replace(plan.search, seconds=time.monotonic() - started)
+    return replace(plan, search=report)
+
+
+def _search_for(
     wishes: Wished,
     asked: Asked,
     meshes: list[MeshAxes],

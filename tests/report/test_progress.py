@@ -97,9 +97,20 @@ def test_writes_are_not_too_frequent() -> None:
     assert stream.getvalue().count("\r") == 2
 
 
+def test_a_pipe_gets_a_line_every_ten_seconds() -> None:
+    progress, stream, clock = make(io.StringIO())
+    for i in range(0, 30):
+        clock.now_s = float(i)
+        progress.update(1.0, 0.5)
+    progress.close()
+    assert stream.getvalue().splitlines() == [
+        f"planning… best 1.00 s, bound 500 ms, gap 50 %, {s} s" for s in (10, 20)
+    ]
+
+
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_silent_when_nobody_watches_or_when_disabled(stream) -> None:
-    progress, stream, clock = make(stream, is_enabled=not stream.isatty())
+def test_silent_when_disabled(stream) -> None:
+    progress, stream, clock = make(stream, is_enabled=False)
     clock.now_s = 100
     progress.update(1.0, 0.5)
     progress.close()
