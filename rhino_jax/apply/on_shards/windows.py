@@ -5,6 +5,9 @@ is dilated by `m`: its element `q` lies at `q · m`. Where outputs are sharded, 
 (as in the gradient of the kernel, whose taps are the output of the forward pass), all
 shards start `m` times their elements apart, which is what a rule's HALO factor means;
 so each device convolves its shard of the image, with borders from its neighbours.
+
+What negative padding leaves out is sliced off: where the padding of every dim sums to
+zero, as (-1, 1) does, XLA:CPU convolves as without any (JAX 0.10.2, on one device too).
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from jax import lax
 
 from rhino_jax.apply.on_shards.cuts import Cuts
 from rhino_jax.apply.on_shards.halo import with_halo
@@ -78,9 +83,24 @@ def on_shard(
         # What is held beyond the last window, too little for another one, may stay.
         padding[i] = low, 0 if 0 < held - read < stride else read - held
 
+    left_out = [
+        (dim, max(0, -low), max(0, -high))
+        for dim, (low, high), dilation in zip(
+            numbers.lhs_spec[2:], padding, params["lhs_dilation"], strict=True
+        )
+        if dilation == 1 and min(low, high) < 0
+    ]
+    sliced = {dim for dim, _, _ in left_out}
+    padding = [
+        (max(0, low), max(0, high)) if dim in sliced else (low, high)
+        for dim, (low, high) in zip(numbers.lhs_spec[2:], padding, strict=True)
+    ]
+
     def with_borders(x: Any, kernel: Any) -> list[Any]:
         for border in borders:
             x = with_halo(x, border.dim, border.lower, border.upper, border.axes)
+        for dim, low, high in left_out:
+            x = lax.slice_in_dim(x, low, x.shape[dim] - high, axis=dim)
         return [x, kernel]
 
     groups = _groups(rule, params, cuts, mesh)

@@ -183,3 +183,18 @@ def test_borders_are_sent_once_for_all_that_read_them(wrap: str) -> None:
         strict=True,
     ):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
+
+
+def test_shards_of_a_convolution_leave_out_what_negative_padding_does() -> None:
+    """XLA:CPU pads nothing where the padding of every dim sums to zero: of a shard's
+    rows, which have borders instead, and of (-1, 1)."""
+
+    def convolved(x: Any, w: Any) -> Any:
+        numbers = "NHWC", "HWIO", "NHWC"
+        padding = [(5, -1), (-1, 1)]
+        return lax.conv_general_dilated(x, w, (1, 1), padding, (1, 1), (1, 1), numbers)
+
+    x, w = IMAGES[:2, :16, :5, :3], np.ones((5, 2, 3, 8), np.float32)
+    options = {"mesh": ONE, "hardware": HARDWARE, "pins": {"x": P(None, "x")}}
+    sharded = rhino.auto_shard(convolved, progress=False, **options)
+    np.testing.assert_allclose(sharded(x, w), convolved(x, w), atol=1e-4)
