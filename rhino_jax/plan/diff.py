@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.spec import format_spec
 from rhino_jax.keywords import brief
+from rhino_jax.plan.outline import first_change, outline_of
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import Collective, Predicted
 
@@ -66,6 +67,7 @@ class PlanDiff:
     Attributes:
       programs: names of the programs.
       has_same_fingerprint: whether program and mesh are the same.
+      change: the first op that differs, in words; empty where that is not known.
       meshes: their mesh axes.
       hardware: their targets.
       predicted: their predictions.
@@ -79,6 +81,7 @@ class PlanDiff:
 
     programs: tuple[str, str]
     has_same_fingerprint: bool
+    change: str
     meshes: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
     hardware: tuple[str, str]
     predicted: tuple[Predicted, Predicted]
@@ -121,6 +124,9 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
     return PlanDiff(
         programs=(a.program_name, b.program_name),
         has_same_fingerprint=a.fingerprint == b.fingerprint,
+        change=""
+        if a.fingerprint == b.fingerprint
+        else first_change(outline_of(a), outline_of(b)),
         meshes=(tuple(a.mesh_axes), tuple(b.mesh_axes)),
         hardware=(a.hardware, b.hardware),
         predicted=(a.predicted, b.predicted),

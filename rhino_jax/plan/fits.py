@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.files.schema import current_versions
-from rhino_jax.plan.outline import first_change, outline
+from rhino_jax.plan.outline import first_change, outline, outline_of
 from rhino_jax.plan.plan import Plan
 
 
@@ -76,10 +76,9 @@ def _mesh_differences(
 
 
 def _first_change(plan: Plan, program: Program | None) -> str:
-    before = plan.outline
-    if not before and plan.traced is not None:
-        before = outline(plan.traced.program)
-    return first_change(before, program) if before and program is not None else ""
+    if program is None:
+        return ""
+    return first_change(outline_of(plan), outline(program))
 
 
 def _program_differences(plan: Plan, program: Program | None) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from rhino_jax.ir.program import Op, Program, RegionCall, Value
 from rhino_jax.plan.fingerprint import rule_line
+from rhino_jax.plan.plan import Plan
 
 
 def outline(program: Program) -> str:
@@ -22,19 +23,23 @@ def outline(program: Program) -> str:
     return base64.b85encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def first_change(before: str, program: Program) -> str:
+def outline_of(plan: Plan) -> str:
+    """Return the outline of the program that a plan is for; empty where it is not
+    known, as of a plan in a file of an older version."""
+    if plan.outline or plan.traced is None:
+        return plan.outline
+    return outline(plan.traced.program)
+
+
+def first_change(before: str, after: str) -> str:
     """Say which op of a program is the first to differ; empty where none is found.
 
     Args:
-      before: the outline of the program as it was.
-      program: as it is now.
+      before, after: the outlines of the program as it was and as it is.
     """
-    try:
-        text = zlib.decompress(base64.b85decode(before)).decode()
-    except (ValueError, binascii.Error, zlib.error):
+    if not before or not after:
         return ""
-    was = [tuple(line.split("\t")) for line in text.splitlines()]
-    now = [*_lines(program)]
+    was, now = _parsed(before), _parsed(after)
     for i in range(max(len(was), len(now))):
         old, new = was[i : i + 1], now[i : i + 1]
         if [line[:-1] for line in old] != [line[:-1] for line in new]:
@@ -44,6 +49,14 @@ def first_change(before: str, program: Program) -> str:
 
 _Line = tuple[str, ...]
 """Name, operands, result types, digest, source."""
+
+
+def _parsed(text: str) -> list[_Line]:
+    try:
+        lines = zlib.decompress(base64.b85decode(text)).decode().splitlines()
+    except (ValueError, binascii.Error, zlib.error):
+        return []
+    return [tuple(line.split("\t")) for line in lines]
 
 
 def _lines(program: Program) -> Iterator[_Line]:

@@ -56,7 +56,8 @@ def _facts(diff: PlanDiff) -> tuple[tuple[str, str], ...]:
     facts = []
     if diff.meshes[0] == diff.meshes[1] and not diff.has_same_fingerprint:
         # On other meshes, fingerprints of the same program differ too.
-        facts.append(("program", "not the same (fingerprints differ)"))
+        why = diff.change or "fingerprints differ"
+        facts.append(("program", f"not the same ({why})"))
     meshes = [format_mesh(m) for m in diff.meshes]
     for name, (a, b) in (("mesh", meshes), ("hardware", diff.hardware)):
         facts.append((name, a if a == b else f"{a}  →  {b}"))

@@ -136,3 +136,15 @@ def test_passes_that_were_chosen_are_said_and_values_not_compared() -> None:
     assert found.chosen == ((), ("chunks",))
     assert found.values == (0, 0)
     assert "transforms  as written  →  chunks" in str(found)
+
+
+def test_plans_of_two_programs_name_the_first_op_that_differs(tmp_path) -> None:
+    w, x = (jax.ShapeDtypeStruct((64, 64), jnp.float32),) * 2
+    options = {"mesh": {"d": 4}, "hardware": "v5e:2x2", "progress": False}
+    a = rhino.plan(lambda w, x: jnp.tanh(x @ w), w, x, **options)
+    b = rhino.plan(lambda w, x: jnp.sin(x @ w), w, x, **options)
+    b.save(tmp_path / "b.json")
+    for other in (b, rhino.load_plan(tmp_path / "b.json")):
+        change = rhino.diff(a, other).change
+        assert "`sin` -> float32[64,64] at test_diff.py" in change
+        assert "was `tanh` -> float32[64,64] at test_diff.py" in change

@@ -27,7 +27,7 @@ from rhino_jax.plan.files.stage_json import (
     stages_to_json,
 )
 from rhino_jax.plan.files.tree_json import tree_from_json, tree_to_json
-from rhino_jax.plan.outline import outline
+from rhino_jax.plan.outline import outline_of
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.records import (
     Collective,
@@ -79,7 +79,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "model_flops": record_to_json(plan.model_flops),
         "while_loops": [record_to_json(x) for x in plan.while_loops],
         "notes": list(plan.notes),
-        "outline": plan.outline or _outline(plan),
+        "outline": outline_of(plan),
         "lines": {text: list(place) for text, place in plan.lines.items()},
         "trees": {
             "in": tree_to_json(plan.in_tree),
@@ -157,10 +157,6 @@ def _leaf(data: Mapping[str, Any], place: Mapping[str, int], stages: int) -> Lea
         stage=max(stage, 0),
         num_stages=int(data.get("num_stages", stages if stage < 0 else 1)),
     )
-
-
-def _outline(plan: Plan) -> str:
-    return "" if plan.traced is None else outline(plan.traced.program)
 
 
 def _collective(data: Mapping[str, Any]) -> Collective:
