@@ -19,6 +19,7 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.traits import OpKind
 
 
 def uneven_dims(graph: Graph) -> frozenset[int]:
@@ -43,8 +44,8 @@ def uneven_dims(graph: Graph) -> frozenset[int]:
 def may_pad(op: Op, dims: frozenset[int]) -> frozenset[int]:
     """The factors of an op that may be cut unevenly.
 
-    Not those that a window slides over (shifts may be), that indices address, or that
-    are a part of a dim.
+    Not those that a window slides over, or that indices address (of what only moves
+    elements by constants, they may), or that are a part of a dim.
 
     Args:
       op: the op; it has a rule.
@@ -54,15 +55,12 @@ def may_pad(op: Op, dims: frozenset[int]) -> frozenset[int]:
     assert rule is not None
     if not (op.is_fusible or op.traits.masks_padding):
         return frozenset()
-    parts = _parts(rule)
+    parts, is_moved = _parts(rule), op.traits.kind is OpKind.MOVEMENT
     return frozenset(
         i
         for i, factor in enumerate(rule.factors)
         if factor.size in dims
-        and (
-            factor.kind in (FactorKind.PARALLEL, FactorKind.REDUCE)
-            or factor.shift is not None
-        )
+        and (factor.kind in (FactorKind.PARALLEL, FactorKind.REDUCE) or is_moved)
         and i not in parts
     )
 

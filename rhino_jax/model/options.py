@@ -202,7 +202,7 @@ class OptionBuilder:
             shape = shape[1:]
         copied = copied_bytes(self.graph, self.liveness, node)
         padded: frozenset[int] = frozenset()
-        if node.kind is NodeKind.COPY:
+        if node.kind in (NodeKind.COPY, NodeKind.CARRY):
             dims = enumerate(shape)
             padded = frozenset(d for d, n in dims if n in self.sizes.padded_dims)
         every = all_specs(shape, self.mesh.sizes, padded, self._centres(node))

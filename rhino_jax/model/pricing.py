@@ -22,6 +22,9 @@ class Pricing:
         is priced as well; this only keeps hopeless options out.
     most_cells: entries of different tables of the problem up to which all options are
         searched together on meshes of three and more axes; 120 MB, as of a U-Net.
+    sector_bytes: bytes that a GPU reads at once, so that a border of single columns
+        takes as long as one of as many whole sectors (CUDA C++ Best Practices Guide,
+        "Coalesced Access to Global Memory"). TPUs read tiles; hardware files give them.
     """
 
     tie_s: float = 1e-12
@@ -29,6 +32,7 @@ class Pricing:
     small_share: float = 1e-4
     most_padded: float = 1.5
     most_cells: int = 15_000_000
+    sector_bytes: int = 32
 
 
 PRICING = Pricing()

@@ -9,12 +9,8 @@ import numpy as np
 
 from rhino_jax.ir.program import Op, Value, item_bytes
 from rhino_jax.ir.spec import local_shape
+from rhino_jax.model.pricing import PRICING
 from rhino_jax.model.strategies import Strategy
-
-
-SECTOR_BYTES = 32
-"""What a GPU reads at once (CUDA C++ Best Practices Guide, "Coalesced Access to Global
-Memory"), which is its tile of one row."""
 
 
 def shift_bytes(
@@ -70,5 +66,5 @@ def shift_bytes(
 def _extent(from_minor: int, tile: Sequence[int], item: int) -> int:
     """Elements of a tile along a dim, counted from the minor one."""
     if not tile:
-        return max(SECTOR_BYTES // item, 1) if from_minor == 0 else 1
+        return max(PRICING.sector_bytes // item, 1) if from_minor == 0 else 1
     return tile[-1 - from_minor] if from_minor < len(tile) else 1

@@ -88,6 +88,23 @@ def test_a_roll_along_a_dim_that_does_not_divide() -> None:
     np.testing.assert_allclose(plan.jit(step)(u), step(u), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("body", covering([window, heat, upwind], [window]))
+def test_a_grid_that_does_not_divide_is_in_shards_inside_of_a_loop(
+    body: Callable[[Any], Any],
+) -> None:
+    u = grid(61, 43)
+
+    def step(u: Any) -> Any:
+        return steps(body, u)
+
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    plan = rhino.plan(step, u, mesh=mesh, hardware=HARDWARE)
+    np.testing.assert_allclose(plan.jit(step)(u), step(u), rtol=1e-5, atol=1e-6)
+    whole = rhino.plan(step, u, mesh={"x": 1}, hardware=HARDWARE)
+    assert plan.predicted.flops_per_device < whole.predicted.flops_per_device / 4
+    assert plan.in_specs[0] == P()
+
+
 @pytest.mark.slow
 @pytest.mark.compile_only
 @pytest.mark.parametrize("hardware", ["v5e:2x4", "h100:8"])
