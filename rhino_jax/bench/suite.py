@@ -19,6 +19,8 @@
     microbatches = 8                          # of stages; default: rhino chooses
     stages = 4                                # of "pipelines"; default: rhino chooses
     per_microbatch = ["batch_norm"]           # of "pipelines": as `rhino.plan` takes it
+    published = 0.2                           # of "pipelines": the last method's step
+                                              # over the first's, as others measured it
     alpa = {stages = [4, 4], microbatches = 8}    # of method "alpa": see `solution`
     methods = ["fsdp", "best"]                # optional
 
@@ -68,6 +70,8 @@ class Row:
       microbatches: of stages; 0 in suites without, and where rhino chooses.
       stages: how many are planned; 0 likewise.
       per_microbatch: where statistics may be those of a micro-batch.
+      published: the step of the last method over that of the first, as others measured
+        it; 0 where nobody did.
       alpa: what the method of that name plans.
     """
 
@@ -83,6 +87,7 @@ class Row:
     microbatches: int = 0
     stages: int = 0
     per_microbatch: tuple[str, ...] = ()
+    published: float = 0.0
     alpa: Solution | None = None
 
     @property
@@ -124,6 +129,8 @@ class Row:
             table["stages"] = self.stages
         if self.per_microbatch:
             table["per_microbatch"] = list(self.per_microbatch)
+        if self.published:
+            table["published"] = self.published
         if self.alpa is not None:
             table["alpa"] = self.alpa.to_table()
         return table
@@ -257,6 +264,7 @@ _ROW_KEYS = (
     "microbatches",
     "stages",
     "per_microbatch",
+    "published",
     "alpa",
 )
 
@@ -269,6 +277,8 @@ def _check_of_stages(row: Mapping[str, Any], at: Place) -> None:
     places = row.get("per_microbatch", [])
     is_list = isinstance(places, list) and all(isinstance(p, str) for p in places)
     at.check(is_list, "per_microbatch", places, "a list of names")
+    over = row.get("published", 0.0)
+    at.check(is_number(over) and over >= 0, "published", over, "a number >= 0")
 
 
 def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
@@ -326,6 +336,7 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
         microbatches=row.get("microbatches", 0),
         stages=row.get("stages", 0),
         per_microbatch=tuple(row.get("per_microbatch", ())),
+        published=float(row.get("published", 0.0)),
         alpa=alpa,
     )
 

@@ -9,7 +9,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.bench.command import Command, run_command
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.methods import SCHEDULES
+from rhino_jax.bench.methods import SCHEDULES, parse_method
 from rhino_jax.bench.planning import workload_of
 from rhino_jax.bench.rows.pipeline_run import (
     Pipelines,
@@ -87,9 +87,11 @@ def test_a_line_for_every_method() -> None:
         )
 
     plans = planned("auto", 2.5), planned("1f1b", 3.0)
+    methods = tuple(parse_method(plan.method) for plan in plans)
+    row = replace(SUITE.rows[0], published=0.8, methods=methods)
     results = [
-        RowResult(row=SUITE.rows[0], found=Pipelines(plans=plans)),
-        RowResult(row=SUITE.rows[0], found=None, error="killed"),
+        RowResult(row=row, found=Pipelines(plans=plans)),
+        RowResult(row=row, found=None, error="killed"),
     ]
     text = pipeline_report(SUITE, results, "bench mine")
     rows = [
@@ -102,6 +104,7 @@ def test_a_line_for_every_method() -> None:
         "1.000",
     ]
     assert rows[1][8] == "1.500" and rows[1][11] == "1.200"
+    assert (rows[0][12], rows[1][12]) == ("", "0.800")
     assert rows[2][2] == "killed"
     assert "2 plans" in text and "1.25 to 1.50" in text
 

@@ -57,6 +57,7 @@ def test_all_devices_as_one_stage_are_one_mesh() -> None:
         ({"alpa": {**ROW["alpa"], "pins": {"a": -1}}}, "`pins` is not a table"),
         ({"alpa": {**ROW["alpa"], "layers": 2}}, "unknown key `layers`"),
         ({"alpa": None}, 'as the row has the method "alpa"'),
+        ({"published": -0.5}, "`published` is not a number >= 0"),
         ({"per_microbatch": "batch_norm"}, "`per_microbatch` is not a list"),
     ],
 )

@@ -11,8 +11,18 @@ import pytest
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tera import causal_times, slice_batch, slice_sequence
+from rhino_jax.pipeline.tera import slice_sequence
 from rhino_jax.pipeline.work import Cost, chain
+
+
+def causal_times(
+    units: int, *, fixed_s: float = 0.0, unit_s: float = 0.0, pair_s: float = 0.0
+) -> np.ndarray:
+    """[units before, units in the slice]: seconds of any slice, for every unit, and for
+    each that it attends to."""
+    before, inside = np.indices((units + 1, units + 1))
+    pairs = before * inside + inside * (inside + 1) / 2
+    return fixed_s + unit_s * inside + pair_s * pairs
 
 
 def every_split(units: int) -> Iterator[tuple[int, ...]]:
@@ -45,7 +55,7 @@ def test_slices_equal_looking_at_all(seed: int) -> None:
     )
     found = slice_sequence(times, stages)
     assert found.step_time_s == best
-    t = seconds_of(times, found.parts[0].lengths)
+    t = seconds_of(times, found.lengths)
     assert (found.sum_s, found.longest_s) == (sum(t), max(t))
 
 
@@ -62,52 +72,28 @@ def test_so_many_slices_equal_looking_at_all(seed: int, count: int) -> None:
     )
     found = slice_sequence(times, stages, repeats, count)
     assert found.step_time_s == best
-    assert {len(part.lengths) for part in found.parts} == {count}
+    assert len(found.lengths) == count
     with pytest.raises(ScheduleError, match="fewer slices"):
         slice_sequence(times, stages, repeats, units + 1)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_batches_equal_looking_at_all(seed: int) -> None:
-    units, batch, stages = 4, 4, 2 + seed % 4
-    times = {size: size * random_times(seed + size, units) + 5 for size in (1, 2, 3)}
-    splits = list(every_split(units))
-
-    def parts(left: int) -> Iterator[list[list[float]]]:
-        if not left:
-            yield []
-        for size in (s for s in times if s <= left):
-            for lengths in splits:
-                for rest in parts(left - size):
-                    yield [seconds_of(times[size], lengths), *rest]
-
-    # Parts' order does not matter, and slices matter through sum and longest alone.
-    def step(found: list[list[float]]) -> float:
-        return sum(map(sum, found)) + (stages - 1) * max(map(max, found))
-
-    expected = min(map(step, parts(batch)))
-    assert slice_batch(times, batch, stages).step_time_s == expected
-
-
 def test_later_slices_are_no_longer() -> None:
     times = causal_times(64, fixed_s=20, unit_s=1, pair_s=0.1)
-    lengths = slice_sequence(times, 24).parts[0].lengths
+    lengths = slice_sequence(times, 24).lengths
     assert sum(lengths) == 64 and len(lengths) > 2
     assert lengths[0] > lengths[-1]
 
 
 def test_one_stage_is_not_sliced() -> None:
     times = causal_times(16, fixed_s=1, unit_s=1, pair_s=0.1)
-    assert slice_sequence(times, 1).parts[0].lengths == (16,)
+    assert slice_sequence(times, 1).lengths == (16,)
 
 
 def test_unequal_slices_run_as_computed() -> None:
     """Forward passes of unequal slices, alike on all stages, by the simulator."""
     times = causal_times(32, fixed_s=4, unit_s=1, pair_s=0.25)
     found = slice_sequence(times, 6, repeats=2)
-    costs = [
-        [Cost(forward_s=t) for p in found.parts for t in seconds_of(times, p.lengths)]
-    ] * 6
+    costs = [[Cost(forward_s=t) for t in 2 * seconds_of(times, found.lengths)]] * 6
     simulated = simulate(make("forward-only", chain(costs, 1)))
     assert simulated.step_time_s == pytest.approx(found.step_time_s)
 
@@ -117,8 +103,3 @@ def test_long_sequences_take_seconds() -> None:
     start = time.perf_counter()
     slice_sequence(times, 48)
     assert time.perf_counter() - start < 5
-
-
-def test_parts_that_do_not_make_up_the_batch_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="fix: add times of a part of 1 sample"):
-        slice_batch({2: causal_times(4, unit_s=1)}, 3, 2)

@@ -114,7 +114,7 @@ class Slicing:
             busiest = np.maximum(busiest, seconds)
         work = self.work
         found = slice_sequence(busiest, work.groups, work.micro_batches, count)
-        ends = np.cumsum([0, *found.parts[0].lengths]) * self.length // units
+        ends = np.cumsum([0, *found.lengths]) * self.length // units
         return tuple(np.diff(ends).tolist())
 
     def in_slices(self, lengths: Sequence[int]) -> Work:
