@@ -47,7 +47,7 @@ def test_state_is_found_with_and_without_donation(donate: Any) -> None:
     opt = {
         f"out: opt{k}": f"opt{k}" for k in ("['mu']['w']", "['mu']['b']", "['step']")
     }
-    assert found == (params if donate == (0,) else params | opt)
+    assert found == params | opt
 
 
 def test_names_of_the_result_decide_between_equal_arguments() -> None:
