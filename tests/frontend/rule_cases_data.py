@@ -235,7 +235,10 @@ DATA_CASES: dict[str, tuple[Case, ...]] = {
     ),
     "eigh": on_symmetric(linalg.eigh),
     "eig": on_matrices(linalg.eig, 4, 4, 4),
-    "svd": on_matrices(linalg.svd),
+    "svd": (
+        *on_matrices(linalg.svd),
+        *on_matrices(lambda x: linalg.svd(x, full_matrices=False)),
+    ),
     "schur": on_matrices(linalg.schur, 4, 4, 4),
     "hessenberg": on_matrices(linalg.hessenberg, 4, 4, 4),
     "tridiagonal": on_symmetric(linalg.tridiagonal),

@@ -119,24 +119,34 @@ def _running(text: str) -> None:
 
 
 def gradient_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Return the gradient by all floating-point arguments; None where there is none."""
-    places = [
-        p
-        for p, x in enumerate(args)
-        if jnp.issubdtype(jax.typeof(x).dtype, jnp.floating)
-    ]
+    """Return the gradient by all arguments that have one; None where none has."""
+    places = [p for p, x in enumerate(args) if _is_inexact(x)]
+    for chosen in [places, *([p] for p in places)]:
+        gradient = _gradient_by(fn, chosen)
+        try:
+            jax.eval_shape(gradient, *args)
+        except (NotImplementedError, TypeError, ValueError):
+            continue
+        return gradient if chosen else None
+    return None
 
+
+def _gradient_by(fn: Callable[..., Any], places: list[int]) -> Callable[..., Any]:
     def loss(given: Any, args: Any) -> Any:
         full = dict(enumerate(args)) | dict(zip(places, given, strict=True))
-        leaves = jax.tree.leaves(fn(*full.values()))
-        floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-        return sum((jnp.sin(x).sum() for x in floats), jnp.float32(0))
+        leaves = [x for x in jax.tree.leaves(fn(*full.values())) if _is_inexact(x)]
+        real = [
+            y
+            for x in leaves
+            for y in ([x.real, x.imag] if jnp.iscomplexobj(x) else [x])
+        ]
+        return sum((jnp.sin(y).sum() for y in real), jnp.float32(0))
 
     def gradient(*args: Any) -> Any:
         return jax.grad(loss)([args[p] for p in places], args)
 
-    try:
-        jax.eval_shape(gradient, *args)
-    except (NotImplementedError, TypeError, ValueError):
-        return None
-    return gradient if places else None
+    return gradient
+
+
+def _is_inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact))
