@@ -13,6 +13,7 @@ from rhino_jax.errors import (
     ScheduleError,
     StageError,
 )
+from rhino_jax.garbage import no_garbage_collection
 from rhino_jax.ir.program import Program
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY, idle_stages
 from rhino_jax.plan.kept import Part
@@ -45,6 +46,7 @@ NO_PINS: Mapping[str, int] = {}
 NOWHERE: Mapping[int, Part] = {}
 
 
+@no_garbage_collection()
 def plan_stages(
     search: Search,
     shares: tuple[int, ...],

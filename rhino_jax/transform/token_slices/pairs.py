@@ -104,11 +104,13 @@ class OnPairs:
         """What is known of later columns; a mask tells which those are."""
         if pair.row is not None:
             return self._made(pair.row)
-        either = [self._made(row) for row in (0, 1)]
-        for row, later in enumerate(either):
+        either: list[Later] = []
+        for row in (0, 1):
+            later = self._made(row)
             if later.fill is not Fill.ANY:
                 pair.decide(row)
                 return later
+            either.append(later)
         seen = min(later.seen for later in either)
         return Later(seen=seen, leak=either[0].leak)
 
