@@ -1,26 +1,35 @@
 """Windows at constant places: scatters, gathers and dynamic slices as pads and slices.
 
 A window is opened where it covers most of a dim, so that shards of the array and of the
-window exchange borders: that of a cache's new token stays what it is, as it is written
-in place. Elements are the same; of an addition, -0.0 outside of the window is 0.0.
+window exchange borders; and what is scattered to any place of an array along which
+others shift, as the edges of a grid and sources in it: XLA turns a scatter to a
+constant place into an update of a slice, for which it gathers the array (8 H100, jax
+0.10.2). A cache's new token stays what it is, as it is written in place. Elements are
+the same; of an addition, -0.0 outside of the window is 0.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from rhino_jax._compat import open_jaxpr
+from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind
+from rhino_jax.ir.program import RegionKind
+
+
+Shape = tuple[int, ...]
 
 Start = Sequence[int]
 """Of every dim, the element of an array at which a window begins."""
 
 
 def opened_window(
-    eqn: Any, values: Sequence[np.ndarray | None]
+    eqn: Any, values: Sequence[np.ndarray | None], grids: Collection[Shape]
 ) -> Callable[..., Any] | None:
     """Return a function of an equation's operands that does the same by pads and
     slices; None where it is no such window.
@@ -28,16 +37,38 @@ def opened_window(
     Args:
       eqn: the equation.
       values: integers that its operands hold; None where they are not known.
+      grids: as of `shifted_shapes`.
     """
+    if eqn.primitive.name in _COMBINE:
+        return _scatter(eqn, values, grids)
     find = _WINDOWS.get(eqn.primitive.name)
     return None if find is None else find(eqn, values)
 
 
-def _is_most(start: Start, window: Sequence[int], shape: Sequence[int]) -> bool:
+def shifted_shapes(jaxpr: Any) -> frozenset[Shape]:
+    """Return the shapes of arrays of which most is sliced, in a jaxpr and in what it
+    calls."""
+    found = set[Shape]()
+    for eqn in open_jaxpr(jaxpr).eqns:
+        if region_kind(eqn) is RegionKind.CALL:
+            found = found.union(*map(shifted_shapes, closed_region_jaxprs(eqn)))
+        elif eqn.primitive.name == "slice":
+            shape, window = (v.aval.shape for v in (*eqn.invars, *eqn.outvars))
+            if _is_most(eqn.params["start_indices"], window, shape):
+                found.add(shape)
+    return frozenset(found)
+
+
+def _is_inside(start: Start, window: Shape, shape: Shape) -> bool:
+    places = zip(start, window, shape, strict=True)
+    return all(0 <= at and at + n <= size for at, n, size in places)
+
+
+def _is_most(start: Start, window: Shape, shape: Shape) -> bool:
     """Whether a window lies inside, and covers a dim but for its borders."""
-    places = list(zip(start, window, shape, strict=True))
-    is_inside = all(0 <= at and at + n <= size for at, n, size in places)
-    return is_inside and any(n < size < 2 * n for _, n, size in places)
+    sizes = zip(window, shape, strict=True)
+    is_most = any(n < size < 2 * n for n, size in sizes)
+    return is_most and _is_inside(start, window, shape)
 
 
 def _starts(shape: Sequence[int], index: np.ndarray, dims: Sequence[int]) -> list[int]:
@@ -48,7 +79,7 @@ def _starts(shape: Sequence[int], index: np.ndarray, dims: Sequence[int]) -> lis
 
 
 def _scatter(
-    eqn: Any, values: Sequence[np.ndarray | None]
+    eqn: Any, values: Sequence[np.ndarray | None], grids: Collection[Shape]
 ) -> Callable[..., Any] | None:
     numbers, index = eqn.params["dimension_numbers"], values[1]
     shape = eqn.invars[0].aval.shape
@@ -59,7 +90,8 @@ def _scatter(
     window = list(eqn.invars[2].aval.shape)
     for d in sorted(inserted):
         window.insert(d, 1)
-    if not _is_most(start, window, shape):
+    is_grid = shape in grids and _is_inside(start, tuple(window), shape)
+    if not is_grid and not _is_most(start, tuple(window), shape):
         return None
     combine = _COMBINE[eqn.primitive.name]
 
@@ -83,7 +115,8 @@ def _written(x: Any, window: Any, start: Start, combine: Any) -> Any:
         place = lax.broadcasted_iota(jnp.int32, x.shape, d)
         here = (place >= at) & (place < at + n)
         inside = here if inside is None else inside & here
-    return lax.select(inside, combine(x, padded), x)
+    found = combine(x, padded)
+    return found if inside is None else lax.select(inside, found, x)
 
 
 def _replace(x: Any, padded: Any) -> Any:
@@ -157,7 +190,6 @@ def _split(eqn: Any, values: Sequence[np.ndarray | None]) -> Callable[..., Any] 
 
 
 _WINDOWS: dict[str, Callable[[Any, Any], Callable[..., Any] | None]] = {
-    **dict.fromkeys(_COMBINE, _scatter),
     "gather": _gather,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _update_slice,

@@ -24,7 +24,7 @@ from rhino_jax._compat import (
     with_eqns,
 )
 from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind, with_jaxprs
-from rhino_jax.frontend.tracing.constant_windows import opened_window
+from rhino_jax.frontend.tracing.constant_windows import opened_window, shifted_shapes
 from rhino_jax.frontend.tracing.rotations import Rotations
 from rhino_jax.ir.program import RegionKind
 
@@ -52,13 +52,14 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
         if isinstance(const, np.ndarray) and _is_small(var):
             known[var] = const
     eqns: list[Any] = []
+    grids = shifted_shapes(jaxpr)
     for eqn in inner.eqns:
         values = [_value(atom, known) for atom in eqn.invars]
         folded = _folded(eqn, values)
         if folded is not None:
             known[eqn.outvars[0]] = folded
         made = [_with_bodies(eqn, values)]
-        window, rotation = opened_window(eqn, values), rotations.of(eqn)
+        window, rotation = opened_window(eqn, values, grids), rotations.of(eqn)
         if window is not None:
             made = _spelled(eqn, eqn.invars, window, inner.debug_info)
         elif rotation is not None:

@@ -31,14 +31,14 @@ def padded(u: Any) -> Any:
 
 
 def window(u: Any) -> Any:
-    """A scatter of the inner part."""
-    return u.at[1:-1, 1:-1].add(0.1 * inside(u))
+    """A scatter of the inner part, and a source."""
+    return u.at[1:-1, 1:-1].add(0.1 * inside(u)).at[3, 4].add(1.0)
 
 
 def overwritten(u: Any) -> Any:
     """A window set, the edges by rows."""
     u = u.at[1:-1, 1:-1].set(0.25 * inside(u) + jnp.sin(u[1:-1, 1:-1]))
-    return u.at[0].set(u[1]).at[:, -1].set(0.0)
+    return u.at[0].set(u[1]).at[:, -3:].multiply(0.5).at[:, :].add(1.0)
 
 
 def upwind(u: Any) -> Any:
