@@ -13,7 +13,7 @@ import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.hardware.files import hardware_names, load_target
 from rhino_jax.planning.wishes import Wishes
-from rhino_jax.search.driver import COMPARED
+from rhino_jax.search.compare import COMPARED
 from rhino_jax.sweeping.meshes import Asked, Meshes
 from rhino_jax.sweeping.point import format_price
 from rhino_jax.sweeping.sweep import _wishes as wishes
