@@ -19,6 +19,7 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import PARTIAL_SUMS, Transform
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.planning.search import Search
+from rhino_jax.search.driver import brief_step_s
 from rhino_jax.search.found import Found
 from rhino_jax.transform.partial_sums import Site, accumulated, as_text, sites
 
@@ -160,8 +161,15 @@ class _Variants:
         if not self.found:
             return None
         search, found = min(self.found, key=lambda f: f[1].step_s)
-        if found.step_s >= (1 - LEAST_GAIN) * self.first.step_s:
+        if found.step_s >= self.first.step_s:
             return None
+        if found.step_s >= (1 - LEAST_GAIN) * self.first.step_s:
+            # Variants are searched briefly: they are compared to as brief a search.
+            if search.request.level == "fast":
+                return None
+            written_s = brief_step_s(self.first, self.search.request)
+            if found.step_s >= (1 - LEAST_GAIN) * written_s:
+                return None
         return search, search.again(found)
 
 

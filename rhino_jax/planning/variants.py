@@ -14,6 +14,7 @@ from rhino_jax.plan.records import Variant
 from rhino_jax.planning.chunking import counts_of_chunks
 from rhino_jax.planning.recomputing import SHARES, Again, Cut, made_again, with_room
 from rhino_jax.planning.search import Search
+from rhino_jax.search.driver import brief_step_s
 from rhino_jax.search.found import Found
 from rhino_jax.search.keeping.choice import SOME
 from rhino_jax.transform.microbatch import may_cut
@@ -92,6 +93,8 @@ class Explorer:
         fit; planned where no other variant fits.
       tried: all that was searched.
       estimated: policies of recompute, by name, and passes that are done before.
+      written_s: step of the program as it is, searched as briefly as variants are.
+      is_as_written: the best variant, searched as it is asked for, is no faster.
     """
 
     search: Search
@@ -105,6 +108,9 @@ class Explorer:
     estimated: dict[str, tuple[Again, Sequence[Transform]]] = field(
         default_factory=dict
     )
+
+    written_s: float = math.inf
+    is_as_written: bool = False
 
     @property
     def has_more(self) -> bool:
@@ -121,6 +127,11 @@ class Explorer:
         """
         written = Tried("as written", self.search, self.first)
         self.tried.append(written)
+        self.written_s = self.first.step_s
+        if self.first.fits and self.search.request.level != "fast":
+            # Variants are searched briefly: they are compared to as brief a search, so
+            # that no level passes over what another takes.
+            self.written_s = brief_step_s(self.first, self.search.request)
         kept = written
         if self.may_recompute and self.has_wish:
             kept = self._try("all kept", [KEPT_INSTEAD]) or written
@@ -145,7 +156,12 @@ class Explorer:
             self.tried.append(best)
         if not best.found.fits:
             raise self._nothing_fits()
-        found = best.found if best is written else self._again(best)
+        if best is written:
+            return written.search, written.found
+        found = self._again(best)
+        if found.step_s >= written.found.step_s:
+            self.is_as_written = True
+            return written.search, written.found
         return best.search, found
 
     def _again(self, tried: Tried) -> Found:
@@ -157,7 +173,9 @@ class Explorer:
     def _chosen(self) -> Tried:
         """The fastest, or what is as its user wrote it, if that is hardly slower."""
         written, best = self.tried[0], min(self.tried, key=lambda t: t.found.step_s)
-        is_faster = best.found.step_s < (1 - LEAST_GAIN) * written.found.step_s
+        if self.is_as_written:
+            return written
+        is_faster = best.found.step_s < self._worth_s()
         return best if is_faster or not written.found.fits else written
 
     def variants(self) -> tuple[Variant, ...]:
@@ -192,7 +210,7 @@ class Explorer:
 
     def _worth_s(self) -> float:
         """A step below which a variant is better than the program as it is written."""
-        return (1 - LEAST_GAIN) * self.tried[0].found.step_s
+        return (1 - LEAST_GAIN) * self.written_s
 
     def _in_chunks(self, kept: Tried) -> Tried:
         """With the loss in more and more chunks, while that is of use."""

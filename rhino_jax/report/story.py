@@ -313,13 +313,15 @@ def _coverage(plan: Plan) -> Section:
 
 def _search(plan: Plan) -> Section:
     search = plan.search
+    # Other meshes, and programs after other passes, are compared but not bounded.
+    scope = ", of this program on this mesh" if plan.meshes or plan.variants else ""
     variables = "bounded without CP-SAT"
     if search.variables:
         variables = f"{format_count(search.variables)} Boolean variables"
     status, objective = (
         _STATUS.get(search.status, search.status),
         f"{format_seconds(search.objective_s)}, proved bound"
-        f" {format_seconds(search.bound_s)}, gap {format_share(search.gap)}",
+        f" {format_seconds(search.bound_s)}, gap {format_share(search.gap)}{scope}",
     )
     if plan.has_tasks:
         status = "feasible: stages are planned one after the other, without a bound"

@@ -258,3 +258,14 @@ def test_micro_batches_under_the_mesh_of_a_context():
         got = rhino.auto_shard(step, microbatches=4)(w, x)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ["900KiB", "1200KiB", "2MiB"])
+@pytest.mark.parametrize("step", [checkpointed, plain])
+def test_the_best_level_is_never_worse_than_the_fast_one(step, budget):
+    fast, best = (
+        plan_of(step, level=level, memory_budget_bytes=budget).predicted.step_time_s
+        for level in ("fast", "best")
+    )
+    assert best <= fast * (1 + 1e-4)
