@@ -9,11 +9,19 @@ from typing import Any
 
 import pytest
 
+from rhino_jax.hardware.files import load_target
+from rhino_jax.hardware.target import Target
+
 
 SLOW = pytest.mark.slow
 
 SEED = int(os.environ.get("RHINO_TEST_SEED", f"{datetime.now(tz=UTC):%Y%m%d}"))
 """Seed of programs drawn every day: RHINO_TEST_SEED, or the date."""
+
+
+def without_reserve(hardware: str) -> Target:
+    """Return hardware of whose memory budgets plans may hold all by prediction."""
+    return load_target(hardware).replace(reserve_share=0.0)
 
 
 def covering(

@@ -39,7 +39,9 @@ def planned(args, hardware, mesh, share, schedule):
         "mesh": mesh,
         "microbatches": 8,
         "schedule": schedule,
-        "hardware": load_target(hardware).replace(host_bytes_per_s=NEAR),
+        "hardware": load_target(hardware).replace(
+            host_bytes_per_s=NEAR, reserve_share=0.0
+        ),
         "donate_argnums": 0,
     }
     free = rhino.plan(train_step, *args, recompute="as written", **options)

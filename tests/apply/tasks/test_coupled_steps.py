@@ -13,7 +13,7 @@ import rhino_jax as rhino
 from rhino_jax.models import registry
 from rhino_jax.pipeline.tasks import Kind
 from rhino_jax.units import format_bytes, format_seconds
-from tests.cases import covering
+from tests.cases import covering, without_reserve
 
 
 MESH = {"stage": 2}
@@ -144,6 +144,7 @@ def planned(**options):
         STEPS["balanced"],
         *large(),
         mesh=MESH,
+        hardware=without_reserve("cpu"),
         microbatches=16,
         donate_argnums=0,
         level="fast",

@@ -42,7 +42,9 @@ def planned(step, args, share=None, free=None, **wishes):
     sizes = wishes.pop("sizes")
     options = {
         "mesh": jax.make_mesh(sizes, ("stage", "data")[: len(sizes)]),
-        "hardware": load_target("v5e:2x4").replace(host_bytes_per_s=1e12),
+        "hardware": load_target("v5e:2x4").replace(
+            host_bytes_per_s=1e12, reserve_share=0.0
+        ),
         "microbatches": 8,
         "donate_argnums": 0,
         "recompute": "as written" if free is None else "auto",

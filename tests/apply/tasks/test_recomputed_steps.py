@@ -10,6 +10,7 @@ from helpers_steps import assert_equal, two_steps
 import rhino_jax as rhino
 from rhino_jax.models import registry
 from tests.apply.stand_in import normal
+from tests.cases import without_reserve
 
 
 WIDTH, ROWS = 64, 2048
@@ -59,7 +60,8 @@ def wishes(stages, schedule):
 
 def planned(step, args, share, donated=0, **options):
     """Plans with room for all, all kept, and with a share of the memory of this one."""
-    options = {"donate_argnums": donated, **options}
+    hardware = without_reserve("cpu")
+    options = {"donate_argnums": donated, "hardware": hardware, **options}
     free = rhino.plan(step, *args, recompute="as written", **options)
     budget = int(share * free.predicted.peak_bytes)
     return free, rhino.plan(step, *args, memory_budget_bytes=budget, **options)

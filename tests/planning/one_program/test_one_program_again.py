@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from rhino_jax.errors import InfeasiblePlanError, PinError
 from rhino_jax.ir.transform import RECOMPUTE
 from rhino_jax.plan.plan import Plan
-from tests.cases import covering
+from tests.cases import covering, without_reserve
 from tests.planning.one_program.helpers_one_program import (
     assert_two_steps_equal,
     clipped,
@@ -52,7 +52,7 @@ def test_layers_make_again_what_would_not_fit() -> None:
     args = *args[:2], rows, rows, args[4]
     written = planned(step, args, recompute="as written", hardware="v5e:2x4")
     budget = int(0.6 * written.predicted.peak_bytes)
-    asked = {"hardware": "v5e:2x4", "memory_budget_bytes": budget}
+    asked = {"hardware": without_reserve("v5e:2x4"), "memory_budget_bytes": budget}
     with pytest.raises(InfeasiblePlanError, match="one program of 2 stages") as found:
         planned(step, args, recompute="as written", **asked)
     assert "4 micro-batches" in found.value.numbers

@@ -12,6 +12,7 @@ import rhino_jax as rhino
 from rhino_jax.planning.staging.planned import Refused
 from rhino_jax.planning.staging.remade import Remaking
 from rhino_jax.transform.recompute.choice import Choice
+from tests.cases import without_reserve
 
 
 def mlp(params, x):
@@ -48,7 +49,7 @@ def planned(loss, widths, budget=None):
         shape(8192, 256),
         mesh={"stage": 2},
         microbatches=4,
-        hardware="h100",
+        hardware=without_reserve("h100"),
         schedule="1f1b",
         donate_argnums=0,
         memory_budget_bytes=budget,

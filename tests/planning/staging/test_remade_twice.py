@@ -9,9 +9,11 @@ import pytest
 from helpers_coupled import STEPS, arguments
 
 import rhino_jax as rhino
+from tests.cases import without_reserve
 
 
 WISHES = {
+    "hardware": without_reserve("cpu"),
     "mesh": {"stage": 2},
     "microbatches": 16,
     "schedule": "1f1b",
