@@ -213,3 +213,10 @@ def test_a_plan_that_rhino_cut_runs_as_one_device(plan):
     ]
     x = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
     assert plan.check(train_step, params, x).ok
+
+
+def test_stages_that_cannot_gain_are_refused_before_they_are_planned(hardware):
+    """By one search of a micro-batch; what a step takes at least is told."""
+    plan = planned(f"{hardware(slow=2e10)}:2x2", level="fast")
+    assert len(plan.stages) == 1
+    assert "2: at least " in plan.notes[-1]

@@ -51,11 +51,14 @@ def forms_of(
     layers = all_layers(whole)
     choices = [choices_of(of.length, whole.shares) for of in layers]
     is_whole = all(row.count == 1 for rows in choices for row in rows)
-    if is_whole or any(entry.is_const for entry in program.inputs):
+    is_whole |= any(entry.is_const for entry in program.inputs)
+    if is_whole and math.isinf(whole.enough_s):
         return [()], meshes
     apart = take_apart(whole.of_step.closed, program, counts[0], whole.places)
     sides = sides_of(apart)
     shapes = _shapes(whole, sides, meshes, rounds)
+    if is_whole:
+        return [()], shapes.good
     seconds = shapes.seconds[whole.shares[0]]
     took = _seconds(layers, apart, sides, seconds)
     rest = sum(seconds.values()) - sum(took)
