@@ -40,7 +40,7 @@ layout into another. (03_price.txt)
     3  P(None, 'data'), P('data') -> P('data')  summed over data  21.6 ms
     n1 → n2  3 × 6  at most 11.6 ms
 
-`search` folds nodes that are alike, as those of a model's layers are; here none is.
+`planner` folds nodes that are alike, as those of a model's layers are; here none is.
 (04_fold.txt)
 
     folded  6 nodes to 6, 5 edges to 5
@@ -50,7 +50,7 @@ search starts. (05_recipes.txt)
 
     fsdp  12.6 ms
 
-`optimize` takes one option of every node, so that nodes and edges together cost least
+`solver` takes one option of every node, so that nodes and edges together cost least
 within memory, and proves how far from the least that may be. (06_solve.txt)
 
     n2 dot_general %2  1  P('data'), P() -> P('data')  12.6 ms
@@ -59,15 +59,14 @@ within memory, and proves how far from the least that may be. (06_solve.txt)
 
     %2  P('data')
 
-`apply` runs the function as it was written, with this spec as a sharding constraint on
-the matmul's result, from which XLA's partitioner makes the local matmul of 16384 rows;
-`verify` reads it back from the compiled program.
+`runtime` runs the function as it was written, with this spec as a sharding constraint
+on the matmul's result, from which XLA's partitioner makes the local matmul of 16384
+rows; `verify` reads it back from the compiled program.
 """
 
 from __future__ import annotations
 
 from rhino_jax.api import auto_shard as auto_shard, load_plan as load_plan, plan as plan
-from rhino_jax.apply.sharded import ShardedFunction as ShardedFunction
 from rhino_jax.errors import (
     HardwareError as HardwareError,
     InfeasiblePlanError as InfeasiblePlanError,
@@ -83,11 +82,11 @@ from rhino_jax.errors import (
     StageError as StageError,
     TraceError as TraceError,
 )
-from rhino_jax.face.audit import Audit as Audit
-from rhino_jax.face.check import Check as Check
-from rhino_jax.face.diff import diff as diff
-from rhino_jax.face.plan import Plan as Plan
-from rhino_jax.face.verification import Verification as Verification
+from rhino_jax.explain.results.audit import Audit as Audit
+from rhino_jax.explain.results.check import Check as Check
+from rhino_jax.explain.results.diff import diff as diff
+from rhino_jax.explain.results.plan import Plan as Plan
+from rhino_jax.explain.results.verification import Verification as Verification
 from rhino_jax.frontend.check.rule import check_rule as check_rule
 from rhino_jax.frontend.pin import pin as pin
 from rhino_jax.frontend.registry import (
@@ -100,9 +99,10 @@ from rhino_jax.hardware.files import load_target as load_target
 from rhino_jax.hardware.target import Target as Target
 from rhino_jax.ir.traits import OpKind as OpKind, Traits as Traits
 from rhino_jax.plan.plans import Plans as Plans
-from rhino_jax.planning.audit import audit as audit
-from rhino_jax.planning.joint.together import plan_together as plan_together
-from rhino_jax.sweeping.sweep import sweep as sweep
+from rhino_jax.planner.audit import audit as audit
+from rhino_jax.planner.joint.together import plan_together as plan_together
+from rhino_jax.runtime.sharded import ShardedFunction as ShardedFunction
+from rhino_jax.sweep.sweep import sweep as sweep
 from rhino_jax.verify.targets import compile_target as compile_target
 from rhino_jax.version import __version__ as __version__
 

@@ -9,10 +9,8 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from rhino_jax.apply.meshes import read_mesh
-from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.errors import RhinoError
-from rhino_jax.face.plan import Plan
+from rhino_jax.explain.results.plan import Plan
 from rhino_jax.frontend.parameters import (
     CALLING,
     Parameters,
@@ -23,8 +21,10 @@ from rhino_jax.frontend.tracing.wrappers import check_no_shardings
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.files.store import load_plan as load
 from rhino_jax.plan.pins.trees import check_pins
-from rhino_jax.planning.like import hardware_of_like
-from rhino_jax.planning.wishes import Wishes
+from rhino_jax.planner.like import hardware_of_like
+from rhino_jax.planner.options import Wishes
+from rhino_jax.runtime.meshes import read_mesh
+from rhino_jax.runtime.sharded import ShardedFunction
 
 
 def auto_shard(
@@ -60,8 +60,8 @@ def auto_shard(
     Plans once per signature, moves arguments to where the plan wants them, and runs
     one compiled program. Inside of `jit`, `grad` and `vmap`, only constraints are
     placed. Plans are kept on disk (`rhino_jax.plan.files.cache`). Where a mesh is of
-    several processes, the first plans for all (`rhino_jax.processes.agree`): they plan
-    the same functions in the same order.
+    several processes, the first plans for all (`rhino_jax.runtime.processes.agree`):
+    they plan the same functions in the same order.
 
     Args:
       fn: the function; a `jax.jit` or `nnx.jit` object is taken off. Of one that
@@ -147,7 +147,7 @@ def auto_shard(
       progress: show a line while planning takes long; or a function that is called
         with (best, bound) in seconds.
       dump: a folder, made if need be; every pass from the program to the plan writes
-        there as text what it gives (`rhino_jax.search.passes`).
+        there as text what it gives (`rhino_jax.planner.search.passes`).
     Returns:
       The sharded function; without `fn`, a decorator.
     Raises:

@@ -22,7 +22,7 @@ from rhino_jax.commands.planning import add_plan
 from rhino_jax.commands.saved import add_saved
 from rhino_jax.commands.words import EXIT_CODES, positive, positive_int, shares
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
-from rhino_jax.optimize.errors import UnsatisfiedError
+from rhino_jax.solver.errors import UnsatisfiedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

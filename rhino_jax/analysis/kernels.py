@@ -21,9 +21,9 @@ from rhino_jax.analysis.materialised import Materialised, sums
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import NOWHERE, copied_ports, read_ports
 from rhino_jax.analysis.views import are_views
-from rhino_jax.disjoint import united
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.numbering import number_rows
+from rhino_jax.utils.union_find import united
+from rhino_jax.utils.unique_ids import number_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from rhino_jax.analysis.matmul_depth import find_matmul_depth
 from rhino_jax.analysis.slack import find_slack
 from rhino_jax.analysis.uses import NOWHERE, copied_ports
 from rhino_jax.analysis.views import are_views
-from rhino_jax.optimize.slack import Slack, Wait
+from rhino_jax.solver.slack import Slack, Wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)

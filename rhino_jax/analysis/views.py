@@ -1,6 +1,6 @@
 """Reshapes that are none: dims of which every device is to have a single index.
 
-So are the operands of ops whose sum is left open (`transform.partial_sums`): of
+So are the operands of ops whose sum is left open (`passes.deferred_reductions`): of
 products a contracted dim parted into a batch dim and the rest, of convolutions one
 parted into groups. The new dim is cut to single indices, which leaves the array as it
 was; no compiler moves anything for it (v5e:2x2, v5e:2x4, 8 H100, CPU: no copy in HLO).

@@ -35,7 +35,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.records import CompiledCandidate
-from rhino_jax.streams import keep_captured
+from rhino_jax.utils.stderr import keep_captured
 
 
 def main(path: str) -> int:

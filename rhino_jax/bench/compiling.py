@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.lowering import lower
-from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.bench.programs import Programs
 from rhino_jax.bench.records import Measure
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.plan import Plan
+from rhino_jax.runtime.bound import Bound
+from rhino_jax.runtime.lowering import lower
+from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.units import format_bytes
 from rhino_jax.verify.hlo.rates import Rates
 from rhino_jax.verify.hlo.reading import read_compiled

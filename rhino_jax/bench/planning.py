@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
-from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.bench.methods import Method
 from rhino_jax.bench.suite import Row, model_of
 from rhino_jax.errors import InfeasiblePlanError
@@ -19,14 +18,19 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
 from rhino_jax.models.workload import Workload
-from rhino_jax.optimize.least_peak import smallest_peak
 from rhino_jax.plan.plan import Plan
-from rhino_jax.planning.cuts import best_cut
-from rhino_jax.planning.search import Search
-from rhino_jax.search.candidates import Candidate
-from rhino_jax.search.driver import choose_plan, make_candidates, make_recipe_plans
-from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.records import Request
+from rhino_jax.planner.cuts import best_cut
+from rhino_jax.planner.search.candidates import Candidate
+from rhino_jax.planner.search.driver import (
+    choose_plan,
+    make_candidates,
+    make_recipe_plans,
+)
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.variant_search import Search
+from rhino_jax.runtime.with_plan import with_trees
+from rhino_jax.solver.least_peak import smallest_peak
 from rhino_jax.units import parse_bytes
 from rhino_jax.verify.refine import Judge, refine
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rhino_jax.bench.store import write_json
-from rhino_jax.children import environment_of_child
+from rhino_jax.utils.subprocess import environment_of_child
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rhino_jax.bench.records import Measure, Result
 from rhino_jax.bench.suite import Row
-from rhino_jax.report.line import format_mesh
+from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.units import format_bytes, format_seconds
 
 

@@ -12,7 +12,7 @@ import jax
 from rhino_jax.bench.rates.measure import measure
 from rhino_jax.bench.rates.measured_file import hardware_file
 from rhino_jax.commands.words import positive, positive_int
-from rhino_jax.writing import check_folder, write_file
+from rhino_jax.utils.atomic_write import check_folder, write_file
 
 
 def add_bench(commands: Any) -> None:

@@ -16,8 +16,8 @@ from rhino_jax.commands.planning import (
     plan_call,
 )
 from rhino_jax.commands.words import EXIT_CODES
-from rhino_jax.report.views.page import plan_page
-from rhino_jax.writing import write_file
+from rhino_jax.explain.report.views.page import plan_page
+from rhino_jax.utils.atomic_write import write_file
 
 
 def add_explore(commands: Any) -> None:

@@ -9,8 +9,6 @@ import jax
 from jax.sharding import NamedSharding
 
 import rhino_jax as rhino
-from rhino_jax.apply.constraints import partition_spec
-from rhino_jax.apply.meshes import axes_of_mesh
 from rhino_jax.commands.planning import (
     SHAPES_HELP,
     add_planning,
@@ -23,13 +21,15 @@ from rhino_jax.commands.planning import (
 )
 from rhino_jax.commands.words import EXIT_CODES, read_pins
 from rhino_jax.errors import HardwareError, MeshError, RhinoError
+from rhino_jax.explain.report.audit import audit_to_html
+from rhino_jax.explain.report.verification import verification_to_html
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import trace_call
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.pins.resolve import resolve_pins
-from rhino_jax.report.audit import audit_to_html
-from rhino_jax.report.verification import verification_to_html
+from rhino_jax.runtime.constraints import partition_spec
+from rhino_jax.runtime.meshes import axes_of_mesh
 from rhino_jax.verify.emulate import emulated_mesh
 from rhino_jax.verify.targets import compile_target
 

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 import rhino_jax as rhino
-from rhino_jax.apply.sharded import ShardedFunction
 from rhino_jax.commands.demo import NUM_DEVICES, emulate, say
 from rhino_jax.errors import StageError
 from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
+from rhino_jax.runtime.sharded import ShardedFunction
 
 
 MODEL = "unet-tiny"

@@ -27,7 +27,7 @@ from rhino_jax.commands.words import (
     read_pins,
     size_bytes,
 )
-from rhino_jax.writing import write_file
+from rhino_jax.utils.atomic_write import write_file
 
 
 def add_exploring(commands: Any) -> None:

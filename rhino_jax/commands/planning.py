@@ -19,9 +19,9 @@ from rhino_jax.commands.words import (
     size_bytes,
 )
 from rhino_jax.errors import MeshError, RhinoError
-from rhino_jax.report.html import page
-from rhino_jax.report.views.page import plan_page
-from rhino_jax.writing import write_file
+from rhino_jax.explain.report.html import page
+from rhino_jax.explain.report.views.page import plan_page
+from rhino_jax.utils.atomic_write import write_file
 
 
 if TYPE_CHECKING:

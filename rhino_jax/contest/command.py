@@ -13,7 +13,7 @@ from pathlib import Path
 from rhino_jax.contest.engine import Answer, solve_instance
 from rhino_jax.contest.errors import InstanceError
 from rhino_jax.contest.instance import Instance, read_instance
-from rhino_jax.optimize.errors import UnsatisfiedError
+from rhino_jax.solver.errors import UnsatisfiedError
 
 
 GRACE_S = 1.0

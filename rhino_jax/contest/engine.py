@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from rhino_jax.contest.check import Checked, check
 from rhino_jax.contest.instance import Instance
-from rhino_jax.optimize.errors import UnsatisfiedError
-from rhino_jax.optimize.limited import Report
-from rhino_jax.optimize.presolve.simplify import simplify
-from rhino_jax.optimize.solve_limited import solve_limited
+from rhino_jax.solver.errors import UnsatisfiedError
+from rhino_jax.solver.limited import Report
+from rhino_jax.solver.presolve.simplify import simplify
+from rhino_jax.solver.solve_limited import solve_limited
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rhino_jax.contest.errors import InstanceError
-from rhino_jax.optimize.problem import NodeUsage, PairTable, Problem
+from rhino_jax.solver.problem import NodeUsage, PairTable, Problem
 
 
 FORBIDDEN = 10**18

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rhino_jax.apply.constraints import stops
 from rhino_jax.export.cotangents import Read, is_transposed
 from rhino_jax.export.places import Place
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.plan.decisions import Decisions
+from rhino_jax.runtime.constraints import stops
 
 
 Chain = tuple[Spec, ...]

@@ -8,8 +8,6 @@ from functools import cached_property
 
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from rhino_jax.apply.constraints import partition_spec
-from rhino_jax.apply.on_shards.parts import needs_shards
 from rhino_jax.export.constraints import Constraint, constraints_of
 from rhino_jax.export.patch import Words, diff_of
 from rhino_jax.export.pytrees import (
@@ -23,10 +21,12 @@ from rhino_jax.export.pytrees import (
 from rhino_jax.frontend.cells import cell_of
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.traits import OpKind
+from rhino_jax.passes.apply import remade
 from rhino_jax.plan.decisions import held_specs
 from rhino_jax.plan.plan import Leaf, Plan
 from rhino_jax.plan.trees import donated_arguments
-from rhino_jax.transform.remade import remade
+from rhino_jax.runtime.constraints import partition_spec
+from rhino_jax.runtime.on_shards.parts import needs_shards
 
 
 FUNCTIONS = '''

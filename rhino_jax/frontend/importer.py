@@ -64,7 +64,7 @@ from rhino_jax.ir.program import (
 from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.ir.verifier import rule_fault
 from rhino_jax.ir.while_trips import with_while_trips
-from rhino_jax.keywords import brief
+from rhino_jax.utils.keywords import brief
 
 
 def import_jaxpr(

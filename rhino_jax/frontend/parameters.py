@@ -11,7 +11,7 @@ from typing import Any
 from rhino_jax.errors import TraceError, nearest
 from rhino_jax.frontend.leaves import Static
 from rhino_jax.frontend.tracing.wrappers import is_nnx_jit, take_off
-from rhino_jax.keywords import brief, whole
+from rhino_jax.utils.keywords import brief, whole
 
 
 CALLING = ("donate_argnums", "donate_argnames", "static_argnums", "static_argnames")

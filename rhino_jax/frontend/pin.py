@@ -19,7 +19,7 @@ from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.elementwise import passing
 from rhino_jax.ir.program import PIN, AxisNames, NamedMesh
 from rhino_jax.ir.traits import OpKind, Traits
-from rhino_jax.keywords import brief
+from rhino_jax.utils.keywords import brief
 
 
 def pin(x: Any, spec: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from rhino_jax.errors import RuleError
 from rhino_jax.ir.factor import Rule, parse_rule
 from rhino_jax.ir.traits import Traits
-from rhino_jax.keywords import brief
+from rhino_jax.utils.keywords import brief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

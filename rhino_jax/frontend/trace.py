@@ -53,7 +53,7 @@ class Traced:
         what is written back to them the last of its results.
       in_tree, out_tree: structure and positions of the arrays of the arguments and of
         the result, as a plan shows them.
-      remade: what passes made of it (see `rhino_jax.transform`), by name and choice.
+      remade: what passes made of it (see `rhino_jax.passes`), by name and choice.
     """
 
     name: str

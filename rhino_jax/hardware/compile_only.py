@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from rhino_jax._compat import is_compile_only, num_tpu_chips, only_nccl
 from rhino_jax.errors import HardwareError
-from rhino_jax.streams import captured_stderr
+from rhino_jax.utils.stderr import captured_stderr
 
 
 # Without TPUs: ask no metadata server, wait for no other host, share the library

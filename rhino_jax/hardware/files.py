@@ -15,7 +15,7 @@ from rhino_jax.errors import HardwareError, MeshError, nearest
 from rhino_jax.hardware.schema import parse_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.hardware.topology import with_topology
-from rhino_jax.keywords import brief
+from rhino_jax.utils.keywords import brief
 
 
 _SUFFIX = re.compile(r"(?P<name>.+):(?P<dims>\d+(x\d+)*)")

@@ -3,7 +3,7 @@
 XLA lowers shardings through one of two passes with habits of their own: TPU's takes
 one mesh axis at a time, GPU's and CPU's one dim at a time. What a hardware file says of
 it (`Device`) is read here once; the cost model prices by it (`rhino_jax.cost.reshard`,
-`rhino_jax.cost.combine`), and plans annotate by it (`rhino_jax.apply.constraints`).
+`rhino_jax.cost.combine`), and plans annotate by it (`rhino_jax.runtime.constraints`).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Device:
         norm); sums over rows are computed in one with what reads them (a softmax).
       defers_gradients: whether the compiler leaves matmuls of weights' gradients to the
         end of the step, and holds what they read, unless they are ordered (see
-        `rhino_jax.transform.recompute`).
+        `rhino_jax.passes.remat`).
       masks_groups: whether the compiler multiplies all rows of a product of ragged
         groups by the matrix of every group, with the operands masked to the group's
         rows in memory (see `rhino_jax.analysis.masked_groups`).

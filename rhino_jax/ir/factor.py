@@ -11,7 +11,7 @@ reshape is `(b s) h -> b s h`. One mark may follow a factor's name:
                 into it, and contributes zero (or leaves alone) for the others
     ^   merge   each shard sends a few results of its own to all others, which
                 merge them (top-k, positions of maxima, running sums); of rules
-                built in, as `apply.on_shards.merging` does it
+                built in, as `runtime.on_shards.merging` does it
 
 and `_` is a dim that has no factor (size one, or never worth a name).
 

@@ -73,7 +73,7 @@ class Traits:
         unequal sizes, what pads them masked.
       is_gathered: XLA gathers its operands where each device could do its part alone,
         or partitions it wrongly, as convolutions of several groups; run by `shard_map`
-        in a plan (`rhino_jax.apply.on_shards`).
+        in a plan (`rhino_jax.runtime.on_shards`).
       is_reversal: its operand with dims reversed, as the gradient of a convolution
         reads a kernel.
       groups: of a product of ragged groups of rows, how many matrices there are; 1 of

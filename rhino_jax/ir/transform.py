@@ -28,7 +28,7 @@ class Transform:
       name: as "dead code".
       ops_before, ops_after: ops of the program, regions included.
       choice: of a pass that was chosen among others, what it needs to be done again
-        (see `rhino_jax.transform`), as JSON; empty where it follows from the program.
+        (see `rhino_jax.passes`), as JSON; empty where it follows from the program.
     """
 
     name: str

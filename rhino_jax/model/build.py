@@ -21,8 +21,8 @@ from rhino_jax.model.pricing import PRICING
 from rhino_jax.model.resharding import ReshardTables
 from rhino_jax.model.reversals import apart_s, find_reversals, with_reversals
 from rhino_jax.model.sizes import Sizes, SpecTable
-from rhino_jax.numbering import for_each, number_objects, number_rows
-from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, PairTable, Problem
+from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
+from rhino_jax.utils.unique_ids import for_each, number_objects, number_rows
 
 
 Narrow = Callable[[OptionBuilder], tuple[list[Options], bool]]

@@ -22,7 +22,7 @@ from rhino_jax.ir.factor import FactorKind
 from rhino_jax.model.build import Model
 from rhino_jax.model.options import OptionBuilder, Options, is_pure_communication
 from rhino_jax.model.strategies import Places, Strategy, count_assignments
-from rhino_jax.optimize.problem import Labels
+from rhino_jax.solver.problem import Labels
 
 
 Groups = tuple[tuple[int, ...], ...]

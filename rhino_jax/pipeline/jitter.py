@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.keywords import brief, read_count, real
 from rhino_jax.pipeline.network import Network, network_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.units import format_seconds
+from rhino_jax.utils.keywords import brief, read_count, real
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.keywords import brief, real
 from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.jitter import Jittered, Noise, jittered
@@ -21,6 +20,7 @@ from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work
 from rhino_jax.pipeline.written import read_order
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.stages import Pipeline, StageCost
+from rhino_jax.utils.keywords import brief, real
 
 
 FORWARD_ONLY = "forward-only"

@@ -15,7 +15,7 @@ from typing import Any
 
 from rhino_jax.pipeline.tasks import label
 from rhino_jax.pipeline.times import Times
-from rhino_jax.writing import write_file
+from rhino_jax.utils.atomic_write import write_file
 
 
 Event = dict[str, Any]

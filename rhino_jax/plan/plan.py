@@ -62,7 +62,7 @@ class Leaf:
 class Plan:
     """How a program is laid out over a mesh, and what that costs: data alone.
 
-    What users hold is `rhino_jax.face.plan.Plan`, which also acts.
+    What users hold is `rhino_jax.explain.results.plan.Plan`, which also acts.
 
     Attributes:
       program_name: the planned function's name.
@@ -108,7 +108,7 @@ class Plan:
         is loaded from a file.
       cached: the file of the cache that it was read from, where it was not searched;
         `search.seconds` then says how long that took once.
-      origin: what can plan its program again, see `rhino_jax.planning.origin`; None
+      origin: what can plan its program again, see `rhino_jax.planner.origin`; None
         where the program is not at hand, as of a plan that was loaded.
       traced: the function as it was traced, where the plan is of this process; what
         is written of the user's own lines needs it (`rhino_jax.export`).

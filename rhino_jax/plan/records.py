@@ -147,7 +147,7 @@ class SearchReport:
         (nothing to choose).
       objective_s: the plan's objective, in seconds.
       bound_s: proved lower bound on the objective, in seconds, over plans in which
-        repeated layers are treated alike (see `search.folding`).
+        repeated layers are treated alike (see `planner.search.folding`).
       gap: (objective - bound) / objective.
       seconds: wall time of planning, tracing excluded.
       variables: Boolean variables of CP-SAT's largest model (0: it had none, but to

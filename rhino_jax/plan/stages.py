@@ -113,7 +113,7 @@ class MadeAgain:
     for them in the host's memory, where values are chosen for that.
 
     Attributes:
-      choice: as `transform.staged.remade.Remade` has it.
+      choice: as `passes.staged.remat.Remade` has it.
       count: values that are made again.
       saved_bytes: of one device, that micro-batches in flight hold less.
       added_s: to a micro-batch's forward and backward pass, compared with the plan that

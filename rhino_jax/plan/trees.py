@@ -17,9 +17,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.errors import MeshError
 from rhino_jax.ir.spec import Spec
-from rhino_jax.keywords import brief
 from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
 from rhino_jax.plan.stages import STAGE_AXIS, StagePlan
+from rhino_jax.utils.keywords import brief
 
 
 def partition_spec(spec: Spec, names: Sequence[str]) -> PartitionSpec:

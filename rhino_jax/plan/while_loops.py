@@ -13,8 +13,8 @@ from rhino_jax.ir.while_trips import (
     loops_ended_by_data,
     with_while_trips,
 )
-from rhino_jax.keywords import brief, whole
 from rhino_jax.plan.records import WhileLoop
+from rhino_jax.utils.keywords import brief, whole
 
 
 KEYWORD = "while_trips"

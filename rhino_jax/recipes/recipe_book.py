@@ -13,9 +13,9 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.axis_assignment import AxisPlaces
 from rhino_jax.model.build import Model
 from rhino_jax.model.strategies import Strategy
-from rhino_jax.optimize.problem import Labels
-from rhino_jax.optimize.restriction import Restrictions
 from rhino_jax.recipes.recipes import Kind, Kinds, NodeView, Recipe, Role
+from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.restriction import Restrictions
 
 
 @dataclass(slots=True)

@@ -19,11 +19,6 @@ from jax.core import eval_jaxpr
 from jax.sharding import AxisType, Mesh
 
 from rhino_jax._compat import is_compile_only, open_jaxpr
-from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.copies import copied
-from rhino_jax.apply.sharded import unbound
-from rhino_jax.apply.storage import dims_of, in_order
-from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import MeshError, TraceError
 from rhino_jax.frontend.call import Call, split_call
 from rhino_jax.frontend.leaves import is_python_scalar
@@ -31,9 +26,14 @@ from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.frontend.trace import Traced, flat_function
 from rhino_jax.ir.transform import MICROBATCHES, Transform, chosen, through_own_sums
+from rhino_jax.passes.apply import remade
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.trees import with_mesh
-from rhino_jax.transform.remade import remade
+from rhino_jax.runtime.bound import Bound
+from rhino_jax.runtime.copies import copied
+from rhino_jax.runtime.sharded import unbound
+from rhino_jax.runtime.storage import dims_of, in_order
+from rhino_jax.runtime.with_plan import sharded_by
 from rhino_jax.verify.comparison import ComparedLeaf, compare
 from rhino_jax.verify.emulate import emulated_mesh
 from rhino_jax.verify.verification import planned_parameters

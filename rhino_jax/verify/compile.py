@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 from rhino_jax._compat import compiler_input, compiling_anew, parameter_axes
-from rhino_jax.apply.lowering import Lowered
 from rhino_jax.hardware.compile_only import TpuLog, compiler_options, origin_of
-from rhino_jax.streams import captured_stderr, write_stderr
+from rhino_jax.runtime.lowering import Lowered
+from rhino_jax.utils.stderr import captured_stderr, write_stderr
 from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 from rhino_jax.verify.in_child import CompilerTask, compile_in_child
 

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from rhino_jax._compat import CompiledInput
-from rhino_jax.children import answer_tasks
-from rhino_jax.streams import keep_captured
+from rhino_jax.utils.stderr import keep_captured
+from rhino_jax.utils.subprocess import answer_tasks
 from rhino_jax.verify.compile import compiled_by
 from rhino_jax.verify.in_child import CompilerAnswer, CompilerTask
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import jax
 
-from rhino_jax.children import Child, ChildEnded
 from rhino_jax.errors import CompilerError
 from rhino_jax.hardware.compile_only import Origin
+from rhino_jax.utils.subprocess import Child, ChildEnded
 from rhino_jax.verify.hlo.records import Compilation
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from rhino_jax.apply.meshes import axes_of_mesh
 from rhino_jax.errors import HardwareError, MeshError
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.trees import check_mesh_axes
+from rhino_jax.runtime.meshes import axes_of_mesh
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.emulate import emulated_mesh
 from rhino_jax.verify.hlo.records import Compilation

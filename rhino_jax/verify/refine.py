@@ -11,15 +11,15 @@ from dataclasses import replace
 import jax
 from jax.sharding import Mesh
 
-from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.lowering import lower
-from rhino_jax.apply.with_plan import with_trees
 from rhino_jax.errors import CompilerError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import CUT_BY_CLOCK, CompiledCandidate
-from rhino_jax.search.candidates import Candidate
+from rhino_jax.planner.search.candidates import Candidate
+from rhino_jax.runtime.bound import Bound
+from rhino_jax.runtime.lowering import lower
+from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import Compilation, Reading
 from rhino_jax.verify.places import place_of

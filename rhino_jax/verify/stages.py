@@ -8,17 +8,17 @@ from typing import Any
 
 import jax
 
-from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.tasks.executable import TaskExecutable
-from rhino_jax.apply.tasks.programs import Programs
+from rhino_jax.passes.staged.holding import Holding, earlier_results, is_once
+from rhino_jax.passes.staged.step import Key, Task, TaskKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Predicted, WhileLoop
 from rhino_jax.plan.stages import Between, Pipeline, StageCost
-from rhino_jax.transform.staged.holding import Holding, earlier_results, is_once
-from rhino_jax.transform.staged.step import Key, Task, TaskKind
+from rhino_jax.runtime.bound import Bound
+from rhino_jax.runtime.tasks.executable import TaskExecutable
+from rhino_jax.runtime.tasks.programs import Programs
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.reading import read_compiled

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from rhino_jax.apply.meshes import axes_of_mesh, read_mesh
 from rhino_jax.errors import HardwareError, MeshError
 from rhino_jax.hardware.compile_only import gpu_devices, tpu_devices
 from rhino_jax.hardware.files import configs_dir, hardware_names, load_target
 from rhino_jax.hardware.layout import mesh_axis_names
 from rhino_jax.hardware.target import Target
+from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
 from rhino_jax.verify.topologies import topology_for, torus_of
 
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rhino_jax.apply.lowering import Lowered
-from rhino_jax.apply.sharded import ShardedFunction, unbound
-from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.plan.stages import StageCost
 from rhino_jax.plan.trees import donated_arguments, with_mesh
+from rhino_jax.runtime.lowering import Lowered
+from rhino_jax.runtime.sharded import ShardedFunction, unbound
+from rhino_jax.runtime.with_plan import sharded_by
 from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
 from rhino_jax.verify.hlo.pricing import priced
 from rhino_jax.verify.hlo.reading import read_compiled

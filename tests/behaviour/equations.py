@@ -14,8 +14,6 @@ from jax.sharding import AxisType, NamedSharding
 
 from rhino_jax._compat import bind_eqn
 from rhino_jax.analysis.padding import may_pad
-from rhino_jax.apply.constraints import partition_spec
-from rhino_jax.apply.interpret import constrained
 from rhino_jax.frontend.check.run import as_array, to_numpy
 from rhino_jax.frontend.check.shards import ShardMismatch, compare
 from rhino_jax.frontend.check.walk import walk
@@ -25,7 +23,9 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, format_spec, is_even
 from rhino_jax.model.strategies import Strategy, strategies
 from rhino_jax.plan.decisions import Decisions
-from rhino_jax.search.read_back.extract import waypoints_of
+from rhino_jax.planner.search.read_back.extract import waypoints_of
+from rhino_jax.runtime.constraints import partition_spec
+from rhino_jax.runtime.interpret import constrained
 
 
 MESHES = (8,), (2, 4), (2, 2, 2)

@@ -16,7 +16,7 @@ import numpy as np
 import rhino_jax as rhino
 from rhino_jax.hardware.target import Device, Target, Tier
 from tests.behaviour.rare_ops import RARE
-from tests.transform.microbatch.random_programs import Sizes, arguments, step_of
+from tests.passes.microbatch.random_programs import Sizes, arguments, step_of
 
 
 KINDS = "general", "rare", "options"

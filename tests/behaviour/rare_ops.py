@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.transform.microbatch.random_programs import Maker
+from tests.passes.microbatch.random_programs import Maker
 
 
 def _matrices(m: Maker) -> Any:

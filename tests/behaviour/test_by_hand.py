@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import rhino_jax as rhino
-from tests.apply.stand_in import assert_close, normal
+from tests.runtime.stand_in import assert_close, normal
 
 
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.apply.bound import Arguments, Bound
+from rhino_jax.runtime.bound import Arguments, Bound
 from tests.behaviour.compare import assert_same
 from tests.cases import covering
 

@@ -115,7 +115,7 @@ def test_what_a_compiler_said_before_it_ended_the_process_is_told(
 ) -> None:
     code = (
         "import os, pathlib\n"
-        "from rhino_jax.streams import captured_stderr, keep_captured\n"
+        "from rhino_jax.utils.stderr import captured_stderr, keep_captured\n"
         f"keep_captured(pathlib.Path({str(tmp_path / 'log.stderr')!r}))\n"
         "with captured_stderr():\n"
         "    os.write(2, b'F0101 fatal: no such kernel')\n"

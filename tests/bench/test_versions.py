@@ -58,14 +58,14 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("file", "is_another"),
     [
-        ("rhino_jax/search/driver.py", True),
+        ("rhino_jax/planner/search/driver.py", True),
         ("rhino_jax/frontend/rules/dot.py", True),
         ("rhino_jax/bench/planning.py", True),
         ("configs/hardware/v5e.toml", True),
         ("configs/models/gpt-tiny.toml", True),
         ("configs/bench/quick.toml", False),
         ("rhino_jax/bench/tables/table.py", False),
-        ("rhino_jax/report/text.py", False),
+        ("rhino_jax/explain/report/text.py", False),
         ("rhino_jax/cli.py", False),
     ],
 )
@@ -82,7 +82,7 @@ def test_an_edited_planner_is_another(copy: Path, file: str, is_another: bool) -
         ("rhino_jax/verify/compile.py", True),
         ("rhino_jax/_compat/devices.py", True),
         ("configs/xla_gpu/h100.txtpb", True),
-        ("rhino_jax/search/driver.py", False),
+        ("rhino_jax/planner/search/driver.py", False),
         ("rhino_jax/verify/hlo/reading.py", False),
         ("configs/hardware/v5e.toml", False),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhino_jax.optimize import solve_limited
+from rhino_jax.solver import solve_limited
 
 
 @pytest.fixture

@@ -10,18 +10,18 @@ import pytest
 from rhino_jax.contest.check import check
 from rhino_jax.contest.engine import solve_instance
 from rhino_jax.contest.instance import parse_instance
-from rhino_jax.optimize import cpsat_memory, limited
-from rhino_jax.optimize.bounds.time_prices import price_times
-from rhino_jax.optimize.cpsat import Limits
-from rhino_jax.optimize.errors import UnsatisfiedError
-from rhino_jax.optimize.limited import Limited
-from rhino_jax.optimize.memory import build_memory
-from rhino_jax.optimize.moves.fusion import fuse_moves
-from rhino_jax.optimize.moves.kernels import search_kernels
-from rhino_jax.optimize.moves.moves import Moves
-from rhino_jax.optimize.moves.repair import repair
-from rhino_jax.optimize.parameters import CPSAT
-from rhino_jax.optimize.presolve.simplify import simplify
+from rhino_jax.solver import cpsat_memory, limited
+from rhino_jax.solver.bounds.time_prices import price_times
+from rhino_jax.solver.cpsat import Limits
+from rhino_jax.solver.errors import UnsatisfiedError
+from rhino_jax.solver.limited import Limited
+from rhino_jax.solver.memory import build_memory
+from rhino_jax.solver.moves.fusion import fuse_moves
+from rhino_jax.solver.moves.kernels import search_kernels
+from rhino_jax.solver.moves.moves import Moves
+from rhino_jax.solver.moves.repair import repair
+from rhino_jax.solver.parameters import CPSAT
+from rhino_jax.solver.presolve.simplify import simplify
 from tests.cases import covering
 from tests.contest.instances import best_by_trying, random_instance
 

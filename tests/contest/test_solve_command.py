@@ -12,7 +12,7 @@ from rhino_jax.contest.command import summary
 from rhino_jax.contest.engine import Answer
 from rhino_jax.contest.errors import InstanceError
 from rhino_jax.contest.instance import parse_instance, read_instance
-from rhino_jax.optimize.limited import Limited
+from rhino_jax.solver.limited import Limited
 from tests.contest.instances import best_by_trying, random_values, write
 
 

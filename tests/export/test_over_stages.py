@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rhino_jax.errors import RhinoError
-from tests.planning.one_program.helpers_one_program import clipped, layer, planned
+from tests.planner.spmd_pipeline.helpers_one_program import clipped, layer, planned
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.frontend.trace import trace
-from tests.apply.stand_in import assert_close, normal
 from tests.cases import covering
+from tests.runtime.stand_in import assert_close, normal
 
 
 MESH = {"data": 4, "model": 2}

@@ -37,7 +37,7 @@ UNCUT = {
 
 ELSEWHERE = {"pallas_call", "rhino_rotate"}
 """The rule of the kernel at hand, tests/frontend/test_pallas.py; and an op that traced
-functions do not have, tests/apply/on_shards/test_stencils.py."""
+functions do not have, tests/runtime/on_shards/test_stencils.py."""
 
 UNDEFINED = {"empty"}
 """Any contents are right."""

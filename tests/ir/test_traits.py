@@ -39,24 +39,24 @@ TOLD_APART = {
     "frontend/noops.py": "which parameter of a reshard says nothing",
     "frontend/provenance.py": "which parameters people want to read",
     "frontend/split_dims": "what an op's parameters become when dims are split",
-    "apply/on_shards/merging.py": "how what shards find of each is merged",
+    "runtime/on_shards/merging.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",
     "frontend/tracing/constant_windows.py": "parameters say where a window lies",
     "frontend/tracing/open_moves.py": "arithmetic on places of windows",
     "frontend/tracing/rotations.py": "which ops take a dim apart and join it again",
     "frontend/trip_count.py": "arithmetic on scalars that bound a loop",
     "ir/coverage.py": "primitives under whose name many kernels run",
-    "transform/blocks": "which part of a dim an op takes",
-    "transform/microbatch": "in which operands ops are linear, and what becomes of"
+    "passes/interleaved": "which part of a dim an op takes",
+    "passes/microbatch": "in which operands ops are linear, and what becomes of"
     " their parameters on a piece",
-    "transform/one_program": "which ops combine what micro-batches leave, and products"
+    "passes/spmd_pipeline": "which ops combine what micro-batches leave, and products"
     " in loops of a jaxpr, which has no traits",
-    "transform/partial_sums": "in which operands an op takes open sums",
-    "transform/staged/shared_sums.py": "in which operands ops are linear",
-    "transform/staged/loops.py": "products in loops of a jaxpr, which has no traits",
-    "transform/token_slices": "what is known of a mask, and what becomes of ops'"
+    "passes/deferred_reductions": "in which operands an op takes open sums",
+    "passes/staged/shared_sums.py": "in which operands ops are linear",
+    "passes/staged/loops.py": "products in loops of a jaxpr, which has no traits",
+    "passes/sequence_slices": "what is known of a mask, and what becomes of ops'"
     " parameters on a slice",
-    "transform/recompute": "which ops do more than give results",
+    "passes/remat": "which ops do more than give results",
     "models/moe.py": "a field of a configuration is called top_k",
 }
 """Where names are needed, as what differs is not what an op is: file → what for."""

@@ -14,8 +14,8 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.build import Model
-from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.records import Request
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import Request
 
 
 AXES = (("data", 4), ("model", 2))

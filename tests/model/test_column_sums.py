@@ -13,8 +13,8 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.model.build import Model
-from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.records import Request
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import Request
 
 
 AXES = (("data", 4), ("model", 2))

@@ -17,9 +17,9 @@ from rhino_jax.model.neighbourhood import Seed, _Full, groupings, taken_together
 from rhino_jax.model.pricing import PRICING
 from rhino_jax.model.strategies import all_specs, count_assignments
 from rhino_jax.models import registry
-from rhino_jax.search import mesh_problem
-from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.records import Request
+from rhino_jax.planner.search import mesh_problem
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import Request
 from tests.cases import covering
 from tests.search.brute_force import model_of
 from tests.search.zoo import planned

@@ -11,9 +11,9 @@ import pytest
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
-from rhino_jax.optimize.slack import Wait
-from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.records import MeshProblem, Request
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import MeshProblem, Request
+from rhino_jax.solver.slack import Wait
 
 
 AXES = (("data", 4), ("model", 2))

@@ -16,9 +16,9 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.model.build import Model
 from rhino_jax.model.reversals import find_reversals
-from rhino_jax.search.driver import make_plan
-from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.records import Request
+from rhino_jax.planner.search.driver import make_plan
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import Request
 
 
 AXES = (("data", 4), ("model", 2))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rhino_jax.apply.tasks.controller import order_of
+from rhino_jax.passes.staged.step import TaskKind
 from rhino_jax.pipeline.of_plan import schedule_of, work_of
 from rhino_jax.plan.files.stage_json import pipeline_from_json, pipeline_to_json
 from rhino_jax.plan.stages import Hop, Pipeline, StageCost
-from rhino_jax.transform.staged.step import TaskKind
+from rhino_jax.runtime.tasks.controller import order_of
 
 
 def cost(forward_s: float, update_s: float = 0.0) -> StageCost:

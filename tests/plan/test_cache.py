@@ -254,7 +254,8 @@ def step(w, x):
 x = jax.ShapeDtypeStruct((64, 16), jnp.float32)
 w = jax.ShapeDtypeStruct((16, 16), jnp.float32)
 plan = rhino.plan(step, w, x, mesh={"a": 2, "b": 4}, hardware="v5e:2x4")
-solver = [m for m in sys.modules if m.startswith(("ortools", "rhino_jax.search"))]
+names = ("ortools", "rhino_jax.planner.search")
+solver = [m for m in sys.modules if m.startswith(names)]
 print(bool(plan.cached), len(solver))
 """
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rhino_jax.apply.with_plan import jit_with_plan
 from rhino_jax.frontend.trace import trace
 from rhino_jax.plan.density import only_around_matmuls
-from tests.apply.programs import PROGRAMS, arguments
-from tests.apply.stand_in import assert_close, mesh_of, plan_of, random_decisions
+from rhino_jax.runtime.with_plan import jit_with_plan
 from tests.cases import covering
+from tests.runtime.programs import PROGRAMS, arguments
+from tests.runtime.stand_in import assert_close, mesh_of, plan_of, random_decisions
 
 
 @pytest.mark.parametrize("name", covering(PROGRAMS, ["mlp", "scanned", "branched"]))

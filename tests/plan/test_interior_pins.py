@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import rhino_jax as rhino
 from rhino_jax.ir.program import PIN
 from rhino_jax.ir.spec import format_spec
-from tests.apply.stand_in import assert_close, normal
+from tests.runtime.stand_in import assert_close, normal
 
 
 MESH = {"data": 4, "model": 2}

@@ -11,7 +11,7 @@ import pytest
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.split_views import without_split_views
-from tests.apply.stand_in import random_decisions
+from tests.runtime.stand_in import random_decisions
 
 
 X = jax.ShapeDtypeStruct((16, 8, 64), jnp.float32)

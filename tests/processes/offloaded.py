@@ -41,8 +41,8 @@ def deep_arrays() -> Any:
 def trained(mesh: Mesh) -> Any:
     """Losses, and what this process has of the state; kinds of memory on the way."""
     import rhino_jax as rhino
-    from rhino_jax.apply.tasks import controller
     from rhino_jax.hardware.files import load_target
+    from rhino_jax.runtime.tasks import controller
 
     moved, as_it_was = [], controller.moved_to
 

@@ -303,9 +303,9 @@ def sharded(is_first: bool) -> tuple[Any, Any, Any]:
 
 
 def failing(i: int, fail: Any, *, again: bool = False, is_first: bool = True) -> Any:
-    from rhino_jax.apply.tasks.processes import ProcessController
     from rhino_jax.errors import ProcessError
-    from rhino_jax.transform.staged.step import TaskKind
+    from rhino_jax.passes.staged.step import TaskKind
+    from rhino_jax.runtime.tasks.processes import ProcessController
 
     step, plan, args = sharded(is_first)
     params, state, batch = plan.put(args)

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from rhino_jax.errors import ProcessError
-from rhino_jax.processes import agree, meeting, service, signs
+from rhino_jax.runtime.processes import agree, meeting, service, signs
 
 
 def devices(*processes: int, runtime: str = "") -> list[Any]:

@@ -11,7 +11,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.frontend.trace import trace
-from rhino_jax.processes.listing import (
+from rhino_jax.runtime.processes.listing import (
     Line,
     digest,
     first_difference,

@@ -62,7 +62,7 @@ patch = MonkeyPatch()
 
 def slowed(seconds: float) -> None:
     """Let this process's search take so much longer."""
-    from rhino_jax.search import solve_on_mesh
+    from rhino_jax.planner.search import solve_on_mesh
 
     solve_mesh_problem = solve_on_mesh.solve_mesh_problem
 
@@ -115,7 +115,7 @@ def killed_while_planning(i: int) -> Any:
     """The first process of the mesh dies while it plans; it is not process 0, with
     which JAX's coordination service would die."""
     import rhino_jax as rhino
-    from rhino_jax.planning import search
+    from rhino_jax.planner import search
 
     devices = [d for d in jax.devices() if d.process_index > 0]
     mesh = jax.sharding.Mesh(np.array(devices), ("data",))
@@ -177,7 +177,7 @@ def refines(i: int) -> Any:
 def comes_late(i: int) -> Any:
     """Slow to trace, and slow to plan, for longer than a lost process is given."""
     import rhino_jax as rhino
-    from rhino_jax.processes import signs
+    from rhino_jax.runtime.processes import signs
 
     def step(w: Any) -> Any:
         if i == 1:
@@ -201,7 +201,7 @@ def plans_alone(i: int) -> Any:
 
 def first_is_killed(i: int) -> Any:
     import rhino_jax as rhino
-    from rhino_jax.planning import search
+    from rhino_jax.planner import search
 
     if i == 0:
         patch.setattr(search, "find", lambda *_, **__: os.kill(os.getpid(), 9))
@@ -210,7 +210,7 @@ def first_is_killed(i: int) -> Any:
 
 def first_is_stopped(i: int) -> Any:
     import rhino_jax as rhino
-    from rhino_jax.planning import search
+    from rhino_jax.planner import search
 
     if i == 0:
         stop = partial(os.kill, os.getpid(), signal.SIGSTOP)
@@ -242,7 +242,7 @@ def plans_together(i: int) -> Any:
 def plans_together_in_a_hurry(i: int) -> Any:
     """One is busy, the clock is short and no mesh is given: all have one layout."""
     import rhino_jax as rhino
-    from rhino_jax.search import together
+    from rhino_jax.planner.search import together
 
     search_layout = together.search_layout
 
@@ -340,7 +340,7 @@ def one_state(i: int) -> Any:
 
 def serve(i: int, n: int, port: int) -> None:
     """Run scenarios, as they come, in process i of n."""
-    from rhino_jax.processes import meeting, signs
+    from rhino_jax.runtime.processes import meeting, signs
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", n, i)

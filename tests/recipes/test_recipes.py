@@ -14,9 +14,9 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import Request
 from rhino_jax.recipes.recipes import recipes_for
-from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.records import Request
 
 
 Axes = frozenset[int]

@@ -18,7 +18,7 @@ from rhino_jax.ir.spec import shards_per_dim
 from rhino_jax.model.build import Model, build_model
 from rhino_jax.model.op_collectives import own_steps
 from rhino_jax.model.pricing import PRICING
-from rhino_jax.optimize.problem import EdgeUsage, NodeUsage, PairTable, Problem
+from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
 
 
 def model_of(

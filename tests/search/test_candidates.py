@@ -11,8 +11,12 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.program import Program
 from rhino_jax.models import registry
 from rhino_jax.plan.plan import Plan
-from rhino_jax.search.driver import make_candidates, make_plan, make_recipe_plans
-from rhino_jax.search.records import Request
+from rhino_jax.planner.search.driver import (
+    make_candidates,
+    make_plan,
+    make_recipe_plans,
+)
+from rhino_jax.planner.search.records import Request
 
 
 AXES = (("data", 2), ("model", 2))

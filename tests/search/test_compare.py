@@ -11,12 +11,12 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.models import registry
-from rhino_jax.search.compare import COMPARED, Comparison
-from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.more_axes import MoreAxes
-from rhino_jax.search.passes import SOLVE
-from rhino_jax.search.recipe_choices import first_choices
-from rhino_jax.search.records import Request
+from rhino_jax.planner.search.compare import COMPARED, Comparison
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.more_axes import MoreAxes
+from rhino_jax.planner.search.passes import SOLVE
+from rhino_jax.planner.search.recipe_choices import first_choices
+from rhino_jax.planner.search.records import Request
 from tests.cases import covering
 
 

@@ -15,13 +15,13 @@ from jax.sharding import PartitionSpec as P
 from rhino_jax.hardware.files import load_target
 from rhino_jax.model.build import Model
 from rhino_jax.models import registry
-from rhino_jax.optimize.overlap import Overlap
+from rhino_jax.planner.search.folding import fold
+from rhino_jax.planner.search.folding.symmetry import Symmetry, find_symmetry, marks_of
+from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.read_back.extract import overlap_of
+from rhino_jax.planner.search.read_back.traffic import ChoiceTraffic
 from rhino_jax.recipes.recipe_book import RecipeBook
-from rhino_jax.search.folding import fold
-from rhino_jax.search.folding.symmetry import Symmetry, find_symmetry, marks_of
-from rhino_jax.search.limits import LIMITS
-from rhino_jax.search.read_back.extract import overlap_of
-from rhino_jax.search.read_back.traffic import ChoiceTraffic
+from rhino_jax.solver.overlap import Overlap
 from tests.cases import covering
 from tests.search.brute_force import model_of
 from tests.search.zoo import WITHOUT_TILES, planned

@@ -12,19 +12,19 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.transform import Transform
-from rhino_jax.optimize.incumbents import EFFORTS
-from rhino_jax.optimize.keeping import choose as choosing
-from rhino_jax.optimize.keeping.question import KEEP, Answer, evaluate
-from rhino_jax.search.keeping.candidates import Asking, candidates_of
-from rhino_jax.search.keeping.choice import SOME, recompute_choices
-from rhino_jax.search.keeping.policies import POLICIES, fitting
-from rhino_jax.search.keeping.rows import Asked
-from rhino_jax.search.limits import LIMITS
-from rhino_jax.search.mesh_problem import build_mesh_problem
-from rhino_jax.search.passes import SOLVE
-from rhino_jax.search.records import Request, SolvedMesh
-from rhino_jax.transform.recompute.choice import Choice
-from rhino_jax.transform.remade import remade
+from rhino_jax.passes.apply import remade
+from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.passes import SOLVE
+from rhino_jax.planner.search.records import Request, SolvedMesh
+from rhino_jax.planner.search.remat.candidates import Asking, candidates_of
+from rhino_jax.planner.search.remat.choice import SOME, recompute_choices
+from rhino_jax.planner.search.remat.policies import POLICIES, fitting
+from rhino_jax.planner.search.remat.rows import Asked
+from rhino_jax.solver.incumbents import EFFORTS
+from rhino_jax.solver.remat import choose as choosing
+from rhino_jax.solver.remat.question import KEEP, Answer, evaluate
 from tests.cases import covering
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rhino_jax.hardware.files import load_target
-from rhino_jax.search import more_axes
-from rhino_jax.search.limits import LIMITS
+from rhino_jax.planner.search import more_axes
+from rhino_jax.planner.search.limits import LIMITS
 from tests.search.zoo import planned
 
 

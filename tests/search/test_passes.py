@@ -15,11 +15,11 @@ import rhino_jax as rhino
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
-from rhino_jax.search.driver import make_plan
-from rhino_jax.search.folding import fold
-from rhino_jax.search.limits import LIMITS
-from rhino_jax.search.passes import FOLD, PASSES, PRICE, READ_BACK, SOLVE
-from rhino_jax.search.records import Request
+from rhino_jax.planner.search.driver import make_plan
+from rhino_jax.planner.search.folding import fold
+from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.passes import FOLD, PASSES, PRICE, READ_BACK, SOLVE
+from rhino_jax.planner.search.records import Request
 
 
 WALK = rhino.__doc__ or ""

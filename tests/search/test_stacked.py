@@ -10,9 +10,9 @@ import pytest
 from rhino_jax import models
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
-from rhino_jax.search.driver import find
-from rhino_jax.search.keeping.stacked import Stacking
-from rhino_jax.search.records import Request
+from rhino_jax.planner.search.driver import find
+from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.search.remat.stacked import Stacking
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.optimize import restricted
 from rhino_jax.plan.plan import Plan, is_cut_by_clock
 from rhino_jax.plan.records import CUT_BY_CLOCK
-from rhino_jax.search import recipe_choices, solve_on_mesh
+from rhino_jax.planner.search import recipe_choices, solve_on_mesh
+from rhino_jax.solver import restricted
 from tests.plan.samples import sample_plan
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import rhino_jax as rhino
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import InfeasiblePlanError, PinError, RhinoError
-from rhino_jax.search.read_back.extract import overlap_of
+from rhino_jax.planner.search.read_back.extract import overlap_of
 from tests.cases import covering
 from tests.search.brute_force import model_of, objectives, peaks
 

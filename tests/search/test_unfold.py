@@ -9,12 +9,12 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
-from rhino_jax.optimize.incumbents import EFFORTS
-from rhino_jax.optimize.overlap import Overlap
-from rhino_jax.optimize.problem import NodeUsage, Problem
-from rhino_jax.search.folding import solve_folded
-from rhino_jax.search.folding.symmetry import Symmetry
-from rhino_jax.search.records import MeshProblem
+from rhino_jax.planner.search.folding import solve_folded
+from rhino_jax.planner.search.folding.symmetry import Symmetry
+from rhino_jax.planner.search.records import MeshProblem
+from rhino_jax.solver.incumbents import EFFORTS
+from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.problem import NodeUsage, Problem
 from tests.search.zoo import WITHOUT_TILES, planned
 
 

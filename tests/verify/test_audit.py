@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.face.audit import Audit
+from rhino_jax.explain.results.audit import Audit
 from rhino_jax.models import registry
 from rhino_jax.verify.hlo.records import OutOfMemory
 from tests.verify.audited import (

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.apply.spmd import SpmdExecutable
+from rhino_jax.runtime.spmd import SpmdExecutable
 from rhino_jax.verify.comparison import ComparedLeaf, compare
 from tests.cases import covering
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import rhino_jax as rhino
-from rhino_jax.face.verification import Verification
+from rhino_jax.explain.results.verification import Verification
 from rhino_jax.models import registry
 from rhino_jax.plan.diff import Traffic
 from rhino_jax.plan.records import Predicted

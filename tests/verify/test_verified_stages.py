@@ -8,10 +8,10 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
+from rhino_jax.passes.staged.holding import Holding
+from rhino_jax.passes.staged.step import Key, Kind, Task, TaskKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.transform.staged.holding import Holding
-from rhino_jax.transform.staged.step import Key, Kind, Task, TaskKind
 from rhino_jax.verify.stages import own_bytes
 from tests.verify.extras import mesh_of_target
 

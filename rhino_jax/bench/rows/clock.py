@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 
 import rhino_jax as rhino
-from rhino_jax.apply.with_plan import jit_with_plan
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner, workload_of
 from rhino_jax.bench.suite import Row
 from rhino_jax.models.workload import Workload
+from rhino_jax.runtime.with_plan import jit_with_plan
 
 
 ROUNDS = 41

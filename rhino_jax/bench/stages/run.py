@@ -20,11 +20,11 @@ from rhino_jax.bench.stages.records import Case
 from rhino_jax.bench.store import read_json, write_json
 from rhino_jax.bench.suite import Row
 from rhino_jax.hardware.files import load_target
+from rhino_jax.passes.staged.step import TaskKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.stages import Pipeline
-from rhino_jax.transform.staged.step import TaskKind
 
 
 def run_stages(row: Row, result: Path) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from typing import Any
 import jax
 
 import rhino_jax as rhino
-from rhino_jax.apply.bound import Bound
-from rhino_jax.apply.tasks.executable import TaskExecutable
 from rhino_jax.bench.planning import trace_workload, workload_of
 from rhino_jax.bench.store import write_json
 from rhino_jax.bench.suite import parse_suite
+from rhino_jax.runtime.bound import Bound
+from rhino_jax.runtime.tasks.executable import TaskExecutable
 
 
 STEPS = 15

@@ -9,7 +9,7 @@ from rhino_jax.pipeline.schedules.forward_only import forward_only
 from rhino_jax.pipeline.schedules.gpipe import gpipe
 from rhino_jax.pipeline.schedules.interleaved import interleaved
 from rhino_jax.pipeline.schedules.one_f_one_b import k_f_k_b, one_f_one_b
-from rhino_jax.pipeline.schedules.token_slices import token_slices
+from rhino_jax.pipeline.schedules.sequence_slices import token_slices
 from rhino_jax.pipeline.schedules.zero_bubble import zero_bubble, zero_bubble_v
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rhino_jax.errors import PlanFileError, nearest
-from rhino_jax.keywords import brief
 from rhino_jax.plan.files import older
 from rhino_jax.plan.files.schema import (
     FORMAT,
@@ -25,7 +24,8 @@ from rhino_jax.plan.files.schema import (
 )
 from rhino_jax.plan.fits import check_fits as check_fits
 from rhino_jax.plan.plan import Plan
-from rhino_jax.writing import write_file
+from rhino_jax.utils.atomic_write import write_file
+from rhino_jax.utils.keywords import brief
 
 
 _KEYS = (
@@ -67,7 +67,7 @@ _KEYS = (
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan as JSON.
 
-    The file appears whole or not at all: see `rhino_jax.writing`.
+    The file appears whole or not at all: see `rhino_jax.utils.atomic_write`.
 
     Raises:
       WriteError: the file cannot be written.

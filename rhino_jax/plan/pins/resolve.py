@@ -15,8 +15,8 @@ from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.places import known_places
 from rhino_jax.ir.program import Pin, Program, Value
 from rhino_jax.ir.spec import OpenSpec, Spec
-from rhino_jax.keywords import brief
 from rhino_jax.plan.pins.interior import Places, ValuePin, values_of_key
+from rhino_jax.utils.keywords import brief
 
 
 MeshAxes = Sequence[tuple[str, int]]

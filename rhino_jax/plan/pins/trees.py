@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec, Sharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from rhino_jax.errors import PinError
-from rhino_jax.keywords import brief
+from rhino_jax.utils.keywords import brief
 
 
 _FORMS = (

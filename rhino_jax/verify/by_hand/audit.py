@@ -12,15 +12,15 @@ from typing import Any
 
 from jax.sharding import AxisType
 
-from rhino_jax.apply.meshes import axes_of_mesh
-from rhino_jax.apply.sharded import Method, Planner, ShardedFunction
-from rhino_jax.apply.with_plan import sharded_by
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.trace import trace_call
 from rhino_jax.plan.plan import Plan
 from rhino_jax.plan.records import Predicted
+from rhino_jax.runtime.meshes import axes_of_mesh
+from rhino_jax.runtime.sharded import Method, Planner, ShardedFunction
+from rhino_jax.runtime.with_plan import sharded_by
 from rhino_jax.verify.by_hand.costs import SourceCost, costs_of
 from rhino_jax.verify.by_hand.culprits import Culprits, culprits_of
 from rhino_jax.verify.by_hand.hand_sharded import (

@@ -11,11 +11,11 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax._compat import context_mesh, jit_shardings
-from rhino_jax.apply.meshes import axes_of_mesh, read_mesh
 from rhino_jax.errors import MeshError
 from rhino_jax.frontend.call import array_type
 from rhino_jax.frontend.leaves import is_array
 from rhino_jax.frontend.parameters import Parameters
+from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
 
 
 @dataclass(frozen=True, slots=True)

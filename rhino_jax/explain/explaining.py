@@ -1,0 +1,225 @@
+"""Every layout of a value held, one after the other, and what that says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from rhino_jax.errors import PinError
+from rhino_jax.explain.costs import Cost, added, cost_of
+from rhino_jax.explain.forces import forces, pins_of
+from rhino_jax.explain.holding import Held, solve_all, specs_now, specs_without_pins
+from rhino_jax.explain.place import Place, find_place
+from rhino_jax.explain.why import Layout, Why
+from rhino_jax.explain.words import answer
+from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.model.build import Model
+from rhino_jax.plan.pins.resolve import to_spec
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.trees import partition_spec
+from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.records import Progress, Request
+
+
+class View(Protocol):
+    """What is searched as a part of what is planned."""
+
+    def sent_s(self, found: Found) -> float:
+        """Seconds of a step beside those that were searched."""
+        ...
+
+    def shape(self, place: Place) -> tuple[int, ...]:
+        """Of the whole."""
+        ...
+
+    def shown(self, place: Place, spec: Spec) -> Spec:
+        """A layout as that of the whole."""
+        ...
+
+    def refused(self, place: Place, asked: Any) -> str:
+        """Why the whole cannot be laid out so; empty where what was searched says."""
+        ...
+
+
+class _Same:
+    """What is searched is what is planned."""
+
+    def sent_s(self, found: Found) -> float:
+        return 0.0
+
+    def shape(self, place: Place) -> tuple[int, ...]:
+        return place.shape
+
+    def shown(self, place: Place, spec: Spec) -> Spec:
+        return spec
+
+    def refused(self, place: Place, asked: Any) -> str:
+        return ""
+
+
+def explain(
+    found: Found,
+    request: Request,
+    plan: Plan,
+    key: str,
+    asked: Any,
+    report: Progress | None,
+    view: View | None = None,
+) -> Why:
+    """Why a value is laid out as it is.
+
+    Args:
+      found: the problem of the plan's mesh, solved.
+      request: with the time that there is now.
+      plan: the plan.
+      key: of the value, see `place`.
+      asked: the only other layout that is asked about; None: all.
+      report: progress.
+      view: where the plan is of more than what was searched, what it is of.
+    Raises:
+      PinError: the key means nothing that is laid out.
+    """
+    started = time.monotonic()
+    what = "`plan.why`" if asked is None else "`plan.why_not`"
+    model, labels = found.solved[0].mesh_problem.model, found.solved[0].solution.labels
+    assert labels is not None, "a plan fits"
+    place, names = find_place(key, model.graph.program, what), model.mesh.names
+    known = specs_without_pins(found, place)
+    if not known:
+        raise laid_out_nowhere(place, what)
+    request = replace(request, has_recipes=False, watch=None)
+    now = specs_now(model, place, labels)
+    current = now[0] if len(set(now)) == 1 else None
+    view = view or _Same()
+    wanted: list[Spec] | str = known
+    is_asked = asked is not None
+    if is_asked:
+        wanted = view.refused(place, asked) or read(place, asked, model)
+    every: list[Held] = []
+    if not isinstance(wanted, str):
+        others = [spec for spec in wanted if spec != current]
+        every = solve_all(found, request, place, others, current, report)
+    whole = current if current is None else view.shown(place, current)
+    planned = _cost(found, view)
+    costs = [
+        (view.shown(place, h.spec), _cost(h.found, view, h.is_brief))
+        for h in every
+        if h.found
+    ]
+    if whole is not None:
+        costs.insert(0, (whole, planned))
+    cannot = {
+        format_spec(view.shown(place, h.spec), names): h.cannot
+        for h in every
+        if h.found is None
+    }
+    if isinstance(wanted, str):
+        cannot[str(asked)] = wanted
+    layouts = shown(model, costs, whole, planned, cannot)
+    specs = dict.fromkeys(format_spec(view.shown(place, s), names) for s in now)
+    return Why(
+        key,
+        place.name,
+        f"{place.dtype}[{','.join(map(str, view.shape(place)))}]",
+        place.source,
+        " and ".join(specs),
+        answer(place, model, whole, costs, planned, layouts, is_asked=is_asked),
+        layouts,
+        forces(found, pins_of(request, plan, place), place, current),
+        planned.step_s,
+        time.monotonic() - started,
+    )
+
+
+def _cost(found: Found, view: View, is_brief: bool = False) -> Cost:
+    """With what is beside what was searched."""
+    cost, sent_s = cost_of(found, is_brief), view.sent_s(found)
+    if not sent_s or cost.predicted is None:
+        return cost
+    predicted = replace(
+        cost.predicted,
+        step_time_s=cost.predicted.step_time_s + sent_s,
+        communication_s=cost.predicted.communication_s + sent_s,
+    )
+    return replace(
+        cost,
+        predicted=predicted,
+        step_s=cost.step_s + sent_s,
+        bound_s=cost.bound_s + sent_s,
+    )
+
+
+def laid_out_nowhere(place: Place, what: str) -> PinError:
+    """Of what all devices have in full, whatever is planned."""
+    return PinError(
+        f"{what}: {place.name} is laid out nowhere: each device has all of it.",
+        where=repr(place.key),
+        numbers=f"{place.dtype}{list(place.shape)}",
+        fix="ask of an array that the plan's table lists.",
+    )
+
+
+def shown(
+    model: Model,
+    costs: Sequence[tuple[Spec, Cost]],
+    current: Spec | None,
+    planned: Cost,
+    cannot: Mapping[str, str],
+) -> tuple[Layout, ...]:
+    """Layouts as they are shown, the plan's first, then the fastest; what cannot be is
+    last.
+
+    Args:
+      costs: of every layout that was solved.
+      current: the plan's; `planned`: what that costs.
+      cannot: layout → why no op can make it.
+    """
+    order = sorted(costs, key=lambda c: (c[0] != current, c[1].rank))
+    solved = [
+        _layout(spec, cost, planned, model, spec == current) for spec, cost in order
+    ]
+    return *solved, *(_impossible(spec, why) for spec, why in cannot.items())
+
+
+def read(place: Place, asked: Any, model: Model) -> list[Spec] | str:
+    """The layout that is asked about; or why it is none of this array."""
+    axes = [(a.name, a.size) for a in model.mesh.axes]
+    value = model.graph.program.values[place.every[0]]
+    try:
+        return [to_spec(place.key, asked, place.name, value, axes)]
+    except PinError as error:
+        return f"{error.what.rstrip('.')}: {error.numbers}"
+
+
+def _impossible(spec: str, why: str) -> Layout:
+    nothing = float("inf")
+    return Layout(
+        spec, None, False, False, nothing, nothing, 0.0, 0.0, (), 0, cannot=why
+    )
+
+
+def _layout(
+    spec: Spec,
+    cost: Cost,
+    planned: Cost,
+    model: Model,
+    is_planned: bool,
+) -> Layout:
+    names, predicted = model.mesh.names, cost.predicted
+    return Layout(
+        format_spec(spec, names),
+        partition_spec(spec, names),
+        is_planned,
+        predicted is not None,
+        cost.total_s,
+        cost.bound_s,
+        predicted.compute_s if predicted else cost.step_s,
+        predicted.communication_s if predicted else cost.step_s,
+        tuple(cost.by_axes.items()),
+        cost.peak_bytes,
+        cost.is_brief,
+        () if is_planned or predicted is None else added(cost, planned),
+        stage_s=cost.step_s,
+    )

@@ -1,0 +1,180 @@
+"""Values held in one layout, and everything else solved again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rhino_jax.errors import PinError
+from rhino_jax.explain.place import Place, find_place
+from rhino_jax.ir.spec import Spec, axes_of
+from rhino_jax.model.build import Model
+from rhino_jax.plan.pins.interior import ValuePin
+from rhino_jax.planner.search.driver import search_again
+from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.held import search_held
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import Progress, Request
+from rhino_jax.solver.problem import Labels
+
+
+MOST_SOLVED = 4
+"""Layouts that are solved as the plan was; of the others, which a brief search says are
+worse, a plan is found, and no bound."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A layout of a place, and what was found with it.
+
+    Attributes:
+      spec: the layout.
+      found: everything else solved again; None where no op can make it.
+      request: that it was solved for.
+      is_brief: it was solved briefly.
+      cannot: why no op can.
+    """
+
+    spec: Spec
+    found: Found | None
+    request: Request
+    is_brief: bool = True
+    cannot: str = ""
+
+    @property
+    def step_s(self) -> float:
+        return self.found.step_s if self.found is not None else math.inf
+
+
+def solve_all(
+    found: Found,
+    request: Request,
+    place: Place,
+    specs: Sequence[Spec],
+    current: Spec | None,
+    report: Progress | None,
+) -> list[Held]:
+    """All of these layouts briefly; then the best of them, and the best of those that
+    turn to another use of a mesh axis than the plan's layout, as the plan was solved.
+    """
+    brief = replace(request, level="fast")
+    every = []
+    for spec in specs:
+        try:
+            one = held_in(found, brief, place, spec, report)
+            every.append(Held(spec, one, one.request))
+        except PinError as error:
+            every.append(Held(spec, None, request, cannot=error.what))
+    nearest = sorted(every, key=lambda h: h.step_s)
+    chosen = nearest[:MOST_SOLVED]
+    for axis, _ in enumerate(found.mesh_axes):
+        has = current is not None and axis in axes_of(current)
+        chosen += [h for h in nearest if (axis in axes_of(h.spec)) != has][:1]
+    for held in dict.fromkeys(chosen):
+        if held.found is not None:
+            again = replace(held.request, level=request.level)
+            held.found = search_again(held.found, again, progress=report)
+            held.is_brief = False
+    return every
+
+
+def held_in(
+    found: Found, request: Request, place: Place, spec: Spec, report: Progress | None
+) -> Found:
+    """What is found where a place has one layout: what a pin of it gives.
+
+    Raises:
+      PinError: an op cannot make it.
+    """
+    pin = ValuePin(spec, place.key)
+    request = replace(
+        request,
+        pins={**request.pins, **dict.fromkeys(place.inputs, spec)},
+        output_pins={**request.output_pins, **dict.fromkeys(place.outputs, spec)},
+        value_pins={**request.value_pins, **dict.fromkeys(place.values, pin)},
+    )
+    return search_held(found, request, progress=report)
+
+
+def steps_held(
+    found: Found,
+    request: Request,
+    held: Mapping[str, Spec],
+    report: Progress | None,
+) -> dict[str, float]:
+    """Path → how much longer the step is with that argument held in a layout, in
+    seconds; what no op can make, or does not fit, is left out."""
+    program = found.solved[0].mesh_problem.model.graph.program
+    brief = replace(request, level="fast", has_recipes=False, watch=None)
+    steps = {}
+    for path, spec in held.items():
+        place = find_place(path, program, "`diff`")
+        try:
+            step_s = held_in(found, brief, place, spec, report).step_s
+        except PinError:
+            continue
+        if math.isfinite(step_s):
+            steps[path] = step_s - found.step_s
+    return steps
+
+
+def specs_that_are(model: Model, place: Place) -> list[Spec]:
+    """The layouts that all values of a place can have, as the search has them."""
+    every: list[dict[Spec, None]] = []
+    for node, result in _nodes(model, place):
+        options = model.options[node]
+        every.append(dict.fromkeys(s.results[result] for s in options.strategies))
+    if not every:
+        return []
+    return [spec for spec in every[0] if all(spec in other for other in every[1:])]
+
+
+def specs_without_pins(found: Found, place: Place) -> list[Spec]:
+    """The layouts that the values of a place can have, were they not pinned."""
+    model, request = found.solved[0].mesh_problem.model, found.request
+
+    def rest(pins: Mapping[int, Any], at: Sequence[int]) -> dict[int, Any]:
+        return {k: pin for k, pin in pins.items() if k not in at}
+
+    free = replace(
+        request,
+        pins=rest(request.pins, place.inputs),
+        output_pins=rest(request.output_pins, place.outputs),
+        value_pins=rest(request.value_pins, place.values),
+    )
+    if free != request:
+        model = build_mesh_problem(model.analysis, found.mesh_axes, free).model
+    return specs_that_are(model, place)
+
+
+def specs_now(model: Model, place: Place, labels: Labels) -> list[Spec]:
+    """How the values of a place are laid out under a choice."""
+    return [
+        model.options[node].strategies[int(labels[node])].results[result]
+        for node, result in _nodes(model, place)
+    ]
+
+
+def nodes_of(model: Model, place: Place) -> list[int]:
+    """The nodes that choose the layouts of a place."""
+    return [node for node, _ in _nodes(model, place)]
+
+
+def _nodes(model: Model, place: Place) -> list[tuple[int, int]]:
+    """(node, result) of every value; of results of the program the node that gives
+    them out."""
+    graph = model.graph
+    found = []
+    by_slot = {n.slot: n.id for n in graph.nodes if n.kind.value == "output"}
+    for slot in place.outputs:
+        if slot in by_slot:
+            found.append((by_slot[slot], 0))
+    ends = {graph.program.outputs[slot].value for slot in place.outputs}
+    inputs = {graph.program.inputs[slot].value for slot in place.inputs}
+    for value in place.every:
+        port = graph.held.get(value)
+        if port is not None and (value not in ends or value in inputs):
+            found.append((port.node, port.result))
+    return found

@@ -1,0 +1,298 @@
+"""Why a value of a plan in stages is there, and laid out as it is, stage by stage: each
+layout held, and the groups that it concerns planned again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rhino_jax.errors import PinError
+from rhino_jax.explain.costs import Cost, Elsewhere, Line, cost_of
+from rhino_jax.explain.explaining import laid_out_nowhere, read, shown
+from rhino_jax.explain.forces import forces
+from rhino_jax.explain.holding import MOST_SOLVED, specs_now, specs_without_pins
+from rhino_jax.explain.laid import Group, Held, InStages, Laid
+from rhino_jax.explain.place import Place, find_place
+from rhino_jax.explain.where import Where
+from rhino_jax.explain.why import Why
+from rhino_jax.explain.words import answer, how_long
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import Spec, axes_of, format_spec
+from rhino_jax.passes.staged.step import Key, Kind
+from rhino_jax.plan.pins.interior import ValuePin
+from rhino_jax.plan.plan import Plan
+from rhino_jax.units import format_seconds
+
+
+@dataclass(slots=True, eq=False)
+class Tried:
+    """A layout, and the plan with it.
+
+    Attributes:
+      spec: the layout; `held`: the same as it is asked for.
+      laid: all groups with it; None where no op can make it.
+      is_brief: searched briefly.
+      cannot: why no op can.
+    """
+
+    spec: Spec
+    held: Held
+    laid: Laid | None
+    is_brief: bool = True
+    cannot: str = ""
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        return self.laid.rank if self.laid else (math.inf,) * 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asking:
+    """A question to a plan in stages.
+
+    Attributes:
+      solved: the problems of its groups.
+      program: the step as its user wrote it.
+      level: of the search that planned it.
+      pins: those of stages: key → stage.
+      tried: what was solved, by what was held.
+    """
+
+    solved: InStages
+    program: Program
+    level: str
+    pins: Mapping[str, int]
+    tried: dict[str, Tried] = field(default_factory=dict)
+
+    def why(self, key: str, asked: Any) -> Why:
+        """Why a value is laid out as it is, on its stage first, and on the others.
+
+        Args:
+          key: see `place`.
+          asked: the only other layout that is asked about; None: all.
+        Raises:
+          PinError: the key means nothing that is laid out.
+        """
+        started = time.monotonic()
+        what = "`plan.why`" if asked is None else "`plan.why_not`"
+        places = self._places(key, what)
+        planned = self.solved.laid()
+        first, *others = [
+            self._on_stage(stage, place, asked, planned, is_first=i == 0)
+            for i, (stage, place) in enumerate(places.items())
+        ]
+        seconds = time.monotonic() - started
+        return replace(first, also=tuple(others), seconds=seconds)
+
+    def _places(self, key: str, what: str) -> dict[int, Place]:
+        """What the key means on each stage, that where it is kept first."""
+        found = {}
+        for stage, group in enumerate(self.solved.groups):
+            for text in (key, f"{key}[*]"):  # a part of a stack
+                try:
+                    place = find_place(text, group.of.program, what)
+                except PinError:
+                    continue
+                found[stage] = replace(place, key=key)
+                break
+        if not found:
+            raise laid_out_nowhere(find_place(key, self.program, what), what)
+        laid = {
+            s: p
+            for s, p in found.items()
+            if specs_without_pins(self.solved.groups[s].found, p)
+        }
+        if not laid:
+            raise laid_out_nowhere(next(iter(found.values())), what)
+        return dict(sorted(laid.items(), key=lambda x: not self._is_home(*x)))
+
+    def _is_home(self, stage: int, place: Place) -> bool:
+        arguments = self.solved.groups[stage].of.arguments
+        home = self.solved.step.home
+        keys = [arguments[i] for i in place.inputs]
+        return all(k.kind is Kind.INPUT and home[k.number] == stage for k in keys)
+
+    def _on_stage(
+        self, stage: int, place: Place, asked: Any, planned: Laid, *, is_first: bool
+    ) -> Why:
+        group = self.solved.groups[stage]
+        where = Where(self.solved, self.pins, stage, place)
+        best = group.found.solved[0]
+        model, labels = best.mesh_problem.model, best.solution.labels
+        assert labels is not None, "a plan fits"
+        now = specs_now(model, place, labels)
+        current = now[0] if len(set(now)) == 1 else None
+        wanted: list[Spec] | str = specs_without_pins(group.found, place)
+        is_asked = asked is not None
+        if is_asked:
+            wanted = read(place, asked, model)
+        every: list[Tried] = []
+        if not isinstance(wanted, str):
+            others = [spec for spec in wanted if spec != current]
+            every = self._solve(stage, place, others, current)
+        mine = self._cost(stage, planned, planned)
+        costs = [
+            (t.spec, replace(self._cost(stage, t.laid, planned), is_brief=t.is_brief))
+            for t in every
+            if t.laid
+        ]
+        if current is not None:
+            costs.insert(0, (current, mine))
+        names = model.mesh.names
+        cannot = {format_spec(t.spec, names): t.cannot for t in every if not t.laid}
+        if isinstance(wanted, str):
+            cannot[str(asked)] = wanted
+        layouts = shown(model, costs, current, mine, cannot)
+        return Why(
+            place.key,
+            place.name,
+            f"{place.dtype}[{','.join(map(str, place.shape))}]",
+            place.source,
+            " and ".join(dict.fromkeys(format_spec(s, names) for s in now)),
+            (
+                *where.sentences(is_first=is_first),
+                *answer(place, model, current, costs, mine, layouts, is_asked=is_asked),
+            ),
+            layouts,
+            forces(group.found, where.hands(), place, current),
+            planned.step_s,
+            0.0,
+            stage=stage,
+            stage_s=mine.step_s,
+        )
+
+    def _cost(self, stage: int, laid: Laid, planned: Laid) -> Cost:
+        """Of one stage, with what becomes of the step and of the other stages."""
+        if not laid.groups:
+            return Cost.of_nothing(Elsewhere(stage, math.inf, laid.cannot))
+        took = [g.found.step_s for g in laid.groups]
+        before = [g.found.step_s for g in planned.groups]
+        others = tuple(
+            (s, a - b) for s, (a, b) in enumerate(zip(took, before, strict=True))
+            if s != stage
+        )  # fmt: skip
+        sent = tuple(
+            (*pair, seconds - planned.sent.get(pair, 0.0))
+            for pair, seconds in laid.sent.items()
+        )
+        longest = max(range(len(took)), key=took.__getitem__)
+        group = laid.groups[stage]
+        return replace(
+            _as_called(cost_of(group.found), group),
+            peak_bytes=laid.peaks[stage],
+            elsewhere=Elsewhere(stage, laid.step_s, "", longest, others, sent),
+        )
+
+    def _solve(
+        self, stage: int, place: Place, specs: Sequence[Spec], current: Spec | None
+    ) -> list[Tried]:
+        """As `holding.solve_all`, of all groups that a layout concerns."""
+        every = [self._try(self._held(stage, place, s), s) for s in specs]
+        nearest = sorted(every, key=lambda t: t.rank)
+        chosen = nearest[:MOST_SOLVED]
+        for axis, _ in enumerate(self.solved.groups[stage].found.mesh_axes):
+            has = current is not None and axis in axes_of(current)
+            chosen += [t for t in nearest if (axis in axes_of(t.spec)) != has][:1]
+        for tried in dict.fromkeys(chosen):
+            if tried.laid is not None and tried.is_brief:
+                known = tried.laid if tried.laid.groups else None
+                tried.laid = self.solved.best(tried.held, self.level, known)
+                tried.is_brief = False
+        return every
+
+    def _try(self, held: Held, spec: Spec) -> Tried:
+        """A layout searched briefly, once for all stages that have it."""
+        found = self.tried.get(held.name)
+        if found is None:
+            try:
+                found = Tried(spec, held, self.solved.held(held, "fast", is_kept=True))
+            except PinError as error:
+                found = Tried(spec, held, None, cannot=error.what)
+            self.tried[held.name] = found
+        return found
+
+    def _held(self, stage: int, place: Place, spec: Spec) -> Held:
+        """A place of one stage in a layout: an argument or a result of the step has it
+        on all stages, as a pin of it says."""
+        of, of_step = self.solved.groups[stage].of, self.solved.of_step
+        given = {
+            made[1]: end.whole
+            for made, end in zip(self.solved.step.outputs, of_step.outputs, strict=True)
+            if isinstance(made, tuple) and made[0] == stage
+        }
+        inputs: dict[int, Spec] = {}
+        outputs: dict[int, Spec] = {}
+        handed: dict[Key, Spec] = {}
+        for key in (of.arguments[i] for i in place.inputs):
+            if key.kind is Kind.INPUT:
+                inputs[of_step.inputs[key.number].whole] = spec
+            else:
+                handed[key] = spec
+        for key in (of.results[i] for i in place.outputs):
+            if key in given:
+                outputs[given[key]] = spec
+            else:
+                handed[key] = spec
+        pins = {v: ValuePin(spec, place.key) for v in place.values}
+        return Held(inputs, outputs, handed, {stage: pins} if pins else {})
+
+
+def _as_called(cost: Cost, group: Group) -> Cost:
+    """With what the group calls its arguments: groups that do the same are searched
+    once, and called as the first."""
+    searched = group.found.solved[0].mesh_problem.model.graph.program
+    names = [
+        (theirs.path, own.path)
+        for theirs, own in zip(searched.inputs, group.of.program.inputs, strict=True)
+        if theirs.path != own.path
+    ]
+    if not names:
+        return cost
+    lines: dict[Line, float] = {}
+    for (kind, axes, source, reason), seconds in cost.by_line.items():
+        for theirs, own in names:
+            if theirs in reason:
+                reason = reason.replace(theirs, own)
+                break
+        line = kind, axes, source, reason
+        lines[line] = lines.get(line, 0.0) + seconds
+    return replace(cost, by_line=lines)
+
+
+def moved(plan: Plan, key: str, stage: int, other: Plan, seconds: float) -> Why:
+    """What it costs to have a value on another stage.
+
+    Args:
+      plan: as it is.
+      key: of the value.
+      stage: the other.
+      other: the plan with that pin.
+      seconds: that it took to find it.
+    """
+    before, after = plan.predicted.step_time_s, other.predicted.step_time_s
+    works = [
+        f"{format_seconds(b.predicted.step_time_s)} instead of"
+        f" {format_seconds(a.predicted.step_time_s)} of stage {i}"
+        for i, (a, b) in enumerate(zip(plan.stages, other.stages, strict=True))
+    ]
+    leaves = [x for x in plan.inputs if x.path == key]
+    answer = (
+        f"on stage {stage}, {how_long('the step', after - before, before)}: all cut"
+        f" again with that pin, a step takes {' and '.join(works)}.",
+    )
+    shape = ",".join(map(str, leaves[0].shape)) if leaves else ""
+    return Why(
+        key,
+        key,
+        f"{leaves[0].dtype}[{shape}]" if leaves else "",
+        "",
+        f"on {leaves[0].stages}" if leaves else f"not on stage {stage}",
+        answer,
+        (),
+        (),
+        before,
+        seconds,
+    )

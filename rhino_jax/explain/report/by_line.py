@@ -1,0 +1,84 @@
+"""Where a step's time goes by the user's lines, and how well it uses the devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.units import format_flops, format_seconds, format_share
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.records import LineTime
+
+TOP_LINES = 12
+
+
+def utilisation(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Model FLOPs utilisation, and what it is."""
+    if not plan.model_flops.flops:
+        return ()
+    return (
+        (
+            "MFU",
+            f"{format_share(plan.mfu)}: {format_flops(plan.model_flops.flops)} of the"
+            " model's products, without what is recomputed, over peak × devices × step",
+        ),
+    )
+
+
+def by_line(plan: Plan, *, full: bool) -> Section:
+    """Where the step's time goes, forward and backward together."""
+    whole_s = sum(line.seconds for line in plan.line_times)
+    if not whole_s:
+        return Section("")
+    shown = plan.line_times if full else plan.line_times[:TOP_LINES]
+    rest = plan.line_times[len(shown) :]
+    rows = tuple(
+        (
+            _line(line),
+            format_seconds(line.seconds),
+            format_share(line.seconds / whole_s),
+            line.bound,
+            format_flops(line.flops) if line.flops else "",
+        )
+        for line in plan.line_times
+    )
+    bounds: dict[str, float] = {}
+    for line in plan.line_times:
+        for name, seconds in line.parts:
+            bounds[name] = bounds.get(name, 0.0) + seconds
+    parts = ", ".join(
+        f"{name} {format_share(seconds / whole_s)}"
+        for name, seconds in sorted(bounds.items(), key=lambda b: -b[1])
+        if seconds
+    )
+    lines = [f"bounded by {parts}"]
+    if rest:
+        rest_s = sum(line.seconds for line in rest)
+        lines = [f"and {len(rest)} more: {format_seconds(rest_s)}", *lines]
+    mean = ", the mean over devices" if plan.has_tasks else ""
+    table = Table(
+        ("line", "time", "share", "bound by", "per device"),
+        rows,
+        "<>><>",
+        (0,),
+        tuple(line.seconds / whole_s for line in plan.line_times),
+    )
+    return Section(
+        f"where the step's {format_seconds(whole_s)} go, forward and backward{mean}",
+        table=table.rows_of(0, len(shown)),
+        lines=tuple(lines),
+        rest=table.rows_of(len(shown), len(rows)),
+    )
+
+
+def _line(line: LineTime) -> str:
+    """The line, or what takes time without one."""
+    if line.source:
+        return line.source if line.source != "?" else "added by passes"
+    return {
+        "other stages": "waiting for other stages",
+        "communication": "moving arguments and results",
+    }.get(line.bound, "copies between layouts")

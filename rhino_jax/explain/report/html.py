@@ -1,0 +1,231 @@
+"""Reports as self-contained HTML: no script, no network, light and dark alike.
+
+Colours are those of the page around (`currentColor` at several strengths), so that
+a report reads well in any notebook theme. Notebooks bring style sheets of their own,
+with rules as `.rendered_html td {text-align: right}` and `table-layout: fixed`; ours
+win by the weight of an id, and how cells are aligned and how long bars are stands
+in the elements, which is kept where a viewer drops the style sheet. Every text is
+escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING
+
+from rhino_jax.explain.report.line import one_line
+from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.explain.report.story import tell
+from rhino_jax.explain.report.views.views import views_of
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+
+# `:is(#id, .class)` weighs as much as an id, whichever of them matches.
+_ROOT = ":is(#rhino-report,.rhino-report)"
+
+_STYLE = """
+&{font:13px/1.45 system-ui,sans-serif;color:inherit;max-width:90em;text-align:left}
+& h3{font:600 15px/1.4 system-ui,sans-serif;margin:.2em 0 .4em;color:inherit}
+& details{display:block;margin:.5em 0}
+& summary{display:list-item;cursor:pointer;font-weight:600;padding:.15em 0}
+& .scroll{overflow-x:auto}
+& table{border-collapse:collapse;table-layout:auto;width:auto;max-width:none;
+ margin:.2em 0 .2em 1em;font:inherit;font-variant-numeric:tabular-nums;border:0;
+ color:inherit;background:transparent}
+& tr{background:transparent;border:0}
+& tbody tr:hover{background:rgba(128,128,128,.15)}
+& :is(th,td){padding:.12em 1em .12em 0;white-space:nowrap;vertical-align:top;
+ line-height:1.45;font-weight:400;max-width:none;border:0;color:inherit;
+ background:transparent}
+& th{font-weight:600;opacity:.7}
+& thead th{border-bottom:1px solid rgba(128,128,128,.5)}
+& :is(th,td).wrap{white-space:normal;overflow-wrap:break-word}
+& td.prose{min-width:12em}
+& code{font:12px/1.45 ui-monospace,monospace;color:inherit;background:transparent;
+ padding:0;border:0;white-space:inherit}
+& .whole{white-space:nowrap}
+& .marked :is(td,code){font-weight:700}
+& td.bars{width:8em;min-width:2em;padding-right:0}
+& .bar{display:inline-block;height:.7em;min-width:1px;background:currentColor;
+ opacity:.35;border-radius:1px}
+& p{margin:.2em 0 .2em 1em;max-width:72em;font-size:inherit;line-height:1.45;
+ opacity:.85;overflow-wrap:break-word}
+& details.rest summary{font-weight:400;margin-left:1em}
+& details.ops{margin:0 0 0 1em}
+& details.ops summary{font-weight:400}
+& .op{margin-left:2em;overflow-wrap:anywhere}
+& :is(.timeline,.memory,.treemap,.network,.program,.compared,.scatter){
+ margin:.2em 0 .6em 1em}
+& .box{font-size:12px;line-height:1.6em;text-indent:2px;white-space:nowrap;
+ box-shadow:inset -1px 0 rgba(128,128,128,.25);color:inherit}
+& .treemap .box{box-shadow:inset 0 0 0 1px rgba(128,128,128,.3)}
+& .key{display:inline-block;margin-right:1.2em;white-space:nowrap}
+& .filter{display:block;font:inherit;color:inherit;background:transparent;
+ border:1px solid rgba(128,128,128,.5);padding:.2em .5em;width:28em;max-width:100%}
+& code.copied{background:rgba(128,128,128,.35)}
+@media (max-width:900px){
+& table,& p{margin-left:0}
+& :is(th,td){padding-right:.7em}
+& code{font-size:11px}
+& td.bars{width:3em}
+& td.prose{min-width:9em}}
+""".replace("&", _ROOT)
+
+
+def to_html(plan: Plan) -> str:
+    """The whole story of a plan."""
+    head, *rest = tell(plan)
+    sections = (head, *views_of(plan), *rest)
+    return sections_to_html(sections, line=one_line(plan))
+
+
+def page(body: str, *, title: str) -> str:
+    """A file of its own around a report."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title></head>\n<body>{body}</body></html>\n"
+    )
+
+
+def sections_to_html(sections: tuple[Section, ...], *, line: str = "") -> str:
+    """Sections one below the other; the first is the head, the others fold."""
+    head, *rest = sections
+    parts = [f"<h3>{escape(head.title)}</h3>"]
+    if line:
+        parts.append(f"<p><code>{escape(line)}</code></p>")
+    parts.append(_content(head))
+    parts += [
+        f"<details{' open' if s.is_open else ''}><summary>{escape(s.title)}</summary>"
+        f"{_content(s)}</details>"
+        for s in rest
+    ]
+    body = "\n".join(parts)
+    return f'<div class="rhino-report"><style>{_STYLE}</style>\n{body}\n</div>'
+
+
+def _content(section: Section) -> str:
+    parts = [section.drawing]
+    if section.facts:
+        rows = "".join(
+            f'<tr><th scope="row" style="{_LEFT}">{escape(name)}</th>'
+            f'<td class="wrap" style="{_LEFT}">{_rich(value)}</td></tr>'
+            for name, value in section.facts
+        )
+        parts.append(f"<table><tbody>{rows}</tbody></table>")
+    is_drawn = section.draws_table and bool(section.drawing)
+    if section.table is not None and section.table.rows and not is_drawn:
+        parts.append(f'<div class="scroll">{_table(section.table)}</div>')
+    for line in section.lines:
+        if line.startswith("and ") and section.rest is not None and section.rest.rows:
+            parts.append(_opens(line, section.rest))
+        else:
+            parts.append(f"<p>{_rich(line)}</p>")
+    return "".join(parts)
+
+
+MOST_ROWS = 500
+"""Rows that are written into a page; more would make notebooks slow to open."""
+
+
+def _opens(line: str, rest: Table) -> str:
+    """What is left out, to be opened."""
+    shown = _table(rest.rows_of(0, MOST_ROWS))
+    more = len(rest.rows) - MOST_ROWS
+    note = f"<p>and {more} more: plan.table(full=True)</p>" if more > 0 else ""
+    return (
+        f'<details class="rest"><summary>{_rich(line)}</summary>'
+        f'<div class="scroll">{shown}</div>{note}</details>'
+    )
+
+
+_LEFT, _RIGHT = "text-align:left", "text-align:right"
+
+
+def _table(table: Table) -> str:
+    styles = [_RIGHT if a == ">" else _LEFT for a in table.align]
+    header = "".join(
+        f'<th style="{style}">{escape(name)}</th>'
+        for name, style in zip(table.header, styles, strict=True)
+    )
+    if table.shares:
+        header += "<th></th>"
+    rows = []
+    for i, row in enumerate(table.rows):
+        cells = "".join(
+            f'<td{_class_of(text, gives_way=j in table.shrink)} style="{style}">'
+            f"{_rich(text)}</td>"
+            for j, (text, style) in enumerate(zip(row, styles, strict=True))
+        )
+        if table.shares:
+            cells += _bar(table.shares[i])
+        mark = ' class="marked"' if i in table.marked else ""
+        rows.append(f"<tr{mark}>{cells}</tr>")
+    return (
+        f"<table><thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _class_of(text: str, *, gives_way: bool) -> str:
+    """Columns that give way wrap, the others are as wide as what stands in them."""
+    if not gives_way or len(text) <= _SHORT:
+        return ""
+    is_prose = len(text) > _PROSE and " " in text
+    return ' class="wrap prose"' if is_prose else ' class="wrap"'
+
+
+_SHORT = 16
+"""Characters of a text that stays on one line."""
+
+_PROSE = 24
+"""Characters of a text that is not squeezed into a column of one word."""
+
+
+def _bar(share: float) -> str:
+    percent = 100 * min(1.0, max(0.0, share))
+    bar = f'<span class="bar" style="width:{percent:.1f}%"></span>' if percent else ""
+    return f'<td class="bars" style="{_LEFT}">{bar}</td>'
+
+
+_CODE = re.compile(
+    r"`([^`]+)`"  # as quoted in notes
+    r"|(\bP\((?:[^()]|\([^()]*\))*\))"  # a spec
+    r"|([\w.*]+(?:\[[^\]\s]*\][\w.*]*)+(?::\d+)?)"  # a path, a type, a cell
+)
+_WORDS, _JOINTS = re.compile(r"(\s+)"), re.compile(r"(?<=.{8}[_./:])(?=.)")
+_WHOLE = re.compile(r"\b[a-z]+(?:-[a-z]+)+\b")
+
+
+def _rich(text: str) -> str:
+    """Specs, paths and what is in backticks as code, all else as prose."""
+    return "".join(_pieces(text))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    end = 0
+    for found in _CODE.finditer(text):
+        yield _prose(text[end : found.start()])
+        code = next(group for group in found.groups() if group)
+        yield f"<code>{_breakable(code)}</code>"
+        end = found.end()
+    yield _prose(text[end:])
+
+
+def _prose(text: str) -> str:
+    """Words as `all-gather` are whole; long ones may be broken at their dots."""
+    parts = []
+    for word in _WORDS.split(text):
+        pieces = _JOINTS.split(word) if len(word) > _SHORT else [word]
+        parts.append("<wbr>".join(map(escape, pieces)))
+    return _WHOLE.sub(r'<span class="whole">\g<0></span>', "".join(parts))
+
+
+def _breakable(code: str) -> str:
+    """A long path may be broken before its keys, a spec between its dims."""
+    parts = re.split(r"(?<=.{8})(?=[\[.])|(?<=, )|(?<=.{20},)", code)
+    return "<wbr>".join(escape(part) for part in parts if part)

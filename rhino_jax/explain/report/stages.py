@@ -1,0 +1,260 @@
+"""Stages of a plan, and one step of its pipeline."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rhino_jax.explain.report.line import format_mesh
+from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.explain.report.views.bars import Bar, Quantity, bars
+from rhino_jax.explain.report.views.pipeline import pipeline as timeline
+from rhino_jax.pipeline.of_plan import link_wait_s, schedule_of
+from rhino_jax.pipeline.simulation import Simulation
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.timeline import lines_of
+from rhino_jax.units import format_bytes, format_count, format_seconds, format_share
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.stages import Pipeline, StageCost, StagePlan
+    from rhino_jax.verify.verification import Verification
+
+TIMELINE_WIDTH = 88
+
+SENDS = "sends a step"
+
+
+def stage_sections(plan: Plan) -> tuple[Section, ...]:
+    """Where a program is cut over devices; nothing of a plan that is one stage."""
+    if len(plan.stages) == 1:
+        return ()
+    if plan.pipeline is None:
+        return (Section("stages", table=_table(plan)),)
+    pipeline, simulation = plan.pipeline, simulate(schedule_of(plan.pipeline))
+    return (
+        Section("stages", table=_costs(plan, pipeline, simulation)),
+        Section(
+            "one step",
+            facts=(
+                (
+                    "schedule",
+                    f"{pipeline.schedule}, {format_count(pipeline.micro_batches)}"
+                    f" micro-batch{'' if pipeline.micro_batches == 1 else 'es'}",
+                ),
+                *_slices(pipeline),
+                ("bubble", f"{format_share(simulation.bubble)} of all devices' time"),
+                *_links(pipeline, simulation),
+                *_sent_ahead(plan),
+            ),
+            table=Table(
+                (
+                    "stage",
+                    "forward F, backward B (of inputs I, of weights W), update U"
+                    f"{', of the whole batch M' if pipeline.between else ''}"
+                    f"{', ahead of it A' if pipeline.is_twice else ''}; idle ·",
+                ),
+                tuple(
+                    (str(g), line.replace(" ", "·"))
+                    for g, line in enumerate(lines_of(simulation, TIMELINE_WIDTH))
+                ),
+                "><",
+                (1,),
+            ),
+            drawing=timeline(simulation),
+            draws_table=True,
+        ),
+    )
+
+
+def _links(pipeline: Pipeline, simulation: Simulation) -> Iterator[tuple[str, str]]:
+    """Where most of the bubble is for links, what they take."""
+    waits_s = link_wait_s(pipeline, simulation)
+    if waits_s:
+        rate = format_bytes(min(hop.bytes_per_s for hop in pipeline.hops))
+        yield (
+            "waits for links",
+            f"{format_seconds(waits_s)} of a step, most of the bubble: {rate}/s from a"
+            " device to the next stage. More micro-batches, another schedule or faster"
+            " links for the axis `stage` hide more.",
+        )
+
+
+def _slices(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+    if pipeline.slices:
+        lengths = " + ".join(map(format_count, pipeline.slices))
+        yield "sequences in slices", f"of {lengths} tokens"
+
+
+def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
+    peaks = simulation.group_peak_bytes
+    costs: list[list[StageCost]] = [[] for _ in plan.stages]
+    for group, cost in zip(pipeline.groups, pipeline.costs, strict=True):
+        costs[group].append(cost)
+    is_twice, in_ticks = pipeline.is_twice, bool(pipeline.passes)
+    between = [[format_seconds(one.seconds)] for one in pipeline.between]
+    rows = tuple(
+        (
+            str(i),
+            format_mesh(stage.mesh_axes),
+            *([_layers(stage), format_bytes(costs[i][0].fixed_bytes)] * in_ticks),
+            *([format_seconds(sum(c.ahead_s for c in costs[i]))] if is_twice else ()),
+            format_seconds(sum(c.forward_s for c in costs[i])),
+            *(between[i] if between else ()),
+            format_seconds(sum(c.backward_s + c.weights_s for c in costs[i])),
+            format_seconds(sum(c.update_s for c in costs[i])),
+            format_bytes(peaks[i]),
+            _sends(stage),
+        )
+        for i, stage in enumerate(plan.stages)
+    )
+    ahead = ("ahead",) if is_twice else ()
+    met = ("whole batch",) if between else ()
+    passes = (*ahead, "forward", *met, "backward", "update")
+    held = ("layers", "arguments") if in_ticks else ()
+    header = ("stage", "mesh", *held, *passes, "peak", SENDS)
+    aligned, wraps = f"><{'>' * len(header[2:-1])}<", (len(header) - 1, 1)
+    stages = range(len(plan.stages))
+    more = {
+        "backward runs again": [_again(pipeline, stage) for stage in stages],
+        "waits on the host": [_on_host(pipeline, stage) for stage in stages],
+    }
+    more = {name: cells for name, cells in more.items() if any(cells)}
+    wider = tuple(
+        (*row, *cells) for row, *cells in zip(rows, *more.values(), strict=True)
+    )
+    return Table((*header, *more), wider, aligned + "<" * len(more), wraps)
+
+
+def _layers(stage: StagePlan) -> str:
+    """As "2 to 3", of every depth of stacks."""
+    return ", ".join(f"{a} to {b - 1}" for a, b in stage.layers)
+
+
+def _again(pipeline: Pipeline, stage: int) -> str:
+    """What of a stage's forward pass its backward pass makes again."""
+    own = [c for c, at in enumerate(pipeline.groups) if at == stage]
+    if set(own) <= set(pipeline.recomputed):
+        return "forward pass"
+    made = pipeline.made_again[stage] if pipeline.made_again else None
+    if made is None or not made.count:
+        return ""
+    values = "1 value" if made.count == 1 else f"{made.count} values"
+    sign = "−" if made.added_s < 0 else "+"
+    seconds = format_seconds(abs(made.added_s))
+    return f"{values}: −{format_bytes(made.saved_bytes)}, {sign}{seconds}"
+
+
+def _on_host(pipeline: Pipeline, stage: int) -> str:
+    """What a stage's backward pass finds in the host's memory."""
+    own = [c for c, at in enumerate(pipeline.groups) if at == stage]
+    size = sum(pipeline.costs[c].offloaded_bytes for c in own)
+    if not size:
+        return ""
+    seconds = format_seconds(size / pipeline.host_bytes_per_s)
+    return f"{format_bytes(size)} a micro-batch, {seconds} each way"
+
+
+PASSES = ("ahead", "forward", "whole batch", "backward", "update")
+"""In their order in a step. The first and the third are of coupled micro-batches."""
+
+
+def compiled_stages_section(found: Verification) -> Section:
+    """Every chunk of the stages, as planned and as compiled; of stages of one program,
+    which all of its devices run, what they hold."""
+    if found.compiled is None:
+        return Section("")
+    if not found.stages:
+        return _peaks(found)
+    of_chunk = found.between or ((0.0, 0.0),) * len(found.stages)
+    every = [
+        [_passes(cost, s) for cost, s in zip(pair, seconds, strict=True)]
+        for pair, seconds in zip(found.stages, of_chunk, strict=True)
+    ]
+    is_ahead = any(each[0] for passes in every for each in passes)
+    there = (is_ahead, True, bool(found.between), True, True)
+    names = tuple(itertools.compress(PASSES, there))
+    rows, drawn = [], []
+    for i, (pair, all_passes) in enumerate(zip(found.stages, every, strict=True)):
+        passes = [tuple(itertools.compress(each, there)) for each in all_passes]
+        cells = [
+            " → ".join(map(format_seconds, each)) for each in zip(*passes, strict=True)
+        ]
+        working = [cost.working_bytes for cost in pair]
+        rows.append((str(i), *cells, " → ".join(map(format_bytes, working))))
+        drawn.append(
+            Quantity(
+                f"chunk {i}",
+                "seconds",
+                tuple(
+                    Bar(tuple(zip(each, names, strict=True)), format_seconds(sum(each)))
+                    for each in passes
+                ),
+            )
+        )
+    # Compiled seconds of other hardware are no measure of what was planned.
+    is_same = found.hardware == found.planned_hardware
+    return Section(
+        "chunks of stages: passes of one micro-batch, update"
+        f"{' and whole batch' if found.between else ''} once a step;"
+        " planned → compiled",
+        table=Table(
+            ("chunk", *names, "tasks take up to"),
+            tuple(rows),
+            ">" * (2 + len(names)),
+        ),
+        drawing=bars(drawn, ("predicted", "compiled"), parts=names) if is_same else "",
+    )
+
+
+def _peaks(found: Verification) -> Section:
+    planned = format_bytes(found.predicted.peak_bytes)
+    rows = tuple(
+        (str(i), f"{planned} → {format_bytes(peak)}")
+        for i, peak in enumerate(found.stage_peak_bytes)
+    )
+    table = Table(("stage", "peak"), rows, ">>")
+    return Section("stages: what a device holds, planned → compiled", table=table)
+
+
+def _passes(cost: StageCost, between_s: float) -> tuple[float, ...]:
+    """Seconds, as in `PASSES`."""
+    back_s = cost.backward_s + cost.weights_s
+    return cost.ahead_s, cost.forward_s, between_s, back_s, cost.update_s
+
+
+def _sends(stage: StagePlan) -> str:
+    """What goes to every other stage in a step, of all devices."""
+    to: dict[int, int] = {}
+    for send in stage.sends:
+        to[send.to] = to.get(send.to, 0) + send.bytes
+    return ", ".join(f"{format_bytes(size)} to {i}" for i, size in sorted(to.items()))
+
+
+def _sent_ahead(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Of what stages send in a step, what tasks ahead of forward passes make."""
+    to: dict[tuple[int, int], int] = {}
+    for source, stage in enumerate(plan.stages):
+        for send in stage.sends:
+            if send.is_ahead:
+                to[source, send.to] = to.get((source, send.to), 0) + send.bytes
+    if to:
+        parts = (f"{format_bytes(n)} from {a} to {b}" for (a, b), n in to.items())
+        yield "sends ahead", f"{', '.join(parts)} a step"
+
+
+def _table(plan: Plan) -> Table:
+    rows = tuple(
+        (
+            str(i),
+            format_mesh(stage.mesh_axes),
+            format_seconds(stage.compute_s),
+            format_bytes(stage.peak_bytes),
+            ", ".join(f"{format_bytes(s.bytes)} to {s.to}" for s in stage.sends),
+        )
+        for i, stage in enumerate(plan.stages)
+    )
+    header = ("stage", "mesh", "compute", "peak", "sends per step")
+    return Table(header, rows, "><>><", (4, 1))

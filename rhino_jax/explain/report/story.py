@@ -1,0 +1,351 @@
+"""The story of a plan, in sections, for text and HTML alike."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rhino_jax.explain.report.by_line import by_line, utilisation
+from rhino_jax.explain.report.collectives import collective_sections
+from rhino_jax.explain.report.line import format_mesh, num_devices
+from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.explain.report.stages import stage_sections
+from rhino_jax.explain.report.values import value_sections
+from rhino_jax.units import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_ratio,
+    format_seconds,
+    format_share,
+)
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.records import Predicted
+
+TOP_HOLDINGS = 10
+TOP_MESHES = 8
+
+
+def tell(plan: Plan, *, full: bool = False) -> tuple[Section, ...]:
+    """All sections of a plan's report.
+
+    Args:
+      full: leave nothing out and fold nothing.
+    """
+    sections = [
+        _head(plan),
+        *stage_sections(plan),
+        by_line(plan, full=full),
+        _recipes(plan),
+        *value_sections(plan, full=full),
+        *collective_sections(plan, full=full),
+        _memory(plan, full=full),
+        _meshes(plan, full=full),
+        _variants(plan),
+        _refined(plan),
+        _pins(plan),
+        _while_loops(plan),
+        _coverage(plan),
+        _search(plan),
+        Section("notes", lines=plan.notes),
+    ]
+    return tuple(
+        s
+        for s in sections
+        if s.facts or s.lines or (s.table is not None and s.table.rows)
+    )
+
+
+def _head(plan: Plan) -> Section:
+    predicted = plan.predicted
+    devices = num_devices(plan.mesh_axes)
+    share = predicted.peak_bytes / max(1, plan.memory_budget_bytes)
+    return Section(
+        f"plan of {plan.program_name}",
+        facts=(
+            (
+                "mesh",
+                f"{format_mesh(plan.mesh_axes)} ({format_count(devices)} devices)",
+            ),
+            ("hardware", plan.hardware),
+            (
+                "step time",
+                f"{format_seconds(predicted.step_time_s)}: {_parts(plan)}",
+            ),
+            (
+                "peak memory",
+                f"{format_bytes(predicted.peak_bytes)} per device, of"
+                f" {format_bytes(plan.memory_budget_bytes)} ({format_share(share)})"
+                f"{_reserve(plan)}",
+            ),
+            ("per device", f"{format_flops(predicted.flops_per_device)} per step"),
+            *utilisation(plan),
+            *_transforms(plan),
+            ("fingerprint", plan.fingerprint[:16]),
+        ),
+    )
+
+
+def _parts(plan: Plan) -> str:
+    """Return of what the step consists; of a pipeline, on its busiest stage."""
+    compute, rest = map(
+        format_seconds, (plan.predicted.compute_s, plan.predicted.communication_s)
+    )
+    if plan.has_tasks:
+        return (
+            f"the busiest stage computes {compute}, and waits {rest} for other stages"
+            " and for collectives"
+        )
+    return f"compute {compute}, communication not hidden {rest}"
+
+
+def _reserve(plan: Plan) -> str:
+    """What is left free, where a plan holds more than half of the budget."""
+    left = plan.memory_budget_bytes - plan.usable_bytes
+    if not left or 2 * plan.predicted.peak_bytes < plan.memory_budget_bytes:
+        return ""
+    return (
+        f", {format_bytes(left)} left free: compiled programs hold up to"
+        f" {format_share(plan.search.reserve_share)} of it more than predicted"
+    )
+
+
+def _transforms(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """What was done to the program before it was planned, in one line."""
+    if not plan.transforms:
+        return ()
+    done = [
+        f"{t.name} ({format_count(t.ops_before)} → {format_count(t.ops_after)} ops)"
+        for t in plan.transforms
+    ]
+    return (("transforms", ", ".join(done)),)
+
+
+def _recipes(plan: Plan) -> Section:
+    """The plan and the experts' plans, fastest first, those that do not exist last."""
+    known = [(name, cost) for name, cost in plan.recipes.items() if cost is not None]
+    known.sort(key=lambda entry: entry[1].step_time_s)
+    if not plan.recipes:
+        return Section("")
+    entries = [("this plan", plan.predicted), *known]
+    rows = [_recipe_row(plan, name, cost) for name, cost in entries]
+    rows += [
+        (name, "-", "-", "-", "-", "not possible here")
+        for name, cost in plan.recipes.items()
+        if cost is None
+    ]
+    slowest_s = max(cost.step_time_s for _, cost in entries)
+    shares = [cost.step_time_s / slowest_s if slowest_s else 0.0 for _, cost in entries]
+    shares += [0.0] * (len(rows) - len(shares))
+    header = ("plan", "step time", "to this", "communication", "peak", "fits")
+    return Section(
+        "beside the experts' recipes",
+        table=Table(header, tuple(rows), "<>>>><", (0,), tuple(shares), frozenset({0})),
+    )
+
+
+def _recipe_row(plan: Plan, name: str, cost: Predicted) -> tuple[str, ...]:
+    is_fitting = cost.peak_bytes <= plan.usable_bytes
+    return (
+        name,
+        format_seconds(cost.step_time_s),
+        _ratio(cost.step_time_s, plan.predicted.step_time_s),
+        format_seconds(cost.communication_s),
+        format_bytes(cost.peak_bytes),
+        "yes" if is_fitting else "no: over budget",
+    )
+
+
+def _ratio(value: float, to: float) -> str:
+    return format_ratio(value / to) if to else "-"
+
+
+def _memory(plan: Plan, *, full: bool) -> Section:
+    shown = plan.at_peak if full else plan.at_peak[:TOP_HOLDINGS]
+    rest = plan.at_peak[len(shown) :]
+    total = max(1, plan.predicted.peak_bytes)
+    rows = tuple(
+        (h.what, format_bytes(h.bytes), format_share(h.bytes / total), h.source)
+        for h in plan.at_peak
+    )
+    lines: tuple[str, ...] = ()
+    if rest:
+        rest_bytes = sum(h.bytes for h in rest)
+        lines = (f"and {format_count(len(rest))} more: {format_bytes(rest_bytes)}",)
+    peak = format_bytes(plan.predicted.peak_bytes)
+    table = Table(
+        ("what", "bytes", "share", "source"),
+        rows,
+        "<>><",
+        (0, 3),
+        tuple(h.bytes / total for h in plan.at_peak),
+    )
+    return Section(
+        f"memory at the peak: {peak} of {format_bytes(plan.memory_budget_bytes)} per"
+        " device",
+        table=table.rows_of(0, len(shown)),
+        lines=lines,
+        rest=table.rows_of(len(shown), len(rows)),
+    )
+
+
+def _variants(plan: Plan) -> Section:
+    """What cuts in time, recompute and offload would cost and hold, or did."""
+    rows = tuple(
+        (
+            v.name,
+            f"{'≤ ' * v.is_brief}{format_seconds(v.step_time_s)}"
+            if math.isfinite(v.step_time_s)
+            else "-",
+            format_bytes(v.peak_bytes),
+            "yes" if math.isfinite(v.step_time_s) else "no: over budget",
+        )
+        for v in plan.variants
+    )
+    is_brief = any(v.is_brief and math.isfinite(v.step_time_s) for v in plan.variants)
+    return Section(
+        "cuts in time, recompute and offload compared",
+        table=Table(
+            ("program", "step time", "peak", "fits"),
+            rows,
+            "<>><",
+            (0,),
+            (),
+            frozenset(i for i, v in enumerate(plan.variants) if v.is_chosen),
+        ),
+        lines=("≤: searched briefly.",) * is_brief,
+    )
+
+
+def _meshes(plan: Plan, *, full: bool) -> Section:
+    """Meshes by what they were compared by, and the plan's step on its own."""
+    axes = plan.stages[0].mesh_axes
+    names, chosen = [name for name, _ in axes], tuple(size for _, size in axes)
+    entries = sorted(plan.meshes, key=lambda x: x[1])
+    shown = entries if full else entries[:TOP_MESHES]
+    best_s = min((s for _, s in entries), default=0.0)
+    own = format_seconds(plan.predicted.step_time_s)
+    rows: list[tuple[str, ...]] = []
+    for shape, objective_s in shown:
+        label = " × ".join(str(size) for size in shape)
+        if len(shape) == len(names):
+            label = format_mesh(tuple(zip(names, shape, strict=True)))
+        compared = format_seconds(objective_s), _ratio(objective_s, best_s)
+        if not math.isfinite(objective_s):
+            compared = "does not fit", "-"
+        rows.append((label, *compared, own if shape == chosen else ""))
+    marked = frozenset(i for i, (shape, _) in enumerate(shown) if shape == chosen)
+    rest = len(entries) - len(shown)
+    lines = [f"and {rest} more, slower"] if rest else []
+    header: tuple[str, ...] = ("mesh", "compared by", "to best", "step time")
+    align = "<>>>"
+    if all(rows[i][1] == own for i in marked):
+        rows = [row[:-1] for row in rows]
+        header, align = ("mesh", "step time", "to best"), "<>>"
+    else:
+        done = "before passes were chosen, " if plan.variants else ""
+        lines.append(f"compared by the step that a brief search finds, {done}of each.")
+    table = Table(header, tuple(rows), align, (0,), (), marked)
+    return Section("mesh shapes compared", table=table, lines=tuple(lines))
+
+
+def _refined(plan: Plan) -> Section:
+    """The plans that were compiled, fastest first."""
+    entries = sorted(plan.refined, key=lambda c: (not c.is_fitting, c.compiled_s))
+    rows = tuple(
+        (
+            c.name,
+            " × ".join(map(str, c.mesh)),
+            format_seconds(c.predicted_s),
+            format_seconds(c.compiled_s),
+            format_bytes(c.peak_bytes),
+            "yes" if c.is_fitting else "no: over budget",
+        )
+        for c in entries
+    )
+    header = ("plan", "mesh", "predicted", "compiled", "compiled peak", "fits")
+    return Section(
+        "asked of the compiler",
+        table=Table(header, rows, "<<>>><", (0,), (), frozenset({0})),
+    )
+
+
+def _pins(plan: Plan) -> Section:
+    return Section("pins", facts=tuple(plan.pins.items()))
+
+
+def _while_loops(plan: Plan) -> Section:
+    """Trip counts that the plan assumes, and why."""
+    rows = tuple(
+        (loop.source, f"{format_count(loop.trip_count)}x", _BASIS[loop.basis])
+        for loop in plan.while_loops
+    )
+    return Section(
+        "`while` loops that data may end: trips that are counted",
+        table=Table(("line", "trips", "because"), rows, "<><", (0,)),
+    )
+
+
+_BASIS = {
+    "stated": "`while_trips=` says so",
+    "bound": "the program's bound; `while_trips=` states another count",
+    "assumed": "assumed, the program has no bound; `while_trips=` states the count",
+}
+
+
+def _coverage(plan: Plan) -> Section:
+    coverage = plan.coverage
+    facts = [
+        (
+            "have rules",
+            f"{format_share(coverage.ops)} of ops, {format_share(coverage.flops)} of"
+            f" FLOPs, {format_share(coverage.bytes)} of bytes",
+        )
+    ]
+    if coverage.unknown:
+        names = ", ".join(f"{name} ({count}x)" for name, count in coverage.unknown)
+        facts.append(("replicated, no rule", names))
+    return Section("coverage", facts=tuple(facts))
+
+
+def _search(plan: Plan) -> Section:
+    search = plan.search
+    # Other meshes, and programs after other passes, are compared but not bounded.
+    scope = ", of this program on this mesh" if plan.meshes or plan.variants else ""
+    variables = "bounded without CP-SAT"
+    if search.variables:
+        variables = f"{format_count(search.variables)} Boolean variables"
+    status, objective = (
+        _STATUS.get(search.status, search.status),
+        f"{format_seconds(search.objective_s)}, proved bound"
+        f" {format_seconds(search.bound_s)}, gap {format_share(search.gap)}{scope}",
+    )
+    if plan.has_tasks:
+        status = "feasible: stages are planned one after the other, without a bound"
+        objective = format_seconds(search.objective_s)
+    facts = [
+        ("status", status),
+        ("objective", objective),
+        (
+            "work",
+            f"{format_seconds(search.seconds)}, level {search.level!r}, {variables}",
+        ),
+    ]
+    if plan.cached:
+        facts.append(("kept", f"searched once, read from {plan.cached}"))
+    if search.nodes != (0, 0):
+        before, after = search.nodes
+        nodes = f"{format_count(before)}, {format_count(after)} after reduction"
+        facts.append(("nodes", nodes))
+    return Section("search", facts=tuple(facts))
+
+
+_STATUS = {
+    "optimal": "optimal: no plan in the search space is cheaper",
+    "feasible": "feasible: a plan cheaper by the gap is not ruled out",
+    "recipe": "recipe: the limit was too short for a search, this is the best recipe",
+    "pinned": "pinned: nothing was left to choose",
+}

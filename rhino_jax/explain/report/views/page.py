@@ -1,0 +1,18 @@
+"""A plan as one file: its report, with what a script adds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rhino_jax.explain.report.html import page, to_html
+from rhino_jax.explain.report.views.script import SCRIPT
+
+
+if TYPE_CHECKING:
+    from rhino_jax.plan.plan import Plan
+
+
+def plan_page(plan: Plan) -> str:
+    """The page of a plan; needs no network."""
+    body = f"{to_html(plan)}\n<script>{SCRIPT}</script>"
+    return page(body, title=f"plan of {plan.program_name}")

@@ -1,0 +1,62 @@
+"""What `rhino.audit` returns: a program sharded by hand, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rhino_jax.explain.report.audit import (
+    audit_line,
+    audit_to_html,
+    audit_to_text,
+)
+from rhino_jax.explain.results.dress import dressed
+from rhino_jax.explain.results.plan import Plan
+from rhino_jax.explain.results.verification import Verification
+from rhino_jax.export.code import patch_of
+from rhino_jax.verify.by_hand import audit as data
+
+
+class Audit(data.Audit):
+    """What a hand-sharded program moves and holds, beside rhino's plan of it.
+
+    Its attributes are those of `rhino_jax.verify.by_hand.audit.Audit`.
+    """
+
+    __slots__ = ()
+
+    plan: Plan | None
+    rhino: Verification | None
+
+    @classmethod
+    def of(cls, found: data.Audit) -> Audit:
+        """The same, able to show itself."""
+        return dressed(
+            cls,
+            replace(
+                found,
+                plan=found.plan and Plan.of(found.plan),
+                rhino=found.rhino and Verification.of(found.rhino),
+            ),
+        )
+
+    def table(self, *, full: bool = False) -> str:
+        """The whole audit as text at most 100 columns wide.
+
+        Args:
+          full: show every line and collective.
+        """
+        return audit_to_text(self, full=full)
+
+    def patch(self) -> str:
+        """rhino's plan as a diff of your files, for `patch -p1`: constraints at your
+        lines, with your own changed where the plan wants another layout. Constraints on
+        names alone (`h = with_sharding_constraint(h, …)`) stay as they are. Empty where
+        there is no plan.
+        """
+        return "" if self.plan is None else patch_of(self.plan)
+
+    def __repr__(self) -> str:
+        return audit_line(self)
+
+    def _repr_html_(self) -> str:
+        return audit_to_html(self)

@@ -1,0 +1,42 @@
+"""What `plan.check` returns: the results of two runs, and how they are shown."""
+
+from __future__ import annotations
+
+from rhino_jax.explain.report.check import (
+    check_line,
+    check_to_html,
+    check_to_text,
+)
+from rhino_jax.explain.results.dress import dressed
+from rhino_jax.verify import check as data
+
+
+class Check(data.Check):
+    """The results of a planned program beside those of one device.
+
+    Its attributes are those of `rhino_jax.verify.check.Check`.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, found: data.Check) -> Check:
+        """The same, able to show itself."""
+        return dressed(cls, found)
+
+    def table(self, *, full: bool = False) -> str:
+        """The whole story as text.
+
+        Args:
+          full: every leaf, not only those that differ most.
+        """
+        return check_to_text(self, full=full)
+
+    def __repr__(self) -> str:
+        return check_line(self)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return check_to_html(self)

@@ -1,0 +1,68 @@
+"""What changes from one plan to another, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rhino_jax.explain.report.changes import diff_to_html, diff_to_text
+from rhino_jax.explain.results.dress import dressed
+from rhino_jax.plan import diff as data
+from rhino_jax.plan.plan import Plan
+
+
+class PlanDiff(data.PlanDiff):
+    """What differs between two plans; `print` it to read it.
+
+    Its attributes are those of `rhino_jax.plan.diff.PlanDiff`.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return diff_to_text(self)
+
+    def _repr_html_(self) -> str:
+        return diff_to_html(self)
+
+
+MOST_WORTH = 6
+"""Changed arrays of which it is found out what they are worth, the largest: each costs
+a brief search."""
+
+
+def diff(a: Plan, b: Plan, *, worth: bool = True) -> PlanDiff:
+    """What changes from plan `a` to plan `b`: predictions, specs, collectives.
+
+    Plans of other programs, meshes and hardware may be compared too; arguments and
+    results are then matched by tree path.
+
+    Args:
+      a, b: plans, as `rhino.plan` or `rhino.load_plan` gives them.
+      worth: also say what the changes of the largest arrays are worth, each by itself,
+        where both plans are of one program, mesh and hardware, and `b` was made in this
+        process: its step with that array laid out as in `a`, less its step. Takes about
+        a second for each.
+    Returns:
+      The differences; `print` it to read it. Bytes are per device, times in seconds
+      per step, both as predicted.
+    Raises:
+      PlanFileError: one of them is no plan.
+    Example:
+      >>> print(rhino.diff(rhino.load_plan("monday.json"), plan))  # doctest: +SKIP
+    """
+    found = data.diff(a, b)
+    is_same = found.has_same_fingerprint and a.hardware == b.hardware
+    if worth and is_same and b.origin is not None and b.is_one_mesh:
+        found = _with_worth(found, a, b)
+    return dressed(PlanDiff, found)
+
+
+def _with_worth(found: data.PlanDiff, a: Plan, b: Plan) -> data.PlanDiff:
+    inputs = {leaf.path: leaf.spec for leaf in a.inputs}
+    asked = [c.path for c in found.specs if c.side == "input" and c.path in inputs]
+    worth = b.origin.worth(b, {path: inputs[path] for path in asked[:MOST_WORTH]})
+    specs = tuple(
+        replace(c, worth_s=worth.get(c.path)) if c.side == "input" else c
+        for c in found.specs
+    )
+    return replace(found, specs=specs)

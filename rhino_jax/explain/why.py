@@ -1,0 +1,188 @@
+"""Why a value is laid out as it is: the answer as data, shown as text and HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax.explain.report.html import sections_to_html
+from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.explain.report.text import sections_to_text
+from rhino_jax.units import format_bytes, format_seconds, format_share
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Collectives that one layout has, and the plan has not, or more of.
+
+    Attributes:
+      kind, axes: as of `plan.collectives`.
+      seconds: more per step, hidden or not; negative where there is less.
+      source: the user's line.
+      reason: in words.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    seconds: float
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A value held in one layout, everything else solved again.
+
+    Attributes:
+      spec: as text; `partition_spec`: as a pin takes it.
+      is_planned: it is the plan's own.
+      fits: whether anything fits so; else times are infinite.
+      step_s: predicted seconds of the step.
+      stage_s: of the stage that the answer is of, seconds of all its tasks; on one mesh
+        the step.
+      bound_s: what `stage_s` is proved not to be below.
+      compute_s, communication_s: parts of `stage_s`; what hides is in neither.
+      by_axes: (mesh axes, seconds of all their collectives, hidden or not).
+      peak_bytes: of one device; the least that was found where nothing fits.
+      is_brief: it was searched briefly, as layouts that are far from the best are: the
+        step is that of a plan that there is, and may be less.
+      added: what makes the difference to the plan, the most seconds first.
+      cannot: why it cannot be, where it is no layout of this value at all.
+    """
+
+    spec: str
+    partition_spec: Any
+    is_planned: bool
+    fits: bool
+    step_s: float
+    bound_s: float
+    compute_s: float
+    communication_s: float
+    by_axes: tuple[tuple[tuple[str, ...], float], ...]
+    peak_bytes: int
+    is_brief: bool = False
+    added: tuple[Added, ...] = ()
+    cannot: str = ""
+    stage_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a value is laid out as it is; `print` it to read it.
+
+    Attributes:
+      key: as it was asked for; `name`: what people call it.
+      type: element type and shape, as `bf16[64,192]`.
+      source: the user's line, of values inside of the program.
+      spec: the plan's layout, as text.
+      answer: in sentences.
+      layouts: the plan's, and the others, the fastest first.
+      forces: who has a hand in it: pins, divisibility, memory, neighbours, recipes.
+      planned_s: the step of the plan, all layouts free.
+      seconds: that it took to find out.
+      stage: of a plan in stages, that which all this is of; None: of one mesh.
+      stage_s: of the plan, what that stage works in a step.
+      also: the same of the other stages that have such a value.
+    """
+
+    key: str
+    name: str
+    type: str
+    source: str
+    spec: str
+    answer: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    forces: tuple[str, ...]
+    planned_s: float
+    seconds: float
+    stage: int | None = None
+    stage_s: float = 0.0
+    also: tuple[Why, ...] = ()
+
+    def table(self, *, full: bool = False) -> str:
+        """The whole answer as text, at most 100 columns wide.
+
+        Args:
+          full: show every layout, not only the best of them.
+        """
+        return sections_to_text(_tell(self, full=full))
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        at = "" if self.stage is None else f" on stage {self.stage}"
+        return f"Why({self.name}: {self.spec}{at}; {len(self.layouts)} layouts)"
+
+    def _repr_html_(self) -> str:
+        return sections_to_html(_tell(self))
+
+
+MOST_ROWS = 12
+"""Layouts in a table that is not full."""
+
+
+def _tell(why: Why, *, full: bool = False) -> tuple[Section, ...]:
+    every = (why, *why.also)
+    return tuple(section for part in every for section in _tell_one(part, full))
+
+
+def _tell_one(why: Why, full: bool) -> list[Section]:
+    facts = [("layout", why.spec), ("array", why.type)]
+    if why.source:
+        facts.append(("made at", why.source))
+    at = "" if why.stage is None else f" on stage {why.stage}"
+    solved = [x for x in why.layouts if not x.cannot]
+    shown = solved if full else solved[:MOST_ROWS]
+    axes = list(dict.fromkeys(a for x in shown for a, _ in x.by_axes))
+    rows = tuple(_row(layout, axes, why) for layout in shown)
+    over = ("+".join(a) for a in axes)
+    header = ("layout", "step", "more", "compute", *over, "peak")
+    if why.stage is not None:
+        over = ("+".join(a) for a in axes)
+        header = ("layout", "step", f"stage {why.stage}", "more", *over, "peak")
+    table = Table(header, rows, "<" + ">" * (len(header) - 1), (0,))
+    took = "Under mesh axes: their collectives, hidden or not."
+    if why.seconds:  # of others of the same it is told with the first
+        seconds = format_seconds(why.seconds)
+        took = f"each held, everything else solved again: {seconds} in all. {took}"
+    if any(x.is_brief for x in shown):
+        took += " ≤: searched briefly."
+    left = len(solved) - len(shown)
+    if left:
+        took += f" And {left} more layouts, all slower: table(full=True)."
+    return [
+        Section(f"why {why.name} is {why.spec}{at}", tuple(facts), lines=why.answer),
+        *([Section(f"layouts{at}", table=table, lines=(took,))] if rows else []),
+        *([Section("who has a hand in it", lines=why.forces)] if why.forces else []),
+    ]
+
+
+def _row(layout: Layout, axes: Sequence[tuple[str, ...]], why: Why) -> tuple[str, ...]:
+    mark = " (the plan)" if layout.is_planned else ""
+    peak = format_bytes(layout.peak_bytes) if layout.peak_bytes else ""
+    if not layout.fits:
+        return layout.spec + mark, "does not fit", "", "", *("" for _ in axes), peak
+    most = "≤ " if layout.is_brief else ""
+    seconds = dict(layout.by_axes)
+    over = (format_seconds(seconds.get(a, 0.0)) for a in axes)
+    step, took = format_seconds(layout.step_s), format_seconds(layout.compute_s)
+    delta = more(layout.step_s - why.planned_s, why.planned_s)
+    if why.stage is None:
+        return layout.spec + mark, most + step, delta, took, *over, peak
+    took = format_seconds(layout.stage_s)
+    delta = more(layout.stage_s - why.stage_s, why.stage_s)
+    return layout.spec + mark, most + step, took, delta, *over, peak
+
+
+def more(delta_s: float, of_s: float) -> str:
+    """A difference of steps, as `+1.2 ms (4 %)`."""
+    if not math.isfinite(delta_s):
+        return "does not fit"
+    if abs(delta_s) < 1e-4 * of_s:  # what is shown of the step has three digits
+        return "="
+    sign = "+" if delta_s > 0 else "−"
+    share = format_share(abs(delta_s) / of_s)
+    return f"{sign}{format_seconds(abs(delta_s))} ({share})"

@@ -1,0 +1,89 @@
+"""Products with a parameter that have long rows: logits over a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rhino_jax.ir.factor import FactorKind, Rule
+from rhino_jax.passes.microbatch.flow.blocks import Flat, Item, is_parameter
+from rhino_jax.passes.microbatch.flow.states import Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """One such product.
+
+    Attributes:
+      item: the product.
+      tokens: operand that has the tokens; the other is a parameter.
+      cut: dim of that operand along which it may be cut, the longest there is.
+      rows: size of that dim.
+      made: the same dim of the result.
+      row: the dim of the result that only the parameter has.
+      width: size of that dim.
+    """
+
+    item: Item
+    tokens: int
+    cut: Rows
+    rows: int
+    made: Rows
+    row: Rows
+    width: int
+
+
+def heads_of(flat: Flat) -> Iterator[Head]:
+    """Those of a program's top level, the largest results first, one of each line: what
+    stands there several times are layers."""
+    values = flat.program.values
+    found = [
+        head
+        for item in flat.top.items
+        if item.op.traits.is_contraction and (head := _head(flat, item)) is not None
+    ]
+    found.sort(key=lambda h: -values[h.item.results[0]].bytes)
+    seen: set[str] = set()
+    for head in found:
+        line = str(head.item.op.source)
+        if line not in seen:
+            seen.add(line)
+            yield head
+
+
+def _head(flat: Flat, item: Item) -> Head | None:
+    rule = item.op.rule
+    if rule is None or item.blocks or len(item.operands) != 2:
+        return None
+    parameters = [i for i, v in enumerate(item.operands) if is_parameter(flat, v)]
+    if len(parameters) != 1:
+        return None
+    tokens = 1 - parameters[0]
+    (result,) = rule.results
+    cut, row = _own(rule, tokens, parameters[0]), _own(rule, parameters[0], tokens)
+    if not cut or len(row) != 1:
+        return None
+    size = {f: rule.factors[f].size for f in (*cut, *row)}
+    longest = max(cut, key=lambda f: size[f])
+    layout = rule.operands[tokens]
+    return Head(
+        item,
+        tokens,
+        Rows(layout.index((longest,))),
+        size[longest],
+        Rows(result.index((longest,))),
+        Rows(result.index((row[0],))),
+        size[row[0]],
+    )
+
+
+def _own(rule: Rule, mine: int, other: int) -> list[int]:
+    """Factors that are a dim of one operand and of the result, and of no other."""
+    return [
+        f
+        for f, factor in enumerate(rule.factors)
+        if (f,) in rule.operands[mine]
+        and (f,) in rule.results[0]
+        and not any(f in dim for dim in rule.operands[other])
+        and factor.kind is FactorKind.PARALLEL
+    ]

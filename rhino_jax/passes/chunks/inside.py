@@ -1,0 +1,72 @@
+"""The same within a loop over micro-batches that its user wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax._compat import bind_eqn, open_jaxpr, without_dead_code
+from rhino_jax.frontend.importer import import_jaxpr
+from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.ir.program import Program, RegionKind
+from rhino_jax.passes.microbatch.fission import run_jaxpr
+from rhino_jax.passes.microbatch.flow.blocks import Flat
+from rhino_jax.passes.retraced import retraced
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """Attributes:
+    eqn: the loop's equation.
+    body: its closed jaxpr.
+    program: that, as a program of its own.
+    """
+
+    eqn: Any
+    body: Any
+    program: Program
+
+
+def loops_of(flat: Flat) -> Iterator[Loop]:
+    """The loops of a program's top level."""
+    for item in flat.top.items:
+        if item.op.call is None or item.op.call.kind is not RegionKind.SCAN:
+            continue
+        (body,) = closed_region_jaxprs(item.eqn)
+        opened = open_jaxpr(body)
+        if opened.constvars:
+            continue
+        inputs, outputs = range(len(opened.invars)), range(len(opened.outvars))
+        program = import_jaxpr(
+            body,
+            name=flat.program.name,
+            input_paths=[f"in{i}" for i in inputs],
+            donated=[False for _ in inputs],
+            output_paths=[f"out{i}" for i in outputs],
+            state_of=[None for _ in outputs],
+            while_trips=flat.program.while_trips,
+        )
+        yield Loop(item.eqn, body, program)
+
+
+def with_body(closed: Any, loop: Any, body: Any) -> Any:
+    """The closed jaxpr, with another body in one of its loops.
+
+    Args:
+      closed: the closed jaxpr.
+      loop: the loop's equation.
+      body: a closed jaxpr of the same arguments and results.
+    """
+    opened = open_jaxpr(closed)
+    count = len(opened.invars)
+
+    def instead(eqn: Any, operands: list[Any]) -> list[Any] | None:
+        if eqn is not loop:
+            return None
+        return bind_eqn(eqn, operands, with_jaxprs(eqn, [body]))
+
+    def run(*arrays: Any) -> list[Any]:
+        return run_jaxpr(opened, arrays[count:], arrays[:count], instead)
+
+    return without_dead_code(retraced(closed, run))

@@ -1,0 +1,152 @@
+"""What works on a long row: the ops to be run in pieces, and where these are cut."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from rhino_jax.ir.factor import Layout
+from rhino_jax.ir.program import Value
+from rhino_jax.passes.chunks.heads import Head
+from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
+from rhino_jax.passes.microbatch.flow.part import Part
+from rhino_jax.passes.microbatch.flow.states import Rows, locate, placed
+
+
+Place = tuple[Rows | None, Rows | None]
+"""The dims of a value that are the tokens, and the row."""
+
+NOWHERE: Place = (None, None)
+
+
+def size_of(value: Value) -> int:
+    """Elements of a value."""
+    return math.prod(value.shape)
+
+
+def part_of(flat: Flat, head: Head) -> Part | None:
+    """The part of a program that is to be cut; None where it holds more than what
+    works on the rows of one product.
+
+    Args:
+      flat: the program.
+      head: the product.
+    """
+    walk = _Walk(flat, head)
+    while True:
+        before = len(walk.makers)
+        ops = walk.forward()
+        if any(walk.is_foreign(item) for item in walk.items if item.op.id in ops):
+            return None
+        walk.backward(ops)
+        if len(walk.makers) == before:
+            return Part(frozenset(ops | walk.makers), walk.seeds)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Attributes:
+    flat, head: what is walked.
+    long: values that have whole rows, and where.
+    makers: ops that make such of other things than the product.
+    seeds: op → operand → where it is cut, of values that are made in full.
+    """
+
+    flat: Flat
+    head: Head
+    long: dict[int, Place] = field(default_factory=dict)
+    makers: set[int] = field(default_factory=set)
+    seeds: dict[int, dict[int, Rows]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        head = self.head.item
+        self.seeds[head.op.id] = {self.head.tokens: self.head.cut}
+        self.long[head.results[0]] = self.head.made, self.head.row
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        return self.flat.top.items
+
+    def forward(self) -> set[int]:
+        """Ops that read or make long rows, and those on a way between two of them."""
+        after = set(self.long)
+        later: list[Item] = []
+        for item in self.items:
+            if after.isdisjoint(item.operands):
+                continue
+            after.update(item.results)
+            later.append(item)
+            self._follow(item)
+        ops, wanted = {self.head.item.op.id}, set[int]()
+        for item in reversed(later):
+            is_long = not self.long.keys().isdisjoint(item.operands)
+            if is_long or not wanted.isdisjoint(item.results):
+                ops.add(item.op.id)
+                wanted |= after.intersection(item.operands)
+        return ops
+
+    def _follow(self, item: Item) -> None:
+        """What of an op's results has rows as its operands have."""
+        rule = item.op.rule
+        if rule is None or item.blocks:
+            return
+        for i, value in enumerate(item.operands):
+            if value not in self.long:
+                continue
+            place = self.long[value]
+            for made, layout in zip(item.results, rule.results, strict=True):
+                found = self._moved(item, rule.operands[i], place, layout)
+                if None not in found:
+                    self.long.setdefault(made, found)
+
+    def _moved(self, item: Item, at: Layout, place: Place, to: Layout) -> Place:
+        """Where an op has in one operand or result what it has here in another."""
+        rule, sizes = item.op.rule, (self.head.rows, self.head.width)
+        assert rule is not None
+        spots = [
+            locate(rule, at, rows, size) if rows is not None else None
+            for rows, size in zip(place, sizes, strict=True)
+        ]
+        tokens, row = (placed(rule, to, s) if s is not None else None for s in spots)
+        return tokens, row
+
+    def is_foreign(self, item: Item) -> bool:
+        """Whether an op is no work on long rows, and too much to be among it."""
+        is_long = not self.long.keys().isdisjoint(item.operands)
+        is_head = item is self.head.item
+        is_costly = item.op.traits.is_contraction and not (is_long or is_head)
+        return bool(item.blocks) or is_costly
+
+    def backward(self, ops: set[int]) -> None:
+        """Find ops that make as long rows of other things: which class is right."""
+        for item in self.items:
+            rule = item.op.rule
+            at = next((i for i, v in enumerate(item.operands) if v in self.long), None)
+            if item.op.id not in ops or at is None or rule is None:
+                continue
+            place = self.long[item.operands[at]]
+            for value, layout in zip(item.operands, rule.operands, strict=True):
+                found = self._moved(item, rule.operands[at], place, layout)
+                if None not in found and value not in self.long:
+                    self._include(value, found)
+
+    def _include(self, value: int, place: Place) -> None:
+        """The op that makes a value, if that is long and made of what may be cut."""
+        values, item = self.flat.program.values, self.flat.maker.get(value)
+        least = size_of(values[self.head.item.results[0]])
+        if item is None or item.op.rule is None or item.blocks:
+            return
+        if value in self.long or size_of(values[value]) < least:
+            return
+        rule = item.op.rule
+        layout = rule.results[item.results.index(value)]
+        places = [self._moved(item, layout, place, d) for d in rule.operands]
+        cuts = {i: p[0] for i, p in enumerate(places) if p[0] is not None}
+        if not cuts or item.op.traits.is_contraction:
+            return  # a broadcast, of which a piece makes its own; or other work
+        self.long[value] = place
+        self.makers.add(item.op.id)
+        self.seeds[item.op.id] = cuts
+        for operand, there in zip(item.operands, places, strict=True):
+            if None not in there:
+                self._include(operand, there)

@@ -1,0 +1,144 @@
+"""The pass, and the same without its result."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax._compat import without_dead_code
+from rhino_jax.errors import MicrobatchError, check_keys
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.chunks.heads import Head, heads_of
+from rhino_jax.passes.chunks.inside import Loop, loops_of, with_body
+from rhino_jax.passes.chunks.part import part_of, size_of
+from rhino_jax.passes.microbatch.cut import Cut
+from rhino_jax.passes.microbatch.cutting import cut_of
+from rhino_jax.passes.microbatch.demand import Demand
+from rhino_jax.passes.microbatch.emit.outside import emitted
+from rhino_jax.passes.microbatch.flow.analysis import Found, Opened, analyse
+from rhino_jax.passes.microbatch.flow.blocks import Flat, flatten
+from rhino_jax.passes.microbatch.flow.ops import Sizes
+from rhino_jax.passes.retraced import retraced
+
+
+SCOPE = "chunks"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Attributes:
+    count: pieces.
+    accumulate: type in which sums of narrower floats are kept over the pieces.
+    most_tried: the largest products, of so many lines, are looked at.
+    """
+
+    count: int
+    accumulate: str = "float32"
+    most_tried: int = 8
+
+    @classmethod
+    def read(cls, text: str) -> Choice:
+        """From JSON, as `{"count": 8}`.
+
+        Raises:
+          MicrobatchError: it is no such choice.
+        """
+        table = json.loads(text)
+        check_keys(
+            MicrobatchError,
+            "the choice of chunks",
+            table,
+            cls.__dataclass_fields__,
+            f"choice {text}",
+        )
+        return cls(**table)
+
+
+def chunked(closed: Any, program: Program, choice: str) -> Any:
+    """The same function, the longest rows that it makes in pieces.
+
+    Args:
+      closed: a closed jaxpr.
+      program: imported from it.
+      choice: JSON, as `{"count": 8}`; see `Choice`.
+    Returns:
+      A closed jaxpr of the same arguments and results. Results are those of the
+      program as it was but for the order in which floats are added.
+    Raises:
+      MicrobatchError: there are no such rows.
+    """
+    read = Choice.read(choice)
+    (cut, found), loop = _find(closed, program, read)
+    inner = closed if loop is None else loop.body
+    made = retraced(inner, emitted(found, cut, read.accumulate, SCOPE))
+    made = without_dead_code(made)
+    return made if loop is None else with_body(closed, loop.eqn, made)
+
+
+def may_chunk(closed: Any, program: Program, count: int) -> Cut | MicrobatchError:
+    """What would run where in so many pieces; or why it cannot.
+
+    Args:
+      closed, program: as of `chunked`.
+      count: pieces.
+    Returns:
+      A cut of the program, or of the body of one of its loops.
+    """
+    try:
+        return _find(closed, program, Choice(count))[0][0]
+    except MicrobatchError as error:
+        return error
+
+
+def _find(
+    closed: Any, program: Program, choice: Choice
+) -> tuple[tuple[Cut, Found], Loop | None]:
+    """The cut, and in which loop it is: one over micro-batches that its user wrote."""
+    flat = flatten(closed, program)
+    heads = [*heads_of(flat)]
+    found = _first(flat, heads, choice)
+    if found is not None:
+        return found, None
+    for loop in loops_of(flat):
+        inner = flatten(loop.body, loop.program)
+        found = _first(inner, [*heads_of(inner)], choice)
+        if found is not None:
+            return found, loop
+    raise MicrobatchError(
+        f"`{program.name}` makes no long rows of which a loss is made at once.",
+        where=str(heads[0].item.op.source) if heads else f"`{program.name}`",
+        numbers=f"{len(heads)} products with a parameter, {choice.count} chunks",
+        fix="leave them whole.",
+    )
+
+
+def _first(flat: Flat, heads: list[Head], choice: Choice) -> tuple[Cut, Found] | None:
+    for head in heads[: choice.most_tried]:
+        found = _cut(flat, head, choice) if choice.count <= head.rows else None
+        if found is not None:
+            return found
+    return None
+
+
+def _cut(flat: Flat, head: Head, choice: Choice) -> tuple[Cut, Found] | None:
+    """In one loop, of which no long rows enter or leave; None where it takes more."""
+    part = part_of(flat, head)
+    if part is None:
+        return None
+    try:
+        found = analyse(flat, {}, Sizes(head.rows, 0), part=part)
+    except Opened:
+        return None
+    demand = Demand(found)
+    if len(demand.bodies) != 1 or head.item.op.id not in demand.bodies[0].ops:
+        return None
+    cut = cut_of(flat.program, found, demand, choice.count, head.rows)
+    values = flat.program.values
+    least = size_of(values[head.item.results[0]])
+    (loop,) = cut.loops
+    rows = [
+        c for c in (*loop.entering, *loop.leaving) if c.how in ("sliced", "stacked")
+    ]
+    is_whole = any(size_of(values[c.value]) >= least for c in rows)
+    return None if is_whole else (cut, found)

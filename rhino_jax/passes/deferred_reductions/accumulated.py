@@ -1,0 +1,86 @@
+"""Sums inside loops that only add them up: worth leaving open whatever the plan.
+
+A plan that sums in every trip avoids to cut what is summed, and so never shows that it
+would be worth it. Here every such sum is taken to be over one mesh axis of all devices,
+and a planner sees which mesh axes it cuts the pieces by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.passes.deferred_reductions.reach import carried, visible
+from rhino_jax.passes.deferred_reductions.sites import Axes, Site, sites
+
+
+@dataclass(frozen=True)
+class _Supposed:
+    """Every sum is over all these pieces, and costs its bytes; see `sites.Prices`."""
+
+    program: Program
+    pieces: Sequence[int]
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.pieces
+
+    @cached_property
+    def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+        return {op.id: self._cut(op) for op in self.program.ops if op.rule}
+
+    def _cut(self, op: Op) -> tuple[tuple[int, ...], ...]:
+        assert op.rule is not None
+        count = math.prod(self.pieces)
+        found: list[tuple[int, ...]] = [()] * len(op.rule.factors)
+        for f, factor in enumerate(op.rule.factors):
+            if factor.reducer == "sum" and factor.size % count == 0:
+                found[f] = tuple(range(len(self.pieces)))
+                break
+        return tuple(found)
+
+    def close(self, value: int, axes: Axes) -> tuple[float, float]:
+        size = float(self.program.values[value].bytes)
+        return size, size
+
+    def held_s(self, op: Op, axes: Axes) -> float:
+        return 0.0
+
+
+def accumulated(program: Program, pieces: Sequence[int]) -> list[Site]:
+    """Where sums of loops could be left open until behind them.
+
+    Args:
+      pieces: sizes of the mesh axes that they are supposed to go over.
+    """
+    runs = visible(program)
+    found = sites(program, _Supposed(program, pieces), 0.0)
+    makers = {v: op for op in runs for v in program.ops[op].results}
+    mixed = frozenset(_mixed(program, runs))
+    return [
+        site
+        for site in found
+        if mixed.isdisjoint(site.group.open)
+        and any(v in makers for v in site.closed)
+        and max(runs[op] for op in site.ops)
+        > min(runs[makers[v]] for v in site.closed if v in makers)
+    ]
+
+
+def _mixed(program: Program, runs: Mapping[int, int]) -> Iterator[int]:
+    """Carries that their loop does more with than to add to them, as they enter it:
+    the state of a recurrence, whose gradient is as linear, but read in every trip."""
+    readers: dict[int, list[Op]] = {}
+    for op in program.ops:
+        for v in op.operands:
+            readers.setdefault(v, []).append(op)
+    for op_id in runs:
+        op = program.ops[op_id]
+        for entering, leaving, _ in carried(op) if op.call else ():
+            adds = readers.get(entering, [])
+            is_sum = len(adds) == 1 and adds[0].name in ("add", "add_any", "sub")
+            if not is_sum or adds[0].results[0] != leaving:
+                yield entering

@@ -1,0 +1,236 @@
+"""A program with sums left open, traced anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from rhino_jax._compat import (
+    bind_eqn,
+    eqn_context,
+    is_literal,
+    jaxpr_consts,
+    open_jaxpr,
+    without_dead_code,
+)
+from rhino_jax.errors import InternalError
+from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, ops_and_equations
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.passes.deferred_reductions import loops, remats
+from rhino_jax.passes.deferred_reductions.choice import Group, from_text
+from rhino_jax.passes.deferred_reductions.linear import linear_ways
+from rhino_jax.passes.deferred_reductions.pieces import (
+    batched,
+    can_split,
+    in_pieces,
+    unsaid,
+)
+from rhino_jax.passes.deferred_reductions.values import Value, zeros
+from rhino_jax.passes.retraced import retraced
+
+
+INLINED = frozenset({"jit", "pjit"})
+"""Calls that mean nothing but their bodies."""
+
+
+def delayed(closed: Any, program: Program, choice: str) -> Any:
+    """The same function with sums left open where `choice` says so.
+
+    An open sum over a mesh axis of size p is an array with a dim of size p in front,
+    which is meant to be cut over that axis: partial sums then stay where they are until
+    the dim is summed.
+
+    Args:
+      closed: a closed jaxpr.
+      program: imported from it.
+      choice: see `choice.as_text`.
+    Returns:
+      A closed jaxpr of the same arguments, constants and results.
+    """
+    emitter = Emitter(program, tuple(from_text(choice)))
+    opened = open_jaxpr(closed)
+    count = len(opened.invars)
+
+    def run(*arrays: Any) -> list[Any]:
+        values = [_plain(x, v) for x, v in zip(arrays, opened.invars, strict=False)]
+        outs = emitter.region(program.body, opened, arrays[count:], values)
+        return [v.closed() for v in outs]
+
+    found = without_dead_code(retraced(closed, run))
+    old, new = ([v.aval for v in open_jaxpr(j).outvars] for j in (closed, found))
+    if [(a.shape, a.dtype) for a in old] != [(a.shape, a.dtype) for a in new]:
+        raise InternalError(
+            f"Deferred reductions changed the results of `{program.name}`.",
+            where=f"choice {choice}",
+            numbers=f"results were {old}, are {new}",
+        )
+    return found
+
+
+def _plain(array: Any, atom: Any) -> Value:
+    return Value(atom.aval, array)
+
+
+_KEEPS_ZEROS = frozenset(
+    {"broadcast_in_dim", "convert_element_type", "copy", "reshape"}
+)
+
+
+@dataclass(slots=True)
+class Emitter:
+    """Runs the equations of a program's regions.
+
+    Attributes:
+      program: whose ops and values the groups name.
+      groups: what is left open.
+    """
+
+    program: Program
+    groups: Sequence[Group]
+    _made: dict[int, list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._made = {}
+        for g, group in enumerate(self.groups):
+            for op in group.made:
+                self._made.setdefault(op, []).append(g)
+
+    def held_open(self, value: int) -> list[int]:
+        """The groups in which a value of the program is held open."""
+        return [g for g, group in enumerate(self.groups) if value in group.open]
+
+    def region(
+        self, region: Region, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Value]
+    ) -> list[Value]:
+        """Run all equations of a jaxpr; its results."""
+        env: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var, const in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = _plain(const, var)
+
+        def read(atom: Any) -> Value:
+            if not is_literal(atom):
+                return env[atom]
+            return Value(atom.aval, atom.val, is_zero=bool(np.all(atom.val == 0)))
+
+        for op, eqn in ops_and_equations(self.program, region, jaxpr):
+            operands = [read(atom) for atom in eqn.invars]
+            with eqn_context(eqn):
+                results = self.op(op, eqn, operands)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def op(self, op: Op, eqn: Any, operands: list[Value]) -> list[Value]:
+        """Run one equation."""
+        if op.call is None:
+            if op.id in self._made:
+                return [self.source(op, eqn, operands)]
+            found = self.linear(op, eqn, operands)
+            return self.as_it_was(eqn, operands) if found is None else [found]
+        if not self.changes(op):
+            return self.as_it_was(eqn, operands)
+        name, bodies = eqn.primitive.name, closed_region_jaxprs(eqn)
+        if name in INLINED:
+            inner, consts = open_jaxpr(bodies[0]), jaxpr_consts(bodies[0])
+            with jax.named_scope(eqn.params["name"]):
+                return self.region(op.call.regions[0], inner, consts, operands)
+        if name in REMATS:
+            return remats.run(self, op, eqn, operands)
+        if op.call.kind is RegionKind.SCAN:
+            return loops.run(self, op, eqn, operands)
+        return self.as_it_was(eqn, operands)
+
+    def changes(self, op: Op) -> bool:
+        """Whether anything inside of an op, or what it makes, is open."""
+        assert op.call is not None
+        return any(self.held_open(v) for v in op.results) or any(
+            inner in self._made
+            or (self.program.ops[inner].call and self.changes(self.program.ops[inner]))
+            for region in op.call.regions
+            for inner in region.ops
+        )
+
+    def as_it_was(self, eqn: Any, operands: Sequence[Value]) -> list[Value]:
+        """An equation of whole values."""
+        results = bind_eqn(eqn, [v.closed() for v in operands], eqn.params)
+        is_zero = eqn.primitive.name in _KEEPS_ZEROS and operands[0].is_zero
+        return [
+            Value(var.aval, x, is_zero=is_zero)
+            for x, var in zip(results, eqn.outvars, strict=True)
+        ]
+
+    def source(self, op: Op, eqn: Any, operands: Sequence[Value]) -> Value:
+        """An op whose own sum is left open."""
+        (g, *_), (result,) = self._made[op.id], eqn.outvars
+        group = self.groups[g]
+        split, rule = group.made[op.id], op.rule
+        assert rule is not None and can_split(rule, split, group.pieces), op.label
+        if unsaid(eqn.params) is None:
+            return self.as_it_was(eqn, operands)[0]
+        arrays = [v.closed() for v in operands]
+        plain = None
+        if op.name == "scatter-add":
+            plain = None if operands[0].is_zero else arrays[0]
+            arrays[0] = zeros(operands[0].aval, ())
+        parts = in_pieces(eqn, rule, arrays, split, group.pieces)
+        return Value(result.aval, plain, {g: parts}, maker=eqn)
+
+    def linear(self, op: Op, eqn: Any, operands: list[Value]) -> Value | None:
+        """An op that a sum is moved past; None where it is to be run as it was."""
+        wanted = self.held_open(op.results[0]) if op.results else []
+        way = self.way(op, operands, wanted)
+        if way is None or unsaid(eqn.params) is None:
+            return None
+        others = [v.closed() if i not in way else None for i, v in enumerate(operands)]
+        kept: list[Value] = []
+        for i, v in enumerate(operands):
+            is_wanted = i in way and set(v.open) <= set(wanted)
+            kept.append(
+                v if is_wanted else Value(v.aval, v.closed(), is_zero=v.is_zero)
+            )
+        opened = {}
+        for g in wanted:
+            if any(g in kept[i].open for i in way):
+                arrays = [
+                    kept[i].open.get(g) if i in way else x for i, x in enumerate(others)
+                ]
+                opened[g] = self.part(eqn, kept, arrays, way, self.groups[g].pieces)
+        plain = None
+        if any(kept[i].plain is not None and not kept[i].is_zero for i in way):
+            arrays = [kept[i].plain if i in way else x for i, x in enumerate(others)]
+            plain = self.part(eqn, kept, arrays, way, ())
+        return Value(eqn.outvars[0].aval, plain, opened, maker=eqn)
+
+    def way(
+        self, op: Op, operands: Sequence[Value], wanted: Sequence[int]
+    ) -> tuple[int, ...] | None:
+        """Operands that may be read open, if any of them is."""
+        for way in linear_ways(self.program, op):
+            if any(g in operands[i].open for i in way for g in wanted):
+                return way
+        return None
+
+    def part(
+        self,
+        eqn: Any,
+        operands: Sequence[Value],
+        arrays: list[Any],
+        way: Sequence[int],
+        pieces: Sequence[int],
+    ) -> Any:
+        """One part of a result: of these parts of operands, None where there is
+        none."""
+        present = [i for i in way if arrays[i] is not None]
+        if eqn.primitive.name in ("add", "add_any") and len(present) == 1:
+            return arrays[present[0]]
+        is_open = [i in present and bool(pieces) for i in range(len(arrays))]
+        for i in way:
+            if arrays[i] is None:
+                arrays[i] = zeros(operands[i].aval, ())
+        if not pieces:
+            return bind_eqn(eqn, arrays, eqn.params)[0]
+        place = [0 if opened else None for opened in is_open]
+        return batched(eqn, arrays, [place] * len(pieces))

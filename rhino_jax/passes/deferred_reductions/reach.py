@@ -1,0 +1,167 @@
+"""How far partial sums could stay open: values, and who reads them how.
+
+Regions that run once (`jit`, recomputed ones) and scans are looked into; loops of
+unknown length and branches are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rhino_jax.frontend.regions import REMATS
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.passes.deferred_reductions.emit import INLINED
+from rhino_jax.passes.deferred_reductions.linear import NEEDS_ALL, linear_ways
+
+
+@dataclass(slots=True)
+class Reach:
+    """Attributes:
+    values: those that could be open: value → how often it is made in a step.
+    passed: (value, value that is open if it is read open, op in between or None).
+    together: pairs that are open only together, the first if the second is.
+    ended: values of which some reader needs the sum.
+    """
+
+    values: dict[int, int] = field(default_factory=dict)
+    passed: list[tuple[int, int, Op | None]] = field(default_factory=list)
+    together: list[tuple[int, int]] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)
+
+
+def visible(program: Program) -> dict[int, int]:
+    """Ops that are looked at → how often each runs in a step."""
+    return {op.id: count for op, count in _walk(program, program.body, 1)}
+
+
+def _walk(program: Program, region: Region, count: int) -> Iterator[tuple[Op, int]]:
+    for op_id in region.ops:
+        op = program.ops[op_id]
+        yield op, count
+        if op.call is not None and is_entered(op):
+            for inner in op.call.regions:
+                yield from _walk(program, inner, count * op.call.trip_count)
+
+
+def is_entered(op: Op) -> bool:
+    """Whether sums may be open inside of an op with regions."""
+    assert op.call is not None
+    return op.name in INLINED or op.name in REMATS or op.call.kind is RegionKind.SCAN
+
+
+def reach(program: Program, sources: Iterable[int], runs: Mapping[int, int]) -> Reach:
+    """From the results of some ops, all that linear ops make of them.
+
+    Args:
+      sources: ops whose sums are open.
+      runs: what `visible` gives.
+    """
+    made = set(sources)
+    found = Reach()
+    found.values = {program.ops[s].results[0]: runs[s] for s in made}
+    ops = [(program.ops[op], count) for op, count in runs.items()]
+    while True:
+        before = len(found.values)
+        for op, count in ops:
+            if op.id not in made:
+                _grow(program, op, count, found.values)
+        if len(found.values) == before:
+            break
+    for op, _ in ops:
+        _read(program, op, found, is_source=op.id in made)
+    found.ended |= found.values.keys() & set(program.body.outputs)
+    return found
+
+
+def _grow(program: Program, op: Op, count: int, values: dict[int, int]) -> None:
+    """Note what of an op's values could be open, if its operands could."""
+    if op.call is None:
+        if values.keys().isdisjoint(op.operands):
+            return
+        if op.results and way_of(program, op, values):
+            values[op.results[0]] = count
+        return
+    if not is_entered(op):
+        return
+    times = count * op.call.trip_count
+    for outer, inner, is_in in crossings(op):
+        source, target = (outer, inner) if is_in else (inner, outer)
+        if source in values:
+            values.setdefault(target, times if is_in else count)
+    for inner, out, result in carried(op):
+        if out in values or result in values or inner in values:
+            values.setdefault(inner, times)
+            values.setdefault(result, count)
+
+
+def crossings(op: Op) -> Iterator[tuple[int, int, bool]]:
+    """(value outside, value inside, whether it goes in) that may be open, but for the
+    carries of loops as they leave."""
+    call = op.call
+    assert call is not None
+    (region,) = call.regions
+    if call.kind is RegionKind.SCAN:
+        first, last = call.num_consts, call.num_consts + call.num_carry
+        for k in range(first, last):
+            yield op.operands[k], region.inputs[k], True
+        pairs = zip(op.results, region.outputs, strict=True)
+        for result, out in list(pairs)[call.num_carry :]:
+            yield result, out, False
+        return
+    if op.name in INLINED:
+        for outer, inner in zip(op.operands, region.inputs, strict=True):
+            yield outer, inner, True
+    for result, out in zip(op.results, region.outputs, strict=True):
+        yield result, out, False
+
+
+def carried(op: Op) -> Iterator[tuple[int, int, int]]:
+    """(value that enters a body, value that leaves it, result) of a scan's carries."""
+    call = op.call
+    assert call is not None
+    if call.kind is RegionKind.SCAN:
+        (region,) = call.regions
+        entering = region.inputs[call.num_consts : call.num_consts + call.num_carry]
+        yield from zip(entering, region.outputs, op.results, strict=False)
+
+
+def way_of(program: Program, op: Op, values: Mapping[int, int]) -> tuple[int, ...]:
+    """The operands in which an op is linear, if some of them could be open."""
+    for way in linear_ways(program, op):
+        could = [op.operands[i] in values for i in way]
+        if all(could) if op.name in NEEDS_ALL else any(could):
+            return way
+    return ()
+
+
+def _read(program: Program, op: Op, found: Reach, *, is_source: bool) -> None:
+    """Note how an op reads what could be open."""
+    open_ends: set[int] = set()
+    if found.values.keys().isdisjoint(op.operands) and op.call is None:
+        return
+    if op.call is None:
+        way = () if is_source else way_of(program, op, found.values)
+        for i in way:
+            if op.operands[i] in found.values:
+                found.passed.append((op.operands[i], op.results[0], op))
+                if op.name in NEEDS_ALL:
+                    found.together.append((op.operands[i], op.results[0]))
+        open_ends = {i for i in range(len(op.operands)) if i not in way}
+    elif not is_entered(op):
+        open_ends = set(range(len(op.operands)))
+    else:
+        goes_in: set[int] = set()
+        for outer, inner, is_in in crossings(op):
+            source, target = (outer, inner) if is_in else (inner, outer)
+            if source in found.values:
+                found.passed.append((source, target, None))
+            if is_in:
+                goes_in.add(outer)
+        for inner, out, result in carried(op):
+            if inner in found.values:
+                found.together += [(inner, result), (result, inner)]
+                if out in found.values:
+                    found.passed.append((out, result, None))
+        open_ends = {i for i, v in enumerate(op.operands) if v not in goes_in}
+    found.ended |= {op.operands[i] for i in open_ends} & found.values.keys()

@@ -1,0 +1,189 @@
+"""Which sums are worth leaving open, and how far: a cheapest cut for each set of axes.
+
+Every value that could be open is two nodes: that it *is* open, and that all its readers
+take it so. An edge between them costs what its sum costs; a reader that needs the sum
+ties the second to the sink; a linear op ties it to the op's result being open. The
+cheapest cut between the ops that sum (open, whatever comes) and the sink (summed) is
+where the collectives go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.passes.deferred_reductions.choice import Group, Split
+from rhino_jax.passes.deferred_reductions.flow import Network
+from rhino_jax.passes.deferred_reductions.linear import SUMS
+from rhino_jax.passes.deferred_reductions.pieces import can_split
+from rhino_jax.passes.deferred_reductions.reach import Reach, reach, visible
+
+
+Axes = tuple[int, ...]
+"""Mesh axes, by position, ascending."""
+
+
+class Prices(Protocol):
+    """What a plan says of a program."""
+
+    @property
+    def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+        """Op id → for every factor, the mesh axes that cut it, major first."""
+        ...
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Of the mesh's axes."""
+        ...
+
+    def close(self, value: int, axes: Axes) -> tuple[float, float]:
+        """Seconds, and bytes on the wire, of summing a value over mesh axes once."""
+        ...
+
+    def held_s(self, op: Op, axes: Axes) -> float:
+        """Seconds that an op takes longer, once, if its result is not summed over mesh
+        axes yet."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Sums that meet, and are left open until they have.
+
+    Attributes:
+      axes: mesh axes that they go over.
+      group: what is left open.
+      saved_s, saved_bytes: of collectives, in one step; by estimate.
+      ops: ops whose sums are left open.
+      closed: values that are summed.
+    """
+
+    axes: Axes
+    group: Group
+    saved_s: float
+    saved_bytes: float
+    ops: tuple[int, ...]
+    closed: tuple[int, ...]
+
+
+def sites(program: Program, prices: Prices, least_s: float = 1e-6) -> list[Site]:
+    """Where sums are worth leaving open, under a plan; the most useful first.
+
+    Args:
+      least_s: what a site must save.
+    """
+    runs = visible(program)
+    by_axes: dict[Axes, dict[int, Split]] = {}
+    for op_id in runs:
+        found = _split(program.ops[op_id], prices)
+        if found is not None:
+            axes, split = found
+            by_axes.setdefault(axes, {})[op_id] = split
+    every = [
+        site
+        for axes, splits in by_axes.items()
+        for site in _sites_over(program, prices, runs, axes, splits)
+    ]
+    return sorted((s for s in every if s.saved_s >= least_s), key=lambda s: -s.saved_s)
+
+
+def _split(op: Op, prices: Prices) -> tuple[Axes, Split] | None:
+    """The mesh axes over which an op's result is a partial sum, and how its factors
+    are divided by them; None where it is not, or cannot be left open."""
+    rule, cut = op.rule, prices.cuts.get(op.id)
+    if op.name not in SUMS or rule is None or cut is None or len(op.results) != 1:
+        return None
+    over = [
+        (axis, f)
+        for f, factor in enumerate(rule.factors)
+        if factor.reducer == "sum" and rule.partial_results(f)
+        for axis in cut[f]
+        if prices.sizes[axis] > 1
+    ]
+    axes = tuple(sorted(axis for axis, _ in over))
+    split = tuple((axes.index(axis), f) for axis, f in over)
+    pieces = [prices.sizes[a] for a in axes]
+    return (axes, split) if axes and can_split(rule, split, pieces) else None
+
+
+def _sites_over(
+    program: Program,
+    prices: Prices,
+    runs: Mapping[int, int],
+    axes: Axes,
+    splits: Mapping[int, Split],
+) -> Iterator[Site]:
+    """Those of the same mesh axes."""
+    found = reach(program, splits, runs)
+    made = {program.ops[op].results[0]: op for op in splits}
+    costs = {v: prices.close(v, axes) for v in found.values}
+    is_open, is_summed = _cut(found, made, prices, axes, costs, runs)
+    pieces = tuple(prices.sizes[a] for a in axes)
+    linear = {result: op for _, result, op in found.passed if op}
+    for values in _flows(found, is_open):
+        ops = [made[v] for v in values if v in made]
+        closed = [v for v in values if is_summed[v]]
+        saved = [
+            sum(costs[program.ops[op].results[0]][i] * runs[op] for op in ops)
+            - sum(costs[v][i] * found.values[v] for v in closed)
+            for i in (0, 1)
+        ]
+        held = [linear[v] for v in values if v in linear]
+        saved[0] -= sum(prices.held_s(op, axes) * runs[op.id] for op in held)
+        if len(values) > 1:
+            group = Group(pieces, {op: splits[op] for op in ops}, frozenset(values))
+            yield Site(axes, group, saved[0], saved[1], tuple(ops), tuple(closed))
+
+
+def _cut(
+    found: Reach,
+    made: Mapping[int, int],
+    prices: Prices,
+    axes: Axes,
+    costs: Mapping[int, tuple[float, float]],
+    runs: Mapping[int, int],
+) -> tuple[dict[int, bool], dict[int, bool]]:
+    """Of every value whether it is open, and whether it is summed while it is."""
+    network = Network()
+    opened = {v: network.node() for v in found.values}
+    passed = {v: network.node() for v in found.values}
+    for v, count in found.values.items():
+        network.edge(opened[v], passed[v], costs[v][0] * count)
+        if v in made:
+            network.edge(0, opened[v])
+        if v in found.ended:
+            network.edge(passed[v], 1)
+    for op_id, op in {op.id: op for _, _, op in found.passed if op}.items():
+        held_s = prices.held_s(op, axes) * runs[op_id]
+        if held_s > 0:
+            network.edge(opened[op.results[0]], 1, held_s)
+    for v, result, _ in found.passed:
+        network.edge(passed[v], opened[result])
+    for needed, v in found.together:
+        network.edge(opened[v], opened[needed])
+    side = network.cut()
+    is_open = {v: side[opened[v]] for v in found.values}
+    return is_open, {v: is_open[v] and not side[passed[v]] for v in found.values}
+
+
+def _flows(found: Reach, is_open: Mapping[int, bool]) -> list[list[int]]:
+    """Open values that touch, together."""
+    near: dict[int, set[int]] = {v: set() for v, yes in is_open.items() if yes}
+    pairs = [(a, b) for a, b, _ in found.passed] + found.together
+    for a, b in pairs:
+        if a in near and b in near:
+            near[a].add(b)
+            near[b].add(a)
+    flows: list[list[int]] = []
+    left = set(near)
+    while left:
+        flow, stack = [], [left.pop()]
+        while stack:
+            flow.append(stack.pop())
+            more = near[flow[-1]] & left
+            left -= more
+            stack += more
+        flows.append(sorted(flow))
+    return flows

@@ -1,0 +1,155 @@
+"""All dims of a program that are in blocks where some of them are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
+from rhino_jax.ir.blocks import Blocks
+from rhino_jax.ir.program import Op, Program, Region
+from rhino_jax.passes.interleaved.links import Link, Place, crossings, links
+from rhino_jax.passes.interleaved.moves import (
+    Marks,
+    Move,
+    move_of,
+    pieces_in_blocks,
+    regroup_of,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Ops:
+    """A program with what its ops do to the order of dims.
+
+    Attributes:
+      program: the program.
+      eqns: op id → the equation that it was imported from.
+    """
+
+    program: Program
+    eqns: Mapping[int, Any]
+    _links: dict[int, list[Link]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, closed: Any, program: Program) -> Ops:
+        """Those of a closed jaxpr."""
+        return cls(program, dict(_equations(closed, program, program.body)))
+
+    def links(self, op: Op) -> list[Link]:
+        """See `links.links`."""
+        if op.id not in self._links:
+            self._links[op.id] = links(self.program, op)
+        return self._links[op.id]
+
+    def move(self, op: Op) -> Move | None:
+        """See `moves.move_of`."""
+        return move_of(op, self.eqns[op.id]) if op.call is None else None
+
+    @cached_property
+    def at(self) -> Mapping[int, list[Op]]:
+        """Value → the ops that make, read or pass it on."""
+        found: dict[int, list[Op]] = defaultdict(list)
+        for op in self.program.ops:
+            values = {*op.operands, *op.results}
+            for _, _, inside, _ in crossings(op) if op.call is not None else ():
+                values.update(inside)
+            for v in values:
+                found[v].append(op)
+        return found
+
+
+def _equations(
+    jaxpr: Any, program: Program, region: Region
+) -> Iterator[tuple[int, Any]]:
+    for op, eqn in ops_and_equations(program, region, jaxpr):
+        yield op.id, eqn
+        if op.call is not None:
+            bodies = closed_region_jaxprs(eqn)
+            for inner, body in zip(bodies, op.call.regions, strict=True):
+                yield from _equations(inner, program, body)
+
+
+def reach(ops: Ops, seeds: Marks) -> dict[Place, Blocks] | None:
+    """Every dim that is in blocks where the seeds are, as far as ops go on in any
+    order; None where one and the same dim would be in blocks of two kinds.
+
+    Args:
+      ops: of the program.
+      seeds: dims that are in blocks.
+    """
+    marks: dict[Place, Blocks] = {}
+    queue: list[Place] = []
+
+    def mark(place: Place, blocks: Blocks) -> bool:
+        if place not in marks:
+            marks[place] = blocks
+            queue.append(place)
+        return marks[place] == blocks
+
+    if not all(mark(place, blocks) for place, blocks in seeds.items()):
+        return None
+    while queue:
+        value = queue.pop().value
+        for op in ops.at[value]:
+            for link in ops.links(op):
+                major = major_of(link, marks)
+                if major is None:
+                    continue
+                for place, minor in zip(link.places, link.minor, strict=True):
+                    blocks = major.scaled(minor)
+                    assert blocks is not None
+                    if not mark(place, blocks):
+                        return None
+            move = ops.move(op)
+            pieces = None if move is None else pieces_in_blocks(move, marks)
+            for place, blocks in (pieces or {}).items():
+                if not mark(place, blocks):
+                    return None
+    return marks
+
+
+def major_of(link: Link, marks: Marks) -> Blocks | None:
+    """The blocks of the range that linked dims hold; None where none is in blocks, or
+    blocks would divide what lies together."""
+    for place, minor in zip(link.places, link.minor, strict=True):
+        if place in marks:
+            return marks[place].scaled(over=minor)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """The dims of an op that it takes, and gives, in blocks.
+
+    Attributes:
+      operands, results: (which, dim).
+    """
+
+    operands: frozenset[tuple[int, int]]
+    results: frozenset[tuple[int, int]]
+
+
+def handled(ops: Ops, op: Op, marks: Marks) -> Handled:
+    """What need not be as it is written, of an op."""
+    operands: set[tuple[int, int]] = set()
+    results: set[tuple[int, int]] = set()
+    for link in ops.links(op):
+        if major_of(link, marks) is not None:
+            operands |= link.operands
+            results |= link.results
+    move = ops.move(op)
+    if move is not None and pieces_in_blocks(move, marks) is not None:
+        for found, values in ((operands, op.operands), (results, op.results)):
+            found |= {
+                (i, move.dim)
+                for i, v in enumerate(values)
+                if ops.program.values[v].rank
+            }
+    regroup = regroup_of(op, marks)
+    if regroup is not None:
+        (operands if regroup.is_split else results).add((0, regroup.dim))
+    return Handled(frozenset(operands), frozenset(results))

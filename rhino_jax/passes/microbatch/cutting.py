@@ -1,0 +1,357 @@
+"""Whether a batch may be cut in time, and where: an analysis, nothing is emitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rhino_jax.errors import CoupledBatchError, MicrobatchError
+from rhino_jax.ir.places import at_place
+from rhino_jax.ir.program import Op, Program, Source
+from rhino_jax.passes.microbatch.choice import Choice
+from rhino_jax.passes.microbatch.cut import Cut
+from rhino_jax.passes.microbatch.demand import Demand
+from rhino_jax.passes.microbatch.fission import split_scan
+from rhino_jax.passes.microbatch.flow.again import made_again
+from rhino_jax.passes.microbatch.flow.analysis import (
+    Divided,
+    Found,
+    Meeting,
+    Opened,
+    analyse,
+)
+from rhino_jax.passes.microbatch.flow.batch import (
+    Inputs,
+    candidates,
+    data_inputs,
+    moved,
+)
+from rhino_jax.passes.microbatch.flow.blocks import Item, flatten, is_parameter
+from rhino_jax.passes.microbatch.flow.ops import Sizes
+from rhino_jax.passes.microbatch.flow.single import analyse_one
+from rhino_jax.passes.microbatch.flow.states import Rows, Whole
+from rhino_jax.passes.microbatch.meeting import meeting_flops
+from rhino_jax.passes.retraced import imported_again
+
+
+WITHOUT_LOOP = (
+    "if the loop accumulates gradients over micro-batches, write the step without it:"
+    " give `microbatches=` and the loss of the whole batch, whose gradients are then"
+    " accumulated in the same way"
+)
+"""What to do with a loop that accumulates gradients."""
+
+MOST_CHANGES = 30
+"""How many regions and loops may be taken apart."""
+
+
+def find_cut(
+    closed: Any, program: Program, choice: Choice, *, is_even: bool = False
+) -> tuple[Cut, Found]:
+    """Cut a program; the cut, and the analysis that it rests on.
+
+    Args:
+      closed: closed jaxpr; `program`: imported from it.
+      choice: how.
+      is_even: whether all pieces have as many rows.
+    Raises:
+      MicrobatchError: it cannot be cut into so many pieces; says what op needs what.
+    """
+    first: MicrobatchError | None = None
+    for rows, inputs in candidates(flatten(closed, program), choice.least):
+        try:
+            if is_even:
+                _check_even(program, choice.count, rows)
+            return _cut(closed, program, choice, rows, inputs)
+        except MicrobatchError as error:
+            first = first or error
+    data = [program.inputs[i] for i in data_inputs(program)]
+    is_one = data and all(program.values[e.value].shape[0] == 1 for e in data)
+    if is_one and choice.count > 1:
+        raise MicrobatchError(
+            f"`{program.name}` has a batch of 1: there is nothing to cut.",
+            where=data[0].path,
+            numbers=f"the first dim of all {len(data)} arrays of data is 1",
+            fix="give two rows or more, or let the batch be the first dim.",
+        )
+    if first is not None:
+        raise first
+    raise MicrobatchError(
+        f"`{program.name}` has no batch to cut: none of its inputs are data.",
+        where=f"`{program.name}`",
+        numbers=f"{len(program.inputs)} inputs, each fed back or a scalar",
+        fix="pass the batch as an argument that is not donated.",
+    )
+
+
+def _cut(
+    closed: Any, program: Program, choice: Choice, rows: int, inputs: Inputs
+) -> tuple[Cut, Found]:
+    _check_count(program, choice, rows)
+    largest = max(program.values[v].bytes for v in inputs)
+    sizes = Sizes(rows, int(choice.cheap * largest), int(choice.kept * largest))
+    takes_own = _takes_own(choice)
+    opened: set[int] = set()
+    same: dict[int, int] = {}
+    needs: Op | None = None
+    for _ in range(MOST_CHANGES):
+        flat = flatten(closed, program, opened, same)
+        try:
+            if rows == 1:
+                found = analyse_one(flat, inputs, sizes)
+                break
+            found = analyse(flat, inputs, sizes, takes_own)
+            again = made_again(found, opened)
+            if again == same:
+                break
+            same = again
+        except Opened as error:
+            opened.update(_alike(program, error.op))
+        except Divided as error:
+            needs = error.item.op
+            if not error.item.results:  # no loop that comes later can run it
+                raise _effect_needs_sum(program, needs) from None
+            closed = split_scan(closed, flat, error.scan, error.values)
+            program = imported_again(closed, program)
+            opened, same, inputs = set(), {}, moved(inputs, flat, program)
+    else:
+        raise MicrobatchError(
+            f"`{program.name}` has sums over the batch in too many of its loops.",
+            where=str(needs.source) if needs else f"`{program.name}`",
+            numbers=f"{MOST_CHANGES} loops and recomputed regions taken apart",
+            fix="plan with `microbatches=1`.",
+        )
+    _check_batch(program, found)
+    demand = Demand(found)
+    cut = cut_of(program, found, demand, choice.count, rows)
+    cut = replace(cut, inputs=tuple(sorted(inputs)), opened=tuple(sorted(opened)))
+    _check_own(cut)
+    _check(program, choice, cut, _waits(found, demand), found)
+    return cut, found
+
+
+def _effect_needs_sum(program: Program, op: Op) -> MicrobatchError:
+    return MicrobatchError(
+        f"`{op.name}` needs, in every trip of a loop, a sum over the batch, which"
+        f" `{program.name}` has in micro-batches only after the loop.",
+        where=str(op.source),
+        numbers="no result depends on it",
+        fix="return what it should see from the loop, or plan with `microbatches=1`.",
+    )
+
+
+def _alike(program: Program, region: int) -> set[int]:
+    """The recomputed regions that run the same kinds of ops as one: what has to be
+    done to a layer has to be done to the others."""
+
+    def names(op: Op) -> list[str]:
+        assert op.call is not None
+        return [program.ops[o].name for r in op.call.regions for o in r.ops]
+
+    one = program.ops[region]
+    alike = (program.ops[o] for o in program.body.ops if program.ops[o].call)
+    return {
+        region,
+        *(op.id for op in alike if op.name == one.name and names(op) == names(one)),
+    }
+
+
+def cut_of(
+    program: Program, found: Found, demand: Demand, count: int, rows: int
+) -> Cut:
+    """What runs where, as data.
+
+    Args:
+      program: the program.
+      found, demand: the analysis, and what is needed of it.
+      count: pieces.
+      rows: of what is cut.
+    """
+    flops = _flops(program)
+    loops, outside = demand.loops(), demand.outside()
+    runs: dict[int, int] = {}
+    for loop in loops:
+        for op in loop.ops:
+            runs[op] = runs.get(op, 0) + 1
+    return Cut(
+        rows=rows,
+        count=count,
+        inputs=(),
+        outside=outside,
+        loops=loops,
+        opened=(),
+        flops=sum(flops[op] for op in program.body.ops),
+        again_flops=sum((n - 1) * flops[op] for op, n in runs.items()),
+        meeting_flops=meeting_flops(found, outside, flops),
+        own=tuple(sorted(found.flow.own)),
+        why=tuple(_said(m) for m in _waits(found, demand)),
+        program=program,
+    )
+
+
+def _takes_own(choice: Choice) -> Callable[[Item], bool]:
+    places = [*map(at_place, choice.per_microbatch)]
+    return lambda item: any(is_there(item.op.source) for is_there in places)
+
+
+def _check_count(program: Program, choice: Choice, rows: int) -> None:
+    if choice.least <= choice.count <= rows:
+        return
+    raise MicrobatchError(
+        f"`{program.name}` cannot run in {choice.count} micro-batches.",
+        where=f"`{program.name}`",
+        numbers=f"batch of {rows}",
+        fix=f"choose from {choice.least} to {rows}.",
+    )
+
+
+def _check_even(program: Program, count: int, rows: int) -> None:
+    if rows % count == 0:
+        return
+    counts = [n for n in range(2, rows + 1) if rows % n == 0]
+    fewer = [n for n in counts if n < count][-1:]
+    more = [n for n in counts if n > count][:1]
+    these = " or ".join(map(str, fewer + more))
+    padded = rows + -rows % count
+    raise MicrobatchError(
+        f"`{program.name}` has no {count} equal micro-batches: stages need those.",
+        where="`microbatches=`",
+        numbers=f"batch of {rows}",
+        fix=f"take {these} micro-batches, or pad the batch to {padded} rows, whose loss"
+        " counts none of those added.",
+    )
+
+
+def _check_batch(program: Program, found: Found) -> None:
+    """Refuse a dim that is contracted with a parameter: it is no batch."""
+    rows = found.flow.sizes.rows
+    for item in found.flat.top.items:
+        if not item.op.traits.is_contraction:
+            continue
+        uses = found.flow.ran[item.op.id].uses
+        for value, use in zip(item.operands, uses, strict=True):
+            state = found.states[value]
+            is_sliced = isinstance(use, Rows) and isinstance(state, Whole)
+            if is_sliced and is_parameter(found.flat, value):
+                raise MicrobatchError(
+                    f"`{program.name}` has no batch of {rows}: a dim of its data of"
+                    " that size is contracted with a parameter.",
+                    where=str(item.op.source),
+                    numbers=f"`{item.op.name}` of operands "
+                    f"{[program.values[v].shape for v in item.operands]}",
+                    fix="let the batch be the first dim of all data.",
+                )
+
+
+def _waits(found: Found, demand: Demand) -> list[Meeting]:
+    """Of every loop but the first, a meeting that makes it wait."""
+    body_ops = [set(body.ops) for body in demand.bodies]
+    waits: dict[int, Meeting] = {}
+    for meeting in found.meetings:
+        is_full = any(v in demand.time for v in meeting.item.results)
+        is_run = any(meeting.item.op.id in ops for ops in body_ops)
+        if is_run or (is_full and meeting.is_costly):
+            waits.setdefault(meeting.phase, meeting)
+    return [waits[p] for p in sorted(waits) if 0 < p < len(demand.bodies)]
+
+
+def _said(meeting: Meeting) -> str:
+    op = meeting.item.op
+    return f"`{op.name}` at {op.source}: {meeting.why}"
+
+
+def _check(
+    program: Program, choice: Choice, cut: Cut, waits: list[Meeting], found: Found
+) -> None:
+    loops = len(cut.loops)
+    in_loops = sum(len(loop.ops) for loop in cut.loops)
+    if not in_loops:
+        coupled = _of_rows(found) or found.meetings
+        is_own = any(program.holds_backward(m.item.op) for m in coupled)
+        raise MicrobatchError(
+            f"nothing of `{program.name}` can be cut along a batch of {cut.rows}.",
+            where=_where(coupled) or f"`{program.name}`",
+            numbers=_couplings(coupled),
+            fix=f"{WITHOUT_LOOP}; or `microbatches=1`."
+            if is_own
+            else "plan with `microbatches=1`.",
+        )
+    if loops > choice.most_loops:
+        raise CoupledBatchError(
+            f"`{program.name}` would need {loops} loops over micro-batches: its rows"
+            " meet again and again.",
+            where="; ".join(dict.fromkeys(str(m.item.op.source) for m in waits)),
+            numbers=f"{loops} loops, at most {choice.most_loops}; {_couplings(waits)}",
+            fix="take out what couples the rows of a batch, or plan with"
+            " `microbatches=1`. For statistics of each micro-batch, as of BatchNorm in"
+            f" training, ask for them: per_microbatch={_name(waits[:1])!r}.",
+            places=[_name([m]) for m in waits],
+        )
+    if cut.meeting_flops > choice.most_meeting * cut.flops:
+        costly = [m for m in _of_rows(found) if m.is_costly] or _of_rows(found)
+        raise CoupledBatchError(
+            f"`{program.name}` does too much on its whole batch at once to be cut.",
+            where=_where(costly),
+            numbers=f"{cut.meeting_flops / cut.flops:.0%} of the FLOPs, at most"
+            f" {choice.most_meeting:.0%}; {_couplings(costly)}",
+            fix="take out what couples the rows of a batch, or `microbatches=1`.",
+            places=[_name([m]) for m in costly],
+        )
+
+
+def _of_rows(found: Found) -> list[Meeting]:
+    """The meetings of ops that need rows in full, not sums over them: as an update does
+    that is not linear in a gradient."""
+    return [
+        m
+        for m in found.meetings
+        if any(isinstance(found.states[v], Rows) for v in m.values)
+    ]
+
+
+def _check_own(cut: Cut) -> None:
+    """Refuse what has no mean over pieces."""
+    for crossing in (c for loop in cut.loops for c in loop.leaving):
+        value = cut.program.values[crossing.value]
+        if crossing.how == "mean" and "float" not in value.dtype:
+            op = next(o for o in cut.program.ops if value.id in o.results)
+            raise MicrobatchError(
+                f"`{op.name}` depends on sums of each micro-batch, and has no mean.",
+                where=str(op.source),
+                numbers=f"{value.dtype}{list(value.shape)}",
+                fix="name fewer places in per_microbatch=, or `microbatches=1`.",
+            )
+
+
+def _where(meetings: list[Meeting]) -> str:
+    return f"{meetings[0].item.op.source}" if meetings else ""
+
+
+def _name(meetings: list[Meeting]) -> str:
+    """A place of the ops that couple a batch, as a user would name it."""
+    source = meetings[0].item.op.source if meetings else Source()
+    module = re.sub(r"_\d+$", "", source.scopes.rpartition("/")[2])
+    return module or source.function.rpartition(".")[2] or str(source)
+
+
+def _couplings(meetings: list[Meeting]) -> str:
+    return "; ".join([*dict.fromkeys(map(_said, meetings))][:3])
+
+
+def _flops(program: Program) -> Mapping[int, float]:
+    """FLOPs of every op, regions and their trip counts included."""
+    found: dict[int, float] = {}
+
+    def of(op: Op) -> float:
+        total = op.flops
+        if op.call is not None:
+            inner = [program.ops[o] for r in op.call.regions for o in r.ops]
+            total += op.call.trip_count * sum(map(of, inner))
+        found[op.id] = total
+        return total
+
+    for op in program.body.ops:
+        of(program.ops[op])
+    return found

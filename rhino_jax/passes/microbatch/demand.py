@@ -1,0 +1,175 @@
+"""From what values are to what runs where: only what is needed, as late as possible.
+
+A value that is needed in full is made by the last loop that is early enough, so that
+sums which only the update reads are no reason to run anything twice. One that is cheap
+is made outside of loops where it is needed before a loop could have made it, or where
+it would need a loop more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rhino_jax.passes.microbatch.cut import Crossing, Loop
+from rhino_jax.passes.microbatch.flow.analysis import Found
+from rhino_jax.passes.microbatch.flow.states import (
+    Partial,
+    Rows,
+    State,
+    Whole,
+    is_outside,
+    is_own,
+    is_there,
+)
+
+
+@dataclass(slots=True)
+class Body:
+    """What one loop does.
+
+    Attributes:
+      ops: ids.
+      sliced: (value, place) of whole values of which a piece takes its rows.
+      whole: values that it reads as they are.
+      made: values that it makes in full, for what comes later.
+    """
+
+    ops: set[int] = field(default_factory=set)
+    sliced: set[tuple[int, tuple[int, int, int]]] = field(default_factory=set)
+    whole: set[int] = field(default_factory=set)
+    made: list[int] = field(default_factory=list)
+
+
+class Demand:
+    """Attributes:
+    found: the analysis.
+    time: of every value that is needed in full, before which loop.
+    made: those of them that loops make.
+    bodies: of every loop.
+    """
+
+    def __init__(self, found: Found) -> None:
+        self.found, self.flat = found, found.flat
+        self.time: dict[int, int] = {}
+        self.made: set[int] = set()
+        self.bodies: list[Body] = []
+        # As many loops as are needed where all that is cheap is made outside of them.
+        self._most_loops = 0
+        self._most_loops = self._loops_of_outputs() or 1 << 30
+        after = self._loops_of_outputs()
+        self.time = dict.fromkeys(self.time, after)
+        while True:
+            before = dict(self.time)
+            self.bodies = [Body() for _ in range(after)]
+            for loop in reversed(range(after)):
+                self._body(loop)
+            if self.time == before:
+                break
+
+    def _loops_of_outputs(self) -> int:
+        """Want the program's results; how many loops that takes."""
+        self.time, self.made = {}, set()
+        self.want(self.flat.top.outputs, 1 << 30)
+        phases = [self.found.states[v].phase for v in self.made]
+        return max(phases, default=-1) + 1
+
+    def want(self, values: Iterable[int], time: int) -> None:
+        """Values are needed in full before a loop."""
+        queue = list(values)
+        while queue:
+            value = queue.pop()
+            if self.time.get(value, time + 1) <= time:
+                continue
+            self.time[value] = time
+            item, state = self.flat.maker.get(value), self.found.states[value]
+            if item is None:
+                continue
+            if is_outside(state) or not self._is_of_loop(state, time):
+                self.made.discard(value)
+                queue += item.operands
+            else:
+                self.made.add(value)
+
+    def _is_of_loop(self, state: State, time: int) -> bool:
+        """Whether a loop makes a value in full: where only a loop can, or where a loop
+        that can is through by then."""
+        if isinstance(state, Whole) or state.cheap is None:
+            return True
+        return state.phase < min(time, self._most_loops)
+
+    def _body(self, loop: int) -> None:
+        body = self.bodies[loop]
+        body.made = sorted(v for v in self.made if self.time[v] == loop + 1)
+        queue: list[tuple[int, State]] = [(v, self.found.states[v]) for v in body.made]
+        seen = set(queue)
+        while queue:
+            value, use = queue.pop()
+            state, item = self.found.states[value], self.flat.maker.get(value)
+            # A sum that is known is no sum over pieces any more: made again.
+            is_known = (
+                value in self.made
+                and self.time[value] <= loop
+                and not (isinstance(state, Partial) or is_own(state))
+            )
+            if item is not None and is_there(state, use) and not is_known:
+                body.ops.add(item.op.id)
+                uses = self.found.flow.ran[item.op.id].uses
+                more = set(zip(item.operands, uses, strict=True)) - seen
+                seen |= more
+                queue += more
+            elif isinstance(use, Rows):
+                self._slice(body, value, use, loop)
+            else:
+                body.whole.add(value)
+                self.want([value], loop)
+
+    def _slice(self, body: Body, value: int, rows: Rows, loop: int) -> None:
+        leaves = self.found.leaves_of(value, rows)
+        if leaves is None or value in self.made:
+            body.sliced.add((value, rows.place))
+            self.want([value], loop)
+        else:
+            body.whole |= leaves
+            self.want(leaves, loop)
+
+    def loops(self) -> tuple[Loop, ...]:
+        """The loops, as data."""
+        return tuple(
+            Loop(tuple(sorted(b.ops)), _entering(b), self._leaving(b))
+            for b in self.bodies
+        )
+
+    def _leaving(self, body: Body) -> tuple[Crossing, ...]:
+        return tuple(_leaving(v, self.found.states[v]) for v in body.made)
+
+    def outside(self) -> tuple[tuple[int, ...], ...]:
+        """Ids of the ops that run in full, by the loop before which they do."""
+        known: dict[int, int] = {}
+        found: list[list[int]] = [[] for _ in range(len(self.bodies) + 1)]
+        for item in self.flat.top.items:
+            wanted = [v for v in item.results if v in self.time]
+            for value in wanted:
+                if value in self.made:
+                    known[value] = self.time[value]
+            if not any(v not in self.made for v in wanted):
+                continue
+            at = max((known.get(v, 0) for v in item.operands), default=0)
+            known.update((v, at) for v in item.results if v not in self.made)
+            found[at].append(item.op.id)
+        return tuple(map(tuple, found))
+
+
+def _entering(body: Body) -> tuple[Crossing, ...]:
+    whole = [Crossing(v, "whole") for v in sorted(body.whole)]
+    return (*whole, *(Crossing(v, "sliced", *p) for v, p in sorted(body.sliced)))
+
+
+def _leaving(value: int, state: State) -> Crossing:
+    if isinstance(state, Partial):
+        return Crossing(value, state.reducer)
+    if isinstance(state, Rows):
+        return Crossing(value, "stacked", *state.place)
+    if is_own(state):
+        return Crossing(value, "mean")
+    return Crossing(value, "unchanged")

@@ -1,0 +1,174 @@
+"""The program with its loops, traced anew."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from rhino_jax._compat import bind_eqn, hide_frames
+from rhino_jax.frontend.check.indexed import identity
+from rhino_jax.passes.microbatch.cut import Crossing, Cut, Loop
+from rhino_jax.passes.microbatch.emit.piece import Inside
+from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
+from rhino_jax.passes.microbatch.flow.analysis import Found
+from rhino_jax.passes.microbatch.flow.states import Rows
+
+
+hide_frames(__file__)
+
+COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "sum": lax.add,
+    "mean": lax.add,
+    "prod": lax.mul,
+    "max": lax.max,
+    "min": lax.min,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+}
+
+
+def emitted(
+    found: Found, cut: Cut, accumulate: str, scope: str = "micro-batches"
+) -> Callable[..., list[Any]]:
+    """A function of the program's inputs and constants, to be traced.
+
+    Args:
+      found: the analysis.
+      cut: what runs where.
+      accumulate: type in which sums of narrower floats are kept.
+      scope: name of the loops.
+    """
+
+    def run(*arrays: Any) -> list[Any]:
+        outside = _Outside(found, cut, accumulate, scope)
+        top = found.flat.top
+        outside.env.update(zip(top.inputs, arrays, strict=True))
+        for at, ops in enumerate(cut.outside):
+            wanted = set(ops)
+            for item in top.items:
+                if item.op.id in wanted:
+                    with item.context():
+                        operands = [outside.read(v) for v in item.operands]
+                        results = bind_eqn(item.eqn, operands, item.eqn.params)
+                    outside.put(item.results, results)
+            if at < len(cut.loops):
+                outside.loop(cut.loops[at])
+        return [outside.read(v) for v in top.outputs]
+
+    return run
+
+
+@dataclass(slots=True)
+class _Outside:
+    """Attributes:
+    env: values in full, by id.
+    """
+
+    found: Found
+    cut: Cut
+    accumulate: str
+    scope: str
+    env: dict[int, Any] = field(default_factory=dict)
+
+    def read(self, value: int) -> Any:
+        if value in self.env:
+            return self.env[value]
+        return self.found.flat.consts[value]
+
+    def put(self, values: Sequence[int], arrays: Sequence[Any]) -> None:
+        for value, array in zip(values, arrays, strict=True):
+            self.env.setdefault(value, array)
+
+    def loop(self, loop: Loop) -> None:
+        """Run a loop; what leaves it is known from here on."""
+        if not loop.leaving:
+            return
+        split = Split.of(self.cut.rows, self.cut.count)
+        views = {}
+        for c in loop.entering:
+            if c.how == "sliced":
+                rows = Rows(c.dim, c.outer, c.inner)
+                with self.line(c):
+                    views[(c.value, *rows.place)] = view(
+                        self.read(c.value), rows, split
+                    )
+
+        def piece(index: Any) -> list[Any]:
+            inside = Inside(self.found, Piece(split, index), self.read, views)
+            return inside.top(loop)
+
+        leaving = loop.leaving
+        kept = [c for c in leaving if not self.is_stacked(c)]
+
+        def step(carry: list[Any], index: Any) -> tuple[list[Any], list[Any]]:
+            made = piece(index)
+            stacks = [x for x, c in zip(made, leaving, strict=True) if c not in kept]
+            parts = [x for x, c in zip(made, leaving, strict=True) if c in kept]
+            pairs = zip(kept, carry, parts, strict=True)
+            return [self.combined(*pair) for pair in pairs], stacks
+
+        starts = [self.start(c) for c in kept]
+        with jax.named_scope(self.scope):
+            carry, stacks = lax.scan(step, starts, lax.iota(np.int32, split.full))
+        rest: list[Any] = [None] * len(leaving)
+        if split.rest:
+            rest = piece(None)
+        done = iter(carry), iter(stacks)
+        for crossing, last in zip(leaving, rest, strict=True):
+            if crossing.how == "stacked":
+                rows = Rows(crossing.dim, crossing.outer, crossing.inner)
+                with self.line(crossing):
+                    whole = together(next(done[1]), last, rows, split)
+            elif crossing not in kept:
+                whole = next(done[1])[0]
+            else:
+                whole = next(done[0])
+                if last is not None:
+                    whole = self.combined(crossing, whole, last)
+                whole = self.finished(crossing, whole)
+            self.env[crossing.value] = whole
+
+    def line(self, crossing: Crossing) -> contextlib.AbstractContextManager[None]:
+        """The names and source line of what makes a value that leaves a loop."""
+        maker = self.found.flat.maker.get(crossing.value)
+        return contextlib.nullcontext() if maker is None else maker.context()
+
+    def is_stacked(self, crossing: Crossing) -> bool:
+        """Whether a loop stacks what leaves it: keys, too, which have no zero."""
+        dtype = self.found.flat.program.values[crossing.value].dtype
+        return crossing.how == "stacked" or dtype.startswith("key<")
+
+    def start(self, crossing: Crossing) -> Any:
+        """What is there before the first piece."""
+        value = self.found.flat.program.values[crossing.value]
+        dtype = jnp.dtype(value.dtype)
+        fill: Any = 0
+        if crossing.how != "unchanged":
+            if crossing.is_added and _is_narrow(dtype):
+                dtype = jnp.dtype(self.accumulate)
+            fill = identity("sum" if crossing.is_added else crossing.how, dtype)
+        with self.line(crossing):
+            return lax.full(value.shape, fill, dtype)
+
+    def combined(self, crossing: Crossing, so_far: Any, part: Any) -> Any:
+        if crossing.how == "unchanged":
+            return part
+        with self.line(crossing):
+            part = lax.convert_element_type(part, so_far.dtype)
+            return COMBINE[crossing.how](so_far, part)
+
+    def finished(self, crossing: Crossing, x: Any) -> Any:
+        dtype = self.found.flat.program.values[crossing.value].dtype
+        with self.line(crossing):
+            return lax.convert_element_type(x, jnp.dtype(dtype))
+
+
+def _is_narrow(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize < 4

@@ -1,0 +1,247 @@
+"""What a loop does to one piece: ops on its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from rhino_jax._compat import bind_eqn, hide_frames, key_words, threefry_words
+from rhino_jax.errors import MicrobatchError
+from rhino_jax.frontend.check.indexed import identity
+from rhino_jax.passes.microbatch.cut import Crossing, Loop
+from rhino_jax.passes.microbatch.emit.local import local_params
+from rhino_jax.passes.microbatch.emit.pieces import Piece, positions
+from rhino_jax.passes.microbatch.emit.regions import REGIONS
+from rhino_jax.passes.microbatch.flow.analysis import Found
+from rhino_jax.passes.microbatch.flow.blocks import Block, Item
+from rhino_jax.passes.microbatch.flow.generated import (
+    operands_cut,
+    spot_of,
+)
+from rhino_jax.passes.microbatch.flow.row_numbers import ByRows
+from rhino_jax.passes.microbatch.flow.states import (
+    Partial,
+    Rows,
+    State,
+    Whole,
+    is_own,
+    is_there,
+)
+
+
+hide_frames(__file__)
+
+Views = Mapping[tuple[int, int, int, int], Any]
+
+
+class Inside:
+    """One piece, inside a loop.
+
+    Attributes:
+      found: the analysis.
+      piece: which rows.
+      env: arrays of the piece, and of what is the same in all, by value id.
+    """
+
+    def __init__(
+        self, found: Found, piece: Piece, outer: Callable[[int], Any], views: Views
+    ) -> None:
+        self.found, self.piece = found, piece
+        self.env: dict[int, Any] = {}
+        self._outer, self._views = outer, views
+        self._remade: dict[tuple[int, tuple[int, int, int], bool], Any] = {}
+
+    def top(self, loop: Loop) -> list[Any]:
+        """Do what the loop does to a piece; what leaves it."""
+        wanted = set(loop.ops)
+        for item in self.found.flat.top.items:
+            if item.op.id in wanted:
+                self.item(item)
+        return [self.leaving(c) for c in loop.leaving]
+
+    def leaving(self, crossing: Crossing) -> Any:
+        x = self.env[crossing.value]
+        return _scaled(x, self.piece.share) if crossing.how == "mean" else x
+
+    def block(self, block: Block, arrays: Sequence[Any]) -> list[Any]:
+        """Run a region."""
+        self.env.update(zip(block.inputs, arrays, strict=True))
+        # What is made inside a region is not to be met outside of it.
+        around, self._remade = self._remade, {}
+        for item in block.items:
+            self.item(item)
+        self._remade = around
+        return [self.asis(v) for v in block.outputs]
+
+    def asis(self, value: int) -> Any:
+        """A value as the loop has it."""
+        return self.env[value] if value in self.env else self._outer(value)
+
+    def full(self, value: int, own: bool = False) -> Any:
+        """A value in full; of one that pieces make, what a loop before made, or what
+        the piece's own rows make of it."""
+        state = self.found.states[value]
+        if isinstance(state, Whole):
+            return self.asis(value)
+        if own and isinstance(state, Partial):
+            return _scaled(self.env[value], 1 / self.piece.share)
+        return self._outer(value)
+
+    def item(self, item: Item) -> None:
+        ran = self.found.flow.ran[item.op.id]
+        with item.context():
+            arrays = [
+                self.read(v, use)
+                for v, use in zip(item.operands, ran.uses, strict=True)
+            ]
+            if item.blocks:
+                results = self.region(item, arrays, ran.uses)
+            else:
+                shapes = [
+                    self.shape(v, s)
+                    for v, s in zip(item.results, ran.results, strict=True)
+                ]
+                if ran.by_rows is not None:
+                    arrays[1] = _own_rows(arrays[1], ran.by_rows)
+                results = self.bound(item, arrays, shapes)
+        for value, x in zip(item.results, results, strict=True):
+            self.env[value] = x
+
+    def region(
+        self, item: Item, arrays: Sequence[Any], uses: Sequence[State]
+    ) -> list[Any]:
+        has_all = self.piece.rows == self.piece.split.rows
+        if has_all or all(isinstance(u, Whole) for u in uses):
+            return bind_eqn(item.eqn, arrays, item.eqn.params)
+        assert item.op.call is not None
+        return REGIONS[item.op.call.kind](self, item, arrays)
+
+    def bound(
+        self, item: Item, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+    ) -> list[Any]:
+        """Bind an op on a piece."""
+        ins = [tuple(jnp.shape(x)) for x in arrays]
+        params = item.eqn.params
+        if shapes != [v.aval.shape for v in item.eqn.outvars]:
+            params = local_params(item.op.name, params, ins, shapes)
+        results = bind_eqn(item.eqn, arrays, params)
+        got = [tuple(x.shape) for x in results]
+        if got != list(shapes):
+            raise MicrobatchError(
+                f"`{item.op.name}` does not run on a part of the batch.",
+                where=str(item.op.source),
+                numbers=f"a piece of its results has shapes {got}, not {shapes}",
+                fix="plan with `microbatches=1`, and report this.",
+            )
+        return results
+
+    def shape(self, value: int, state: State) -> tuple[int, ...]:
+        shape = self.found.flat.program.values[value].shape
+        if isinstance(state, Rows):
+            return state.local(shape, self.piece.rows)
+        return shape
+
+    def read(self, value: int, use: State) -> Any:
+        """A value as an op reads it."""
+        state = self.found.states[value]
+        if isinstance(state, Partial) and not isinstance(use, Partial) and use.is_own:
+            if isinstance(use, Rows):
+                return self.sliced(value, use)
+            return self.full(value, own=True)
+        if isinstance(use, Rows) and not isinstance(state, Rows | Partial):
+            return self.sliced(value, use)
+        if is_there(state, use) and value in self.env:
+            return self.coerced(self.env[value], state, use)
+        if isinstance(use, Rows):
+            return self.sliced(value, use)
+        if isinstance(state, Whole):
+            return self.coerced(self.asis(value), state, use)
+        return self._outer(value)
+
+    def coerced(self, x: Any, state: State, use: State) -> Any:
+        """What is there in a piece in one state, in another."""
+        if isinstance(use, Partial) and is_own(state):
+            return _scaled(x, self.piece.share)
+        if isinstance(use, Partial) and isinstance(state, Whole) and not state.is_zero:
+            x = jnp.asarray(x, x.dtype)  # of a literal
+            none = lax.full_like(x, identity(use.reducer, x.dtype))
+            return lax.select(jnp.broadcast_to(self.piece.is_first, x.shape), x, none)
+        if isinstance(use, Rows) and isinstance(state, Whole):
+            return self.piece.of(x, use)
+        return x
+
+    def sliced(self, value: int, rows: Rows) -> Any:
+        """The piece's rows of a whole value."""
+        key = value, rows.place, rows.is_own
+        if key not in self._remade:
+            self._remade[key] = self._sliced(value, rows)
+        return self._remade[key]
+
+    def _sliced(self, value: int, rows: Rows) -> Any:
+        if (value, *rows.place) in self._views:
+            return self.piece.take(self._views[(value, *rows.place)], rows)
+        if self.found.leaves_of(value, rows) is not None:
+            return self.remade(value, rows)
+        return self.piece.of(self.full(value, rows.is_own), rows)
+
+    def remade(self, value: int, rows: Rows) -> Any:
+        """A piece of what an op makes from its place alone, or from such."""
+        item = self.found.flat.maker[value]
+        shape = self.shape(value, rows)
+        with item.context():
+            if item.op.name == "iota":
+                return self.iota(item, shape, rows)
+            if item.op.name == "random_bits":
+                return self.bits(item, shape, rows)
+            spot = spot_of(item, value, rows, self.found.flow.sizes.rows)
+            assert spot is not None
+            arrays = [
+                self.full(v, rows.is_own)
+                if cut is None
+                else self.sliced(v, replace(cut, is_own=rows.is_own))
+                for v, cut in operands_cut(item, spot)
+            ]
+            (result,) = self.bound(item, arrays, [shape])
+            return result
+
+    def iota(self, item: Item, shape: tuple[int, ...], rows: Rows) -> Any:
+        params = item.eqn.params
+        dtype, dim = params["dtype"], params["dimension"]
+        if dim != rows.dim:
+            return lax.broadcasted_iota(dtype, shape, dim)
+        size = item.eqn.outvars[0].aval.shape[dim]
+        at = positions(size, rows, self.piece, jnp.int32)
+        return lax.broadcast_in_dim(
+            lax.convert_element_type(at, dtype), shape, (rows.dim,)
+        )
+
+    def bits(self, item: Item, shape: tuple[int, ...], rows: Rows) -> Any:
+        """Each word is a function of the key and its position in the whole."""
+        whole = item.eqn.outvars[0].aval
+        at = jnp.zeros(shape, jnp.uint32)
+        step = 1
+        for d in reversed(range(len(shape))):
+            if d == rows.dim:
+                along = positions(whole.shape[d], rows, self.piece, jnp.uint32)
+            else:
+                along = lax.iota(jnp.uint32, shape[d])
+            part = along * jnp.asarray(step, jnp.uint32)
+            at = at + lax.broadcast_in_dim(part, shape, (d,))
+            step *= whole.shape[d]
+        words = key_words(self.full(item.operands[0]))
+        return threefry_words(words, at, whole.dtype)
+
+
+def _scaled(x: Any, by: float) -> Any:
+    return lax.mul(x, lax.full_like(x, by))
+
+
+def _own_rows(indices: Any, by: ByRows) -> Any:
+    """Indices of which one is the row of the piece."""
+    rows = lax.broadcasted_iota(indices.dtype, indices.shape, by.dim)
+    last = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1)
+    return lax.select(last == by.column, rows, indices)

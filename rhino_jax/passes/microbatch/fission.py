@@ -1,0 +1,188 @@
+"""A loop over layers in two, where a layer needs a sum over the batch.
+
+The first loop makes, layer by layer, the sums (stacked, each still a sum over pieces)
+and all that does not depend on them; the second is given the sums in full. So the
+balancing loss of a mixture of experts, in a scan over its layers, costs one more
+forward pass, as it does where layers are written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from rhino_jax._compat import (
+    bind_eqn,
+    eqn_context,
+    is_literal,
+    jaxpr_consts,
+    open_jaxpr,
+    scan_counts,
+    without_dead_code,
+)
+from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, has_barrier
+from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
+from rhino_jax.passes.retraced import retraced
+
+
+Sums = list[tuple[Any, int]]
+"""An equation inside of a loop, and which of its results."""
+
+
+def split_scan(closed: Any, flat: Flat, scan: Item, values: Sequence[int]) -> Any:
+    """The closed jaxpr, with one scan in two.
+
+    Args:
+      closed: the closed jaxpr.
+      flat: the same, taken apart.
+      scan: the scan.
+      values: made inside of it; in the second scan they are in full.
+    """
+    makers = [flat.maker[v] for v in values]
+    sums: Sums = [
+        (m.eqn, m.results.index(v)) for m, v in zip(makers, values, strict=True)
+    ]
+    opened = open_jaxpr(closed)
+
+    def run(*arrays: Any) -> list[Any]:
+        count = len(opened.invars)
+        return run_jaxpr(opened, arrays[count:], arrays[:count], _scan_in_two)
+
+    def _scan_in_two(eqn: Any, operands: list[Any]) -> list[Any] | None:
+        if eqn is scan.eqn:
+            return _in_two(eqn, operands, sums)
+        return None
+
+    return without_dead_code(retraced(closed, run))
+
+
+Instead = Callable[[Any, list[Any]], "list[Any] | None"]
+
+
+def run_jaxpr(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    arrays: Sequence[Any],
+    instead: Instead,
+    opened: Callable[[Any], bool] = lambda eqn: eqn.primitive.name in ("jit", "pjit"),
+) -> list[Any]:
+    """Run a jaxpr, calls taken apart, some equations done otherwise."""
+    env = dict(zip(jaxpr.invars, arrays, strict=True))
+    env.update(zip(jaxpr.constvars, consts, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if is_literal(atom) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(v) for v in eqn.invars]
+        with eqn_context(eqn):
+            found = instead(eqn, operands)
+            if found is None and opened(eqn):
+                (body,) = closed_region_jaxprs(eqn)
+                if eqn.primitive.name in REMATS and has_barrier(eqn.params):
+                    # One by one: the first loop needs some of them only.
+                    operands = [*map(lax.optimization_barrier, operands)]
+                found = run_jaxpr(
+                    open_jaxpr(body), jaxpr_consts(body), operands, instead, opened
+                )
+            if found is None:
+                found = bind_eqn(eqn, operands, eqn.params)
+        env.update(zip(eqn.outvars, found, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _holds(eqn: Any, sums: Sums) -> bool:
+    """Whether an equation has one of these inside of it."""
+    inner = [e for j in closed_region_jaxprs(eqn) for e in open_jaxpr(j).eqns]
+    return any(e is s or _holds(e, sums) for e in inner for s, _ in sums)
+
+
+def _in_two(eqn: Any, operands: list[Any], sums: Sums) -> list[Any]:
+    num_consts, num_carry = scan_counts(eqn.params)
+    first = num_consts + num_carry
+    (closed,) = closed_region_jaxprs(eqn)
+    body, params = open_jaxpr(closed), eqn.params
+    consts = operands[:num_consts]
+
+    def once(carry: Any, xs: Any, given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        made: list[Any] = [None] * len(sums)
+
+        def instead(inner: Any, arrays: list[Any]) -> list[Any] | None:
+            at = [i for i, (e, _) in enumerate(sums) if e is inner]
+            if not at:
+                return None
+            found = bind_eqn(inner, arrays, inner.params)
+            for i in at:
+                made[i] = found[sums[i][1]]
+                if given:
+                    found[sums[i][1]] = given[i]
+            return found
+
+        outs = run_jaxpr(
+            body,
+            jaxpr_consts(closed),
+            [*consts, *carry, *xs],
+            instead,
+            lambda e: _holds(e, sums),
+        )
+        return outs, made
+
+    def scanned(xs: Any, step: Any) -> Any:
+        more = {k: params[k] for k in ("unroll", "_split_transpose") if k in params}
+        return lax.scan(
+            step,
+            operands[num_consts:first],
+            xs,
+            length=int(params["length"]),
+            reverse=bool(params["reverse"]),
+            **more,
+        )
+
+    def expose(carry: Any, xs: Any) -> Any:
+        outs, made = once(carry, xs, ())
+        return outs[:num_carry], (outs[num_carry:], made)
+
+    def use(carry: Any, xs: Any) -> Any:
+        outs, _ = once(carry, *xs)
+        return outs[:num_carry], outs[num_carry:]
+
+    rows = operands[first:]
+    carries, (stacks, made) = scanned(rows, expose)
+    before = [*carries, *stacks]
+    carries, stacks = scanned((rows, made), use)
+    after = [*carries, *stacks]
+    late = _late(body, num_consts, num_carry, sums)
+    pairs = zip(before, after, late, strict=True)
+    return [b if is_late else a for a, b, is_late in pairs]
+
+
+def _late(body: Any, num_consts: int, num_carry: int, sums: Sums) -> list[bool]:
+    """Which results of a loop's body depend on the sums, in whatever run."""
+    carries = [False] * num_carry
+    while True:
+        late = {
+            v
+            for v, is_late in zip(body.invars[num_consts:], carries, strict=False)
+            if is_late
+        }
+        outs = _tainted(body, late, sums)
+        again = [a or b for a, b in zip(carries, outs, strict=False)]
+        if again == carries:
+            return outs
+        carries = again
+
+
+def _tainted(jaxpr: Any, late: set[Any], sums: Sums) -> list[bool]:
+    for eqn in jaxpr.eqns:
+        at = [i for e, i in sums if e is eqn]
+        operands = [not is_literal(v) and v in late for v in eqn.invars]
+        if _holds(eqn, sums):
+            (body,) = map(open_jaxpr, closed_region_jaxprs(eqn))
+            inner = {v for v, t in zip(body.invars, operands, strict=True) if t}
+            found = _tainted(body, inner, sums)
+        else:
+            found = [any(operands) or i in at for i in range(len(eqn.outvars))]
+        late |= {v for v, t in zip(eqn.outvars, found, strict=True) if t}
+    return [not is_literal(v) and v in late for v in jaxpr.outvars]

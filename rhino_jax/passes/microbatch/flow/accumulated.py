@@ -1,0 +1,165 @@
+"""Carries of a loop over rows that only accumulate: rows may then come in any order.
+
+A carry accumulates where each trip adds to it (or takes the maximum, say) something
+that depends on no carry, and nothing else reads it: the gradient of what the loop's
+body closes over, or a user's own running sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rhino_jax.frontend.rules.elementwise import PASSING
+from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
+from rhino_jax.ir.program import PIN, RegionKind
+from rhino_jax.passes.microbatch.flow.blocks import Block, Item
+
+
+COMBINING = {
+    "add": "sum",
+    "add_any": "sum",
+    "mul": "prod",
+    "max": "max",
+    "min": "min",
+    "and": "and",
+    "or": "or",
+}
+"""Ops that combine two operands → reducer."""
+
+UNCHANGED = ""
+"""The reducer of a carry that nothing was combined with."""
+
+
+class NotAccumulated(Exception):
+    """A carry is read otherwise; `item`: by which op."""
+
+    def __init__(self, item: Item | None = None) -> None:
+        super().__init__()
+        self.item = item
+
+
+def reducers_of(block: Block, num_consts: int, num_carry: int) -> tuple[str, ...]:
+    """Return how each carry of a scan's body combines what its trips add to it.
+
+    Args:
+      block: the body.
+      num_consts, num_carry: how many of its inputs are constants, and carries.
+    Returns:
+      Reducers as of `states.Partial`; `UNCHANGED` where a carry leaves as it enters.
+    Raises:
+      NotAccumulated: a carry does not accumulate.
+    """
+    carries = block.inputs[num_consts : num_consts + num_carry]
+    changed = {
+        v: _Carry(i) for i, v in enumerate(carries) if block.outputs[i] != v
+    }  # What leaves as it enters may be read: it is the same for all rows.
+    tracked = _follow(block, dict(changed))
+    found = [tracked.get(v) for v in block.outputs]
+    is_own = all(
+        carry is None if v not in changed else carry is not None and carry.index == i
+        for i, (v, carry) in enumerate(zip(carries, found, strict=False))
+    )
+    if not is_own or any(c is not None for c in found[num_carry:]):
+        raise NotAccumulated
+    return tuple(UNCHANGED if c is None else c.reducer for c in found[:num_carry])
+
+
+@dataclass(frozen=True, slots=True)
+class _Carry:
+    """A carry, combined with something. `index`: which of the carries."""
+
+    index: int
+    reducer: str = UNCHANGED
+
+    def by(self, reducer: str, item: Item) -> _Carry:
+        if self.reducer not in (UNCHANGED, reducer):
+            raise NotAccumulated(item)
+        return _Carry(self.index, reducer)
+
+
+def _follow(block: Block, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
+    """The values of a region that are carries combined with something, by id.
+
+    Raises:
+      NotAccumulated: something else reads a carry.
+    """
+    for item in block.items:
+        at = {i: tracked[v] for i, v in enumerate(item.operands) if v in tracked}
+        if at:
+            results = _combined(item, at)
+            tracked |= {item.results[i]: c for i, c in results.items()}
+    return tracked
+
+
+def _combined(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
+    """The results of an op that are carries, by position."""
+    name = item.op.name
+    if item.blocks:
+        return _region(item, at)
+    is_cast = name == "convert_element_type" and _is_exact(item)
+    if is_cast or name == PIN or name in PASSING:
+        return dict(at)
+    if name in COMBINING and len(at) == 1:
+        (carry,) = at.values()
+        return {0: carry.by(COMBINING[name], item)}
+    if name == "sub" and [*at] == [0]:
+        return {0: at[0].by("sum", item)}
+    if name in SCATTERS and [*at] == [0]:
+        return {0: at[0].by(SCATTERS[name], item)}
+    if name == "select_n" and [*at] == [*range(1, len(item.operands))]:
+        return {0: _either([*at.values()], item)}
+    raise NotAccumulated(item)
+
+
+def _is_exact(item: Item) -> bool:
+    """Whether a conversion keeps the type."""
+    return bool(item.eqn.invars[0].aval.dtype == item.eqn.outvars[0].aval.dtype)
+
+
+def _either(carries: list[_Carry], item: Item) -> _Carry:
+    """One carry that is combined in one of several ways."""
+    found = carries[0]
+    for other in carries[1:]:
+        if other.index != found.index:
+            raise NotAccumulated(item)
+        if other.reducer != UNCHANGED:
+            found = found.by(other.reducer, item)
+    return found
+
+
+def _region(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
+    call = item.op.call
+    assert call is not None
+    if call.kind is RegionKind.CALL:
+        return _outputs(item.blocks[0], at, 0)
+    if call.kind is RegionKind.COND and 0 not in at:
+        ways = [_outputs(block, at, 1) for block in item.blocks]
+        if any(way.keys() != ways[0].keys() for way in ways):
+            raise NotAccumulated(item)
+        return {i: _either([way[i] for way in ways], item) for i in ways[0]}
+    first = call.num_consts
+    if call.kind is RegionKind.SCAN and all(
+        first <= i < first + call.num_carry for i in at
+    ):
+        return _scan(item, at)
+    raise NotAccumulated(item)
+
+
+def _outputs(block: Block, at: Mapping[int, _Carry], first: int) -> dict[int, _Carry]:
+    inner = _follow(block, {block.inputs[i - first]: c for i, c in at.items()})
+    return {i: inner[v] for i, v in enumerate(block.outputs) if v in inner}
+
+
+def _scan(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
+    """A loop inside, each of whose trips accumulates."""
+    call, (block,) = item.op.call, item.blocks
+    assert call is not None
+    inner = _follow(block, {block.inputs[i]: c for i, c in at.items()})
+    found = {i: inner[v] for i, v in enumerate(block.outputs) if v in inner}
+    carries = {i - call.num_consts: c for i, c in at.items()}
+    if found.keys() != carries.keys():
+        raise NotAccumulated(item)
+    if any(found[i].index != c.index for i, c in carries.items()):
+        raise NotAccumulated(item)
+    return found

@@ -1,0 +1,222 @@
+"""What a cut of given inputs makes of a program, as if all ops were wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.frontend.regions import REMATS
+from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
+from rhino_jax.passes.microbatch.flow.generated import Leaves, leaves_of
+from rhino_jax.passes.microbatch.flow.ops import (
+    Needs,
+    Ran,
+    Sizes,
+    in_full,
+    run_plain,
+    together,
+    with_own,
+)
+from rhino_jax.passes.microbatch.flow.part import Part
+from rhino_jax.passes.microbatch.flow.regions import Coupled, Flow, relative
+from rhino_jax.passes.microbatch.flow.states import (
+    Partial,
+    Rows,
+    State,
+    Whole,
+    known_after,
+)
+
+
+class Opened(Exception):
+    """A recomputed region has to be taken apart, as something in it needs the batch."""
+
+    def __init__(self, op: int) -> None:
+        super().__init__(op)
+        self.op = op
+
+
+class Divided(Exception):
+    """A scan has to be split, as its body needs sums over the batch.
+
+    Attributes:
+      scan: it.
+      values: these sums.
+      item: the op that needs them.
+    """
+
+    def __init__(self, scan: Item, values: tuple[int, ...], item: Item) -> None:
+        super().__init__(scan.op.id)
+        self.scan, self.values, self.item = scan, values, item
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where rows of the batch meet.
+
+    Attributes:
+      item: the op that needs something in full.
+      values: what it needs.
+      why: in words.
+      phase: how many loops run before that is known.
+      is_costly: whether the op then runs outside of loops, and is no cheap one.
+    """
+
+    item: Item
+    values: tuple[int, ...]
+    why: str
+    phase: int
+    is_costly: bool = False
+
+
+@dataclass(slots=True)
+class Found:
+    """Attributes:
+    flat: the program.
+    flow: states of values and how ops run.
+    part: what may run in a loop; None: all of it.
+    meetings: where rows of the batch meet, in order.
+    full: values that are needed in full.
+    leaves: of whole values, what a piece of them is made from.
+    """
+
+    flat: Flat
+    flow: Flow
+    part: Part | None = None
+    meetings: list[Meeting] = field(default_factory=list)
+    full: set[int] = field(default_factory=set)
+    leaves: Leaves = field(default_factory=dict)
+
+    def leaves_of(self, value: int, rows: Rows) -> frozenset[int] | None:
+        """What a piece of a whole value is made from; None: from that itself."""
+        return leaves_of(self.flat, value, rows, self.flow.sizes.rows, self.leaves)
+
+    @property
+    def states(self) -> dict[int, State]:
+        return self.flow.states
+
+
+def analyse(
+    flat: Flat,
+    cut: Mapping[int, Rows],
+    sizes: Sizes,
+    takes_own: Callable[[Item], bool] = lambda item: False,
+    part: Part | None = None,
+) -> Found:
+    """Walk a program.
+
+    Args:
+      flat: the program.
+      cut: inputs that hold the batch, by value id.
+      sizes: of the batch.
+      takes_own: whether an op shall take sums over the batch from a piece's own rows.
+      part: what may run in a loop; None: all of it.
+    Raises:
+      Opened: a recomputed region has to be taken apart.
+    """
+    found = Found(flat, Flow(flat, sizes, takes_own=takes_own), part)
+    states = found.states
+    for value, const in flat.consts.items():
+        states[value] = Whole(is_zero=_is_zero(const))
+    for value in flat.top.inputs:
+        states[value] = cut.get(value, Whole())
+    for item in flat.top.items:
+        found.flow.keep(item, _run(found, item))
+    return found
+
+
+def _is_zero(const: object) -> bool:
+    return getattr(const, "shape", ()) == () and const == 0
+
+
+def _run(found: Found, item: Item) -> Ran:
+    """How an op runs, with operands in full where it needs that."""
+    states = _as_known(found, item)
+    if found.part is not None:
+        states = found.part.reads(item, states)
+    is_cut, met = not all(isinstance(s, Whole) for s in states), False
+    while True:
+        done = (
+            _run_region(found, item, states)
+            if item.blocks
+            else run_plain(found.flat, item, states, found.flow.sizes)
+        )
+        if isinstance(done, Ran):
+            break
+        own = None
+        if found.flow.takes_own(item):
+            own = with_own(found.flat, item, states, done, is_inside=True)
+        if own is not None:
+            found.flow.own.add(item.op.id)
+            states = own
+            continue
+        met = True
+        known = [in_full(states[i]) for i in done.operands]
+        values = tuple(item.operands[i] for i in done.operands)
+        phase = max(s.phase for s in known)
+        found.meetings.append(Meeting(item, values, done.why, phase))
+        found.full.update(values)
+        for i, state in zip(done.operands, known, strict=True):
+            states[i] = state
+    if met and is_cut and all(isinstance(s, Whole) for s in done.results):
+        last = found.meetings[-1]
+        found.meetings[-1] = replace(last, is_costly=True)
+    return done
+
+
+def _as_known(found: Found, item: Item) -> list[State]:
+    """States of operands, in full where all are had so and something waits for it."""
+    states = [found.states[v] for v in item.operands]
+    held = [not isinstance(s, Whole) for s in states]
+    waits = max((s.phase for s in states if isinstance(s, Whole)), default=0)
+    if all(
+        v in found.full and known_after(s) <= waits
+        for v, s, is_held in zip(item.operands, states, held, strict=True)
+        if is_held
+    ):
+        return [in_full(s) if h else s for s, h in zip(states, held, strict=True)]
+    return states
+
+
+def _run_region(found: Found, item: Item, states: Sequence[State]) -> Ran | Needs:
+    if all(isinstance(s, Whole) for s in states):
+        made = together(states)
+        if isinstance(made, tuple):
+            return Needs(made, "it is used after the loop")
+        return Ran(tuple(states), (made,) * len(item.results))
+    phase = max(s.phase for s in states)
+    try:
+        ran = found.flow.region(item, relative(states))
+    except Coupled as error:
+        partials = tuple(i for i, s in enumerate(states) if isinstance(s, Partial))
+        if partials:
+            return Needs(partials, error.why)
+        if item.op.name in REMATS:
+            raise Opened(item.op.id) from None
+        if item.op.name == "scan" and error.values:
+            if _made_once(item).issuperset(error.values):
+                raise Divided(item, error.values, error.item) from None
+        cuts = tuple(i for i, s in enumerate(states) if isinstance(s, Rows))
+        return Needs(cuts, error.why)
+    uses = (
+        state if isinstance(use, Whole) else use
+        for state, use in zip(states, ran.uses, strict=True)
+    )
+    return Ran(tuple(uses), tuple(_at(s, phase) for s in ran.results))
+
+
+def _made_once(item: Item) -> set[int]:
+    """Return the values that a trip of a loop makes, or one run of a recomputed region:
+    without those of loops and conditionals inside, which a split loop cannot stack."""
+    found = set[int]()
+    for inner in (i for block in item.blocks for i in block.items):
+        found.update(inner.results)
+        if inner.op.name in REMATS:
+            found |= _made_once(inner)
+    return found
+
+
+def _at(state: State, phase: int) -> State:
+    if isinstance(state, Whole):
+        return Whole(phase, state.is_zero, is_inside=True, is_own=state.is_own)
+    return replace(state, phase=phase)

@@ -1,0 +1,99 @@
+"""Which ops may be done on pieces' results before these are combined.
+
+A group names operands in which, the others given, an op is linear together: `add` has
+(0, 1), `mul` has (0,) and (1,). What holds of sums holds for these; ops that only move
+elements also pass on maxima and the like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rhino_jax.ir.op import item_bytes
+from rhino_jax.passes.microbatch.flow.blocks import Item
+
+
+Group = tuple[int, ...]
+
+FIRST: tuple[Group, ...] = ((0,),)
+
+MOVING = frozenset({
+    "broadcast_in_dim", "copy", "copy_p", "device_put", "dynamic_slice", "expand_dims",
+    "gather", "layout_constraint", "name", "reshape", "rev", "rhino_pin",
+    "rhino_rotate", "sharding_constraint", "slice", "split", "squeeze", "stop_gradient",
+    "transpose", "unstack",
+})  # fmt: skip
+"""Those that only move elements of their first operand."""
+
+JOINING = frozenset({"concatenate", "device_put", "optimization_barrier", "stack"})
+"""Those that only move elements, of all operands."""
+
+LINEAR: dict[str, tuple[Group, ...]] = {
+    **dict.fromkeys(
+        ("neg", "reduce_sum", "cumsum", "real", "imag", "conj", "reduce_window_sum",
+         "select_and_gather_add", "select_and_scatter_add"),
+        FIRST,
+    ),
+    **dict.fromkeys(("add", "add_any", "sub", "complex"), ((0, 1),)),
+    **dict.fromkeys(
+        ("mul", "dot_general", "conv_general_dilated", "ragged_dot_general"),
+        ((0,), (1,)),
+    ),
+    "div": FIRST,
+    "dynamic_update_slice": ((0, 1),),
+    "pad": ((0, 1),),
+    **dict.fromkeys(("scatter", "scatter-add", "scatter_add"), ((0, 2),)),
+    "triangular_solve": ((1,),),
+}  # fmt: skip
+
+EXTREMES = {"max": ("max", "reduce_max"), "min": ("min", "reduce_min")}
+"""Reducer → ops that pass on pieces' results, in all their operands together."""
+
+
+def groups_of(item: Item, reducer: str) -> tuple[Group, ...]:
+    """The groups of operands whose pieces' results an op may be done on.
+
+    Args:
+      item: the op.
+      reducer: how these are combined.
+    """
+    name, operands = item.op.name, range(len(item.operands))
+    if name in MOVING:
+        return FIRST
+    if name in JOINING:
+        return (tuple(operands),)
+    if name == "select_n":
+        return (tuple(operands[1:]),)
+    if name == "convert_element_type":
+        return FIRST if _is_exact(item, reducer) else ()
+    if reducer == "sum":
+        if name == "div" and not _is_float(item):
+            return ()
+        return LINEAR.get(name, ())
+    if name in EXTREMES.get(reducer, ()):
+        return (tuple(operands),)
+    return ()
+
+
+def _types(item: Item) -> tuple[str, str]:
+    before, after = item.eqn.invars[0].aval.dtype, item.eqn.outvars[0].aval.dtype
+    return str(before), str(after)
+
+
+def _is_float(item: Item) -> bool:
+    return "float" in _types(item)[0] or "complex" in _types(item)[0]
+
+
+def _is_exact(item: Item, reducer: str) -> bool:
+    """Whether a conversion loses nothing that the sum would have kept."""
+    before, after = _types(item)
+    if "bool" in (before, after):
+        return before == after
+    is_widening = item_bytes(after) >= item_bytes(before)
+    return is_widening and not ("float" in before and "int" in after)
+
+
+def is_kept_zero(item: Item, zeros: Sequence[bool]) -> bool:
+    """Whether an op makes nothing but zeros, as some of its operands are such."""
+    found = groups_of(item, "sum")
+    return any(all(zeros[i] for i in group) for group in found)

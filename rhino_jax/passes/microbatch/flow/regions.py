@@ -1,0 +1,298 @@
+"""What ops with regions make of whole, cut and partial operands.
+
+A region runs inside one loop over pieces: whatever it needs of the batch in full must
+be known before. Where it is not, `Coupled` says who needs what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.ir.program import RegionKind
+from rhino_jax.passes.microbatch.flow.accumulated import (
+    UNCHANGED,
+    NotAccumulated,
+    reducers_of,
+)
+from rhino_jax.passes.microbatch.flow.blocks import Block, Flat, Item
+from rhino_jax.passes.microbatch.flow.ops import (
+    Needs,
+    Ran,
+    Sizes,
+    run_plain,
+    with_own,
+)
+from rhino_jax.passes.microbatch.flow.states import (
+    Partial,
+    Rows,
+    State,
+    Whole,
+    inside,
+    is_own,
+)
+
+
+ROW_AFTER_ROW = "it carries something from row to row of the batch"
+
+
+class Coupled(Exception):
+    """An op inside a region needs something of the batch in full.
+
+    Attributes:
+      item: the op.
+      why: in words.
+      values: what it needs, where these are sums over the batch.
+    """
+
+    def __init__(self, item: Item, why: str, values: tuple[int, ...] = ()) -> None:
+        super().__init__(why)
+        self.item, self.why, self.values = item, why, values
+
+
+@dataclass(slots=True)
+class Flow:
+    """Attributes:
+    flat, sizes: what is walked.
+    states: of every value that was met, by id; inside regions relative to the loop.
+    ran: of every op that was met, by id, how it runs.
+    takes_own: whether an op shall take sums over the batch from a piece's own rows.
+    own: the ops that do.
+    """
+
+    flat: Flat
+    sizes: Sizes
+    states: dict[int, State] = field(default_factory=dict)
+    ran: dict[int, Ran] = field(default_factory=dict)
+    takes_own: Callable[[Item], bool] = lambda item: False
+    own: set[int] = field(default_factory=set)
+
+    def block(self, block: Block, enters: Sequence[State]) -> list[State]:
+        """Walk a region; the states of what leaves it.
+
+        Raises:
+          Coupled: an op needs the batch.
+        """
+        self.states.update(zip(block.inputs, enters, strict=True))
+        for item in block.items:
+            states = [self.states[v] for v in item.operands]
+            if item.blocks:
+                ran = self.region(item, states)
+            else:
+                ran = self.plain(item, states)
+            self.keep(item, ran)
+        return [self.states[v] for v in block.outputs]
+
+    def plain(self, item: Item, states: list[State]) -> Ran:
+        """An op without regions, inside of a region."""
+        found = run_plain(self.flat, item, states, self.sizes)
+        if isinstance(found, Needs) and self.takes_own(item):
+            own = with_own(self.flat, item, states, found, is_inside=False)
+            if own is not None:
+                self.own.add(item.op.id)
+                return self.plain(item, own)
+        if isinstance(found, Needs):
+            return self.masked(item, states, found)
+        return found
+
+    def keep(self, item: Item, ran: Ran) -> None:
+        self.ran[item.op.id] = ran
+        self.states.update(zip(item.results, ran.results, strict=True))
+
+    def masked(self, item: Item, states: list[State], needs: Needs) -> Ran:
+        """An op that would be linear if a whole operand were partial, too.
+
+        All but the first piece then have zeros there.
+        """
+        at = [s for s in states if isinstance(s, Partial)]
+        is_sum = bool(at) and all(s.reducer == "sum" for s in at)
+        if item.op.name in ("add", "add_any", "sub") and is_sum:
+            if all(isinstance(s, Whole | Partial) for s in states):
+                return Ran((at[0],) * len(states), (at[0],))
+        values = tuple(item.operands[i] for i in needs.operands)
+        is_summed = all(isinstance(self.states[v], Partial) for v in values)
+        raise Coupled(item, needs.why, self.earliest(values) if is_summed else ())
+
+    def earliest(self, values: tuple[int, ...]) -> tuple[int, ...]:
+        """The sums that these are made from, where these are no smaller."""
+        found = []
+        for value in values:
+            while (item := self.flat.maker.get(value)) is not None:
+                sums = [v for v in item.operands if isinstance(self.states[v], Partial)]
+                cut = any(isinstance(self.states[v], Rows) for v in item.operands)
+                if len(sums) != 1 or cut or self.bytes(sums[0]) > self.bytes(value):
+                    break
+                (value,) = sums
+            found.append(value)
+        return tuple(dict.fromkeys(found))
+
+    def bytes(self, value: int) -> int:
+        return self.flat.program.values[value].bytes
+
+    def region(self, item: Item, states: Sequence[State]) -> Ran:
+        """An op with regions, inside a loop; states are relative to it.
+
+        Raises:
+          Coupled: an op in it needs the batch.
+        """
+        assert item.op.call is not None
+        if all(isinstance(s, Whole) for s in states):
+            made = Whole(is_own=any(map(is_own, states)))
+            return Ran(tuple(states), (made,) * len(item.results))
+        return _KINDS[item.op.call.kind](self, item, states)
+
+    def joined(self, item: Item, a: State, b: State) -> State:
+        """What a value is that is one or the other."""
+        if isinstance(a, Whole) and isinstance(b, Whole):
+            zero, own = a.is_zero and b.is_zero, a.is_own or b.is_own
+            return replace(a, is_zero=zero, is_own=own)
+        if isinstance(a, Whole):
+            a, b = b, a
+        if a == b or (
+            isinstance(b, Whole) and not (isinstance(a, Partial) and a.reducer != "sum")
+        ):
+            return a
+        raise Coupled(item, "what it carries is once cut, once a sum over the batch")
+
+
+def _call(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+    block = item.blocks[0]
+    results = flow.block(block, states)
+    cut = _cut_inside(flow, block, states)
+    if cut != list(states):
+        results = flow.block(block, cut)
+    return Ran(tuple(cut), tuple(results))
+
+
+def _cut_inside(flow: Flow, block: Block, states: Sequence[State]) -> list[State]:
+    """States of a region's first inputs, with whole ones as rows where that is all that
+    is read of them: a mask that is broadcast to the batch outside of a loop over layers
+    is then not made for the whole batch.
+
+    Args:
+      states: as which they entered when the region was walked.
+    """
+    read: dict[int, list[State]] = {v: [flow.states[v]] for v in block.outputs}
+    for item in block.items:
+        uses = flow.ran[item.op.id].uses
+        for value, use in zip(item.operands, uses, strict=True):
+            read.setdefault(value, []).append(use)
+    found: list[State] = []
+    for value, state in zip(block.inputs, states, strict=False):
+        uses_of = read.get(value, [])
+        places = {use.place for use in uses_of if isinstance(use, Rows)}
+        is_cut = isinstance(state, Whole) and len(places) == 1
+        if is_cut and all(isinstance(use, Rows) for use in uses_of):
+            state = Rows(*places.pop())
+        found.append(state)
+    return found
+
+
+def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+    call = item.op.call
+    assert call is not None
+    first = call.num_consts + call.num_carry
+    if any(isinstance(s, Rows) and s.dim == 0 for s in states[first:]):
+        return _scan_over_rows(item, states)
+    enters = [s.moved(-1) if isinstance(s, Rows) else s for s in states[first:]]
+    consts = list(states[: call.num_consts])
+
+    def body(carries: Sequence[State]) -> list[State]:
+        return flow.block(item.blocks[0], [*consts, *carries, *enters])
+
+    carries, leaves = _fixed(flow, item, states[call.num_consts : first], body)
+    cut = _cut_inside(flow, item.blocks[0], consts)
+    if cut != consts:
+        consts = cut
+        carries, leaves = _fixed(flow, item, carries, body)
+    stacks = [
+        s.moved(1) if isinstance(s, Rows) else s for s in leaves[call.num_carry :]
+    ]
+    uses = (*consts, *carries, *states[first:])
+    return Ran(uses, (*carries, *stacks))
+
+
+def _scan_over_rows(item: Item, states: Sequence[State]) -> Ran:
+    """A scan each of whose trips takes rows of the batch: a piece makes fewer trips.
+
+    Its body runs as it is.
+    """
+    call = item.op.call
+    assert call is not None
+    first = call.num_consts + call.num_carry
+    cuts = {s.place for s in states[first:] if isinstance(s, Rows)}
+    if len(cuts) > 1 or any(isinstance(s, Rows) for s in states[:first]):
+        raise Coupled(item, "it reads the batch of a row, and that of all rows")
+    if any(
+        isinstance(s, Partial) for s in (*states[: call.num_consts], *states[first:])
+    ):
+        raise Coupled(item, "what it does to each row needs a sum over the batch")
+    try:
+        reducers = reducers_of(item.blocks[0], call.num_consts, call.num_carry)
+    except NotAccumulated as error:
+        raise Coupled(error.item or item, ROW_AFTER_ROW) from None
+    carries: list[State] = []
+    for state, reducer in zip(states[call.num_consts : first], reducers, strict=True):
+        is_other = isinstance(state, Partial) and state.reducer != reducer
+        if (is_other or is_own(state)) and reducer != UNCHANGED:
+            raise Coupled(item, ROW_AFTER_ROW)
+        carries.append(state if reducer == UNCHANGED else Partial(reducer))
+    rows = Rows(*cuts.pop())
+    enters = (rows,) * (len(states) - first)
+    uses = (*states[: call.num_consts], *carries, *enters)
+    return Ran(uses, (*carries, *(rows,) * (len(item.results) - call.num_carry)))
+
+
+def _while(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+    call = item.op.call
+    assert call is not None
+    conds = call.num_cond_consts
+    first = conds + call.num_consts
+
+    def body(carries: Sequence[State]) -> list[State]:
+        (goes_on,) = flow.block(item.blocks[0], [*states[:conds], *carries])
+        if not isinstance(goes_on, Whole):
+            raise Coupled(item, "how long it runs depends on the whole batch")
+        return flow.block(item.blocks[1], [*states[conds:first], *carries])
+
+    carries, _ = _fixed(flow, item, states[first:], body)
+    return Ran((*states[:first], *carries), tuple(carries))
+
+
+def _fixed(
+    flow: Flow,
+    item: Item,
+    carries: Sequence[State],
+    body: Callable[[Sequence[State]], list[State]],
+) -> tuple[list[State], list[State]]:
+    """Carries that leave a loop's body as they enter it, and all that leaves it."""
+    found = list(carries)
+    while True:
+        leaves = body(found)
+        joined = [flow.joined(item, a, b) for a, b in zip(found, leaves, strict=False)]
+        if joined == found:
+            return found, leaves
+        found = joined
+
+
+def _cond(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+    if not isinstance(states[0], Whole):
+        raise Coupled(item, "which way it goes depends on the whole batch")
+    found: list[State] = flow.block(item.blocks[0], states[1:])
+    for block in item.blocks[1:]:
+        leaves = flow.block(block, states[1:])
+        found = [flow.joined(item, a, b) for a, b in zip(found, leaves, strict=True)]
+    return Ran(tuple(states), tuple(found))
+
+
+_KINDS: dict[RegionKind, Callable[[Flow, Item, Sequence[State]], Ran]] = {
+    RegionKind.CALL: _call,
+    RegionKind.SCAN: _scan,
+    RegionKind.WHILE: _while,
+    RegionKind.COND: _cond,
+}
+
+
+def relative(states: Sequence[State]) -> list[State]:
+    """The operands of a region as it sees them."""
+    return [inside(s) for s in states]

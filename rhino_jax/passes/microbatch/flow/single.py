@@ -1,0 +1,121 @@
+"""A batch of one row, which runs as one micro-batch: no rows to be told apart.
+
+Dims of size one have no factors, so nothing says where the row is; and nothing has to:
+all that is made of data is the micro-batch's, but for the update of state. A long
+sequence is such a batch: its stages run slices of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+
+from rhino_jax.ir.program import RegionKind
+from rhino_jax.ir.traits import OpKind
+from rhino_jax.passes.microbatch.flow.analysis import Found
+from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
+from rhino_jax.passes.microbatch.flow.ops import Ran, Sizes
+from rhino_jax.passes.microbatch.flow.regions import Flow
+from rhino_jax.passes.microbatch.flow.states import Partial, Rows, State, Whole
+
+
+UPDATING = frozenset({
+    OpKind.ELEMENTWISE, OpKind.EXPONENTIAL, OpKind.CONVERSION, OpKind.IDENTITY,
+    OpKind.BROADCAST,
+})  # fmt: skip
+"""Ops that an optimizer applies to a whole gradient."""
+
+
+def analyse_one(flat: Flat, inputs: Mapping[int, Rows], sizes: Sizes) -> Found:
+    """Return the analysis of a program whose batch is one row.
+
+    Args:
+      flat: the program.
+      inputs: that hold the batch, by value id.
+      sizes: of the batch.
+    """
+    found = Found(flat, Flow(flat, sizes))
+    states = found.states
+    states.update(dict.fromkeys(flat.consts, Whole()))
+    states.update({v: inputs.get(v, Whole()) for v in flat.top.inputs})
+    after = _after(flat, inputs)
+    of_update = {
+        v for item in flat.top.items if item.op.id in after for v in item.operands
+    }
+    for item in flat.top.items:
+        uses = tuple(states[v] for v in item.operands)
+        made: list[State] = [Whole()] * len(item.results)
+        if item.op.id in after:
+            made = [Whole(1)] * len(item.results)
+        elif not all(s == Whole() for s in uses):
+            made = [
+                Partial("sum")
+                if v in of_update and _is_float(flat, v)
+                else Whole(0, is_inside=True)
+                for v in item.results
+            ]
+        found.flow.keep(item, Ran(uses, tuple(made)))
+    return found
+
+
+def _is_float(flat: Flat, value: int) -> bool:
+    return "float" in flat.program.values[value].dtype
+
+
+def _after(flat: Flat, inputs: Collection[int]) -> set[int]:
+    """Ids of the ops that run once a step, after what is made of data: updates of
+    state, what reads these, and what is returned of gradients alone."""
+    ends = [*zip(flat.program.outputs, flat.top.outputs, strict=True)]
+    state = [v for end, v in ends if end.state_of is not None]
+    shapes = {flat.program.values[v].shape for v in state}
+    updates = _made_by_updates(flat, state, shapes)
+    metrics = _made_by_updates(flat, [v for _, v in ends], shapes)
+    data, late, found = {*inputs}, set[int](), set[int]()
+    read = {
+        v for item in flat.top.items if item.op.id in updates for v in item.operands
+    }
+    for item in flat.top.items:
+        of_data = data.intersection(item.operands)
+        if not of_data:
+            continue
+        data.update(item.results)
+        is_metric = item.op.id in metrics and of_data <= read | late
+        if item.op.id in updates or is_metric or not late.isdisjoint(of_data):
+            late.update(item.results)
+            found.add(item.op.id)
+    return found
+
+
+def _made_by_updates(
+    flat: Flat, values: Iterable[int], shapes: Collection[tuple[int, ...]]
+) -> set[int]:
+    """Ids of the ops between gradients and some results: elementwise, and norms.
+
+    Args:
+      flat: the program.
+      values: the results, by id.
+      shapes: of the state.
+    """
+    found, queue = set[int](), [*values]
+    while queue:
+        item = flat.maker.get(queue.pop())
+        if item is not None and item.op.id not in found and _is_update(item, shapes):
+            found.add(item.op.id)
+            queue += item.operands
+    return found
+
+
+def _is_update(item: Item, shapes: Collection[tuple[int, ...]]) -> bool:
+    """Whether an op is one of an update.
+
+    Args:
+      item: the op.
+      shapes: of the state.
+    """
+    if item.op.call is not None:
+        return item.op.call.kind is RegionKind.COND  # skips what is not finite
+    if item.op.traits.kind is OpKind.REDUCTION:
+        shape, made = item.eqn.invars[0].aval.shape, item.eqn.outvars[0].aval.shape
+        return math.prod(made) == 1 and shape in shapes
+    # Derivatives are summed by `add_any`, and by nothing else.
+    return item.op.traits.kind in UPDATING and item.op.name != "add_any"

@@ -1,0 +1,52 @@
+"""What runs on the whole batch outside of loops, since rows meet there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rhino_jax.passes.microbatch.flow.analysis import Found
+from rhino_jax.passes.microbatch.flow.states import (
+    Rows,
+    is_outside,
+    locate,
+    placed,
+)
+
+
+def meeting_flops(
+    found: Found, outside: Sequence[Sequence[int]], flops: Mapping[int, float]
+) -> float:
+    """FLOPs of ops on the whole batch, but for those that are cheap.
+
+    Args:
+      found: the analysis.
+      outside: ids of the ops that run in full.
+      flops: of every op.
+    """
+    run = {op for ops in outside for op in ops}
+    at: dict[int, Rows] = {}  # values in full → where they have the batch
+    total = 0.0
+    for item in found.flat.top.items:
+        states = [found.states[v] for v in item.results]
+        if item.op.id not in run or not all(map(is_outside, states)):
+            continue
+        held = [(i, _rows(found, v, at)) for i, v in enumerate(item.operands)]
+        cuts = [(i, rows) for i, rows in held if rows is not None]
+        if not cuts:
+            continue
+        total += flops[item.op.id]
+        rule = item.op.rule
+        if rule is None:
+            continue
+        for i, rows in cuts:
+            spot = locate(rule, rule.operands[i], rows, found.flow.sizes.rows)
+            for value, layout in zip(item.results, rule.results, strict=True):
+                made = placed(rule, layout, spot) if spot is not None else None
+                if made is not None:
+                    at[value] = made
+    return total
+
+
+def _rows(found: Found, value: int, at: Mapping[int, Rows]) -> Rows | None:
+    state = found.states[value]
+    return state if isinstance(state, Rows) else at.get(value)

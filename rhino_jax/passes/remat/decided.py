@@ -1,0 +1,193 @@
+"""A choice, spelled out: block by block, what runs again and what loops stack."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rhino_jax.ir.program import Op
+from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.late import Halves, halves_of
+from rhino_jax.passes.remat.regions import Block, Blocks
+from rhino_jax.passes.remat.rerun import NOTHING, Again, again
+from rhino_jax.passes.remat.residual_stacks import (
+    Stack,
+    call_of,
+    can_be_changed,
+    find_stacks,
+    num_carried,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """What a backward loop makes again of a forward loop's body.
+
+    Attributes:
+      loop: position of the forward loop; None: the block around both.
+      dropped: operand of the backward loop → what was stacked there.
+      again: what runs again in its body, of the forward loop's body.
+      replaced: value of the backward loop's body → value that is read for it.
+    """
+
+    loop: int | None
+    dropped: Mapping[int, int]
+    again: Again
+    replaced: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decided:
+    """What changes in a block.
+
+    Attributes:
+      halves: the block.
+      again: what its late lines read anew.
+      stacks: forward loop → slots that are no longer stacked.
+      added: forward loop → values of its body that are stacked besides.
+      pairs: backward loop → what it makes again.
+      offloaded: values that wait in the host's memory.
+      split: loop that runs in two parts → how many slices its first part has; these
+        are kept as they were.
+      hosted_stacks: stacks of which each slice does.
+      is_ordered: as of `Choice.ordered`.
+      same: value → value that is read for it.
+      skipped: lines that do not run.
+    """
+
+    halves: Halves
+    again: Again = NOTHING
+    stacks: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    added: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    pairs: Mapping[int, tuple[Pair, ...]] = field(default_factory=dict)
+    offloaded: frozenset[int] = frozenset()
+    hosted_stacks: frozenset[int] = frozenset()
+    split: Mapping[int, int] = field(default_factory=dict)
+    is_ordered: bool = False
+    same: Mapping[int, int] = field(default_factory=dict)
+    skipped: frozenset[int] = frozenset()
+
+    @property
+    def block(self) -> Block:
+        return self.halves.block
+
+
+def decide(blocks: Blocks, choice: Choice) -> dict[int | None, Decided]:
+    """Op id of a loop (None: the whole program) → what changes in its block."""
+    found: dict[int | None, Decided] = {}
+    todo: list[tuple[Op | None, Block]] = [(None, blocks.top)]
+    while todo:
+        owner, block = todo.pop()
+        decided = _decide(blocks, block, choice)
+        found[owner.id if owner else None] = decided
+        todo += [
+            (line.op, blocks.of(line.op))
+            for line in block.lines
+            if can_be_changed(blocks, line)
+        ]
+    return found
+
+
+def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
+    halves = halves_of(block)
+    dropped = {block.named(v) for v in choice.recompute}
+    explicit = {block.named(v) for v in choice.keep}
+    all_stacks = find_stacks(blocks, halves)
+    for loop, count in choice.first:
+        trips = blocks.program.ops[loop].call
+        assert trips is not None and 0 < count < trips.trip_count, (loop, count)
+    stacks = [s for s in all_stacks if s.value in dropped]
+    stacked = {s.value for s in all_stacks}
+    wanted = [v for v in halves.late_uses if v in dropped and v not in stacked]
+    kept = ({*halves.late_uses, *halves.bound} - set(wanted)) | explicit
+    first = {v: uses[0] for v, uses in halves.late_uses.items()}
+    remade = again(blocks.program, block, wanted, kept, first)
+    pairs = _pairs(blocks, block, stacks, explicit)
+    added: dict[int, dict[int, None]] = defaultdict(dict)
+    for several in pairs.values():
+        for pair in several:
+            for value in stacked_anew(blocks, block, pair):
+                assert pair.loop is not None
+                added[pair.loop][value] = None
+    sent = {block.named(v) for v in choice.offload} - dropped
+    return Decided(
+        halves,
+        remade,
+        _slots(stacks),
+        {loop: tuple(values) for loop, values in added.items()},
+        pairs,
+        frozenset((sent & set(halves.late_uses)) - remade.values - stacked),
+        frozenset(sent & stacked),
+        _split(block, pairs, dict(choice.first)),
+        choice.ordered,
+    )
+
+
+def _split(
+    block: Block, pairs: Mapping[int, tuple[Pair, ...]], first: Mapping[int, int]
+) -> dict[int, int]:
+    """Forward and backward loops that run in two parts."""
+    found: dict[int, int] = {}
+    for at, several in pairs.items():
+        loops = [pair.loop for pair in several if pair.loop is not None]
+        counts = {first.get(block.lines[loop].op.id, 0) for loop in loops}
+        assert len(counts) == 1, "loops that one loop goes back through part alike"
+        (count,) = counts
+        if count:
+            found.update(dict.fromkeys([at, *loops], count))
+    return found
+
+
+def _slots(stacks: list[Stack]) -> dict[int, frozenset[int]]:
+    found: dict[int, set[int]] = defaultdict(set)
+    for stack in stacks:
+        found[stack.loop].add(stack.slot)
+    return {loop: frozenset(slots) for loop, slots in found.items()}
+
+
+def _pairs(
+    blocks: Blocks, block: Block, stacks: list[Stack], explicit: set[int]
+) -> dict[int, tuple[Pair, ...]]:
+    dropped: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    for stack in stacks:
+        for at, position in stack.readers:
+            dropped[at, stack.loop][position] = stack.inside
+    gone = {stack.value for stack in stacks}
+    found: dict[int, list[Pair]] = defaultdict(list)
+    for (at, loop), operands in dropped.items():
+        forward = block.lines[loop]
+        body = blocks.of(forward.op)
+        num_carry = call_of(forward).num_carry
+        backward = block.lines[at]
+        slices = set(backward.reads[num_carried(backward)[1] :]) - gone
+        made = zip(forward.makes[num_carry:], body.outputs[num_carry:], strict=True)
+        still = {inside for value, inside in made if value in slices}
+        kept = still | {body.named(v) for v in explicit}
+        remade = again(blocks.program, body, operands.values(), kept)
+        found[at].append(Pair(loop, operands, remade))
+    return {at: tuple(several) for at, several in found.items()}
+
+
+def leaves(pair: Pair) -> tuple[int, ...]:
+    """Values of the forward loop's body that the backward loop needs as they were."""
+    found: dict[int, None] = {}
+    for read in pair.again.inputs.values():
+        found.update(dict.fromkeys(read))
+    made = pair.again.values
+    found.update(dict.fromkeys(v for v in pair.dropped.values() if v not in made))
+    found.update(dict.fromkeys(pair.replaced.values()))
+    return tuple(found)
+
+
+def stacked_anew(blocks: Blocks, block: Block, pair: Pair) -> tuple[int, ...]:
+    """Those of them that no operand and no stack of the forward loop holds."""
+    if pair.loop is None:
+        return ()
+    forward = block.lines[pair.loop]
+    body, call = blocks.of(forward.op), call_of(forward)
+    first = call.num_consts + call.num_carry
+    held = {*body.inputs[: call.num_consts], *body.inputs[first:]}
+    dropped = set(pair.dropped.values())
+    held |= {v for v in body.outputs[call.num_carry :] if v not in dropped}
+    return tuple(v for v in leaves(pair) if v not in held)

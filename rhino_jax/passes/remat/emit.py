@@ -1,0 +1,205 @@
+"""A program run again line by line, with what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from jax import lax
+
+from rhino_jax.passes.remat.decided import Decided, Pair, leaves
+from rhino_jax.passes.remat.frame import Frame, Plan, Read
+from rhino_jax.passes.remat.offload import from_host, to_host, waits_on_host
+from rhino_jax.passes.remat.recomputed import Remade
+from rhino_jax.passes.remat.regions import Line
+from rhino_jax.passes.remat.residual_stacks import call_of, is_scan, num_carried
+from rhino_jax.passes.remat.slices import Part, Slices
+
+
+def emit(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
+    """The program's results, of the arrays of its inputs."""
+    frame = Frame(plan, plan.decided[None])
+    frame.early.update(zip(frame.block.inputs, inputs, strict=True))
+    run(frame)
+    return frame.outputs()
+
+
+def run(frame: Frame) -> None:
+    """All lines of a block."""
+    for k, line in enumerate(frame.block.lines):
+        if k in frame.decided.skipped:
+            continue
+        is_late = frame.decided.halves.is_late[k]
+        frame.reading = line if is_late else None
+        read: Read = frame.read_late if is_late else frame.read
+        if is_scan(line) and changes_loop(frame.plan, frame.decided, k):
+            with frame.plan.equations.context(line):
+                results = loop(frame, k, line, read)
+        else:
+            operands = [read(v) for v in line.reads]
+            results = frame.plan.equations.bind(line, operands)
+        frame.made(line, results, is_late)
+
+
+def changes_loop(plan: Plan, decided: Decided, k: int) -> bool:
+    """Whether a loop stacks other values, or something in its body changes."""
+    line = decided.block.lines[k]
+    if (
+        k in decided.split
+        or k in decided.stacks
+        or k in decided.added
+        or k in decided.pairs
+    ):
+        return True
+    if not decided.hosted_stacks.isdisjoint((*line.reads, *line.makes)):
+        return True
+    inner = plan.decided.get(line.op.id)
+    return inner is not None and changes(plan, inner)
+
+
+def changes(plan: Plan, decided: Decided) -> bool:
+    """Whether anything changes in a block, or in a loop inside of it."""
+    if decided.again.lines or decided.offloaded or decided.same or decided.skipped:
+        return True
+    lines = enumerate(decided.block.lines)
+    return any(is_scan(line) and changes_loop(plan, decided, k) for k, line in lines)
+
+
+def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
+    """A loop with other stacks; its results, None where a stack was dropped."""
+    call, decided = call_of(line), frame.decided
+    carries = [read(v) for v in line.reads[call.num_consts : num_carried(line)[1]]]
+    left_out = decided.stacks.get(k, frozenset())
+    num_stacks = len(line.makes) - call.num_carry
+    split = decided.split.get(k)
+    if split is None:
+        carries, ys = steps(frame, k, read, carries, None)
+        rest = iter(ys)
+        kept = [None if s in left_out else next(rest) for s in range(num_stacks)]
+        return [*carries, *kept]
+    parts = Part(0, 0, split), Part(1, split, call.trip_count)
+    found: dict[int, list[Any]] = {}
+    is_reverse = frame.plan.equations.of[line.op.id].params["reverse"]
+    for part in parts[::-1] if is_reverse else parts:
+        carries, found[part.number] = steps(frame, k, read, carries, part)
+    seconds = iter(found[1])
+    for s, first in enumerate(found[0]):
+        value = line.makes[call.num_carry + s]
+        second = None if s in left_out else next(seconds)
+        frame.parts[value] = first, second
+    return [*carries, *[None] * num_stacks]
+
+
+def steps(
+    frame: Frame, k: int, read: Read, carries: list[Any], part: Part | None
+) -> tuple[list[Any], list[Any]]:
+    """A loop, or some steps of it; its carries and stacks. The first ones of a loop
+    that is split stack all and make nothing again."""
+    line, decided, plan = frame.block.lines[k], frame.decided, frame.plan
+    call, first = call_of(line), num_carried(line)[1]
+    is_first = part is not None and part.number == 0
+    pairs = () if is_first else decided.pairs.get(k, ())
+    left_out = frozenset() if is_first else decided.stacks.get(k, frozenset())
+    added = () if is_first else decided.added.get(k, ())
+    gone = {position for pair in pairs for position in pair.dropped}
+    own = [p for p in range(first, len(line.reads)) if p not in gone]
+    consts = [read(v) for v in line.reads[: call.num_consts]]
+    slices = Slices(part)
+    for p in own:
+        slices.add(*frame.stack(line.reads[p], part, read))
+    needs = [needed(frame, pair, slices) for pair in pairs]
+    hosted = decided.hosted_stacks
+
+    def step(carry: Any, scanned: Any) -> Any:
+        inner = Frame(plan, plan.decided[line.op.id])
+        inputs, xs = inner.block.inputs, slices.at_step(scanned)
+        if hosted:
+            xs = [from_host(x) if waits_on_host(x) else x for x in xs]
+        inner.early.update(zip(inputs, [*consts, *carry], strict=False))
+        inner.early.update((inputs[p], x) for p, x in zip(own, xs, strict=False))
+        for pair, found in zip(pairs, needs, strict=True):
+            have = {v: xs[x] if is_slice else x for v, (is_slice, x) in found.items()}
+            make_again(inner, pair, frame, have)
+        run(inner)
+        outs = inner.outputs()
+        ys = [
+            to_host(y) if line.makes[call.num_carry + s] in hosted else y
+            for s, y in enumerate(outs[call.num_carry :])
+            if s not in left_out
+        ]
+        return outs[: call.num_carry], [*ys, *(inner.read(v) for v in added)]
+
+    params = plan.equations.of[line.op.id].params
+    carry, ys = lax.scan(
+        step,
+        carries,
+        slices.scanned(),
+        length=call.trip_count if part is None else part.stop - part.start,
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    ys, news = ys[: len(ys) - len(added)], ys[len(ys) - len(added) :]
+    frame.stacks.update(((k, v), y) for v, y in zip(added, news, strict=True))
+    return list(carry), list(ys)
+
+
+def needed(frame: Frame, pair: Pair, slices: Slices) -> dict[int, tuple[bool, Any]]:
+    """What a backward loop needs of a forward loop's body as it was.
+
+    Args:
+      frame: that both loops run in.
+      pair: the loops.
+      slices: what the backward loop reads slices of; is added to.
+    Returns:
+      Value of the body → (whether it is a slice, its place among them or the array).
+    """
+    if pair.loop is None:
+        return {v: (False, frame.read_late(v)) for v in leaves(pair)}
+    forward = frame.block.lines[pair.loop]
+    body, call = frame.plan.blocks.of(forward.op), call_of(forward)
+    first = call.num_consts + call.num_carry
+    place = {v: i for i, v in enumerate(body.inputs)}
+    gone = frame.decided.stacks.get(pair.loop, frozenset())
+    stacked = enumerate(body.outputs[call.num_carry :])
+    slot = {v: s for s, v in stacked if s not in gone}
+    found: dict[int, tuple[bool, Any]] = {}
+    for v in leaves(pair):
+        at = place.get(v, -1)
+        if 0 <= at < call.num_consts:
+            found[v] = False, frame.read_late(forward.reads[at])
+        elif at >= first or v in slot:
+            value = (
+                forward.reads[at]
+                if at >= first
+                else forward.makes[call.num_carry + slot[v]]
+            )
+            stack = frame.stack(value, slices.part, frame.read_late)
+            found[v] = True, slices.add(*stack)
+        else:
+            is_part = slices.part is not None
+            found[v] = True, slices.add(frame.stacks[pair.loop, v], is_part)
+    return found
+
+
+def make_again(inner: Frame, pair: Pair, frame: Frame, have: Mapping[int, Any]) -> None:
+    """Let a backward loop's body read what it has, and make the rest again.
+
+    Args:
+      inner: the body's frame.
+      pair: the loops.
+      frame: the frame that both loops are in.
+      have: value of the forward loop's body → array.
+    """
+    for value, other in pair.replaced.items():
+        inner.sources[value] = partial(have.__getitem__, other)
+    if pair.loop is None or not pair.dropped:
+        return
+    body = frame.plan.blocks.of(frame.block.lines[pair.loop].op)
+    # A loop of its own shares nothing with the forward loop: nothing needs a barrier.
+    remade = Remade(inner.plan.equations, body, pair.again, have.__getitem__, list)
+    for position, value in pair.dropped.items():
+        source: Callable[[], Any] = partial(have.__getitem__, value)
+        if value in pair.again.values:
+            source = partial(remade.value, value)
+        inner.sources[inner.block.inputs[position]] = source

@@ -1,0 +1,96 @@
+"""The equations that a program's ops were imported from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from rhino_jax._compat import (
+    bind_eqn,
+    eqn_context,
+    is_literal,
+    jaxpr_consts,
+    open_jaxpr,
+    user_frames,
+)
+from rhino_jax.frontend.provenance import is_library_file
+from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.passes.remat.regions import Line
+
+
+@dataclass(slots=True)
+class Equations:
+    """Attributes:
+    of: op id → equation.
+    literals: value id → what a literal, or a constant of a region, is.
+    """
+
+    of: dict[int, Any] = field(default_factory=dict)
+    literals: dict[int, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def context(self, line: Line) -> Iterator[None]:
+        """Within the names and the source line of a line, calls around it included."""
+        with ExitStack() as stack:
+            for call in line.within:
+                eqn = self.of[call.id]
+                stack.enter_context(eqn_context(eqn))
+                name = eqn.params.get("name")
+                if name:
+                    stack.enter_context(jax.named_scope(str(name)))
+            stack.enter_context(eqn_context(self.of[line.op.id]))
+            yield
+
+    def bind(self, line: Line, operands: Sequence[Any]) -> list[Any]:
+        """Run a line's equation as it was."""
+        eqn = self.of[line.op.id]
+        with self.context(line):
+            return bind_eqn(eqn, operands, eqn.params)
+
+
+def equations(closed: Any, program: Program) -> Equations:
+    """Those of a whole program, by the walk that imported it."""
+    found = Equations()
+
+    def walk(jaxpr: Any, region: Region, is_top: bool, call: Any) -> None:
+        opened = open_jaxpr(jaxpr)
+        consts: dict[Any, Any] = {}
+        if not is_top:
+            consts = dict(zip(opened.constvars, jaxpr_consts(jaxpr), strict=True))
+        for op, eqn in ops_and_equations(program, region, opened):
+            eqn = eqn if call is None else _placed(eqn, call)
+            found.of[op.id] = eqn
+            note(eqn.invars, op.operands, consts)
+            enter(op, eqn)
+        note(opened.outvars, region.outputs, consts)
+
+    def enter(op: Op, eqn: Any) -> None:
+        if op.call is not None:
+            jaxprs = closed_region_jaxprs(eqn)
+            call = eqn if op.call.kind is RegionKind.CALL else None
+            for inner, region in zip(jaxprs, op.call.regions, strict=True):
+                walk(inner, region, False, call)
+
+    def note(atoms: Sequence[Any], ids: Sequence[int], consts: dict[Any, Any]) -> None:
+        for atom, value in zip(atoms, ids, strict=True):
+            if is_literal(atom):
+                found.literals[value] = atom.val
+            elif atom in consts:
+                found.literals[value] = consts[atom]
+
+    walk(closed, program.body, True, None)
+    return found
+
+
+def _placed(eqn: Any, call: Any) -> Any:
+    """An equation that, once its call is entered, still has a line of the user's: code
+    that a library traced before has none of its own."""
+    if any(not is_library_file(file) for file, *_ in user_frames(eqn.source_info)):
+        return eqn
+    info = eqn.source_info.replace(traceback=call.source_info.traceback)
+    return eqn.replace(source_info=info)

@@ -1,0 +1,172 @@
+"""One run of a block: what its lines made, and what late lines read in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rhino_jax.passes.remat.decided import Decided
+from rhino_jax.passes.remat.equations import Equations
+from rhino_jax.passes.remat.offload import AHEAD, from_host, to_host
+from rhino_jax.passes.remat.recomputed import Remade
+from rhino_jax.passes.remat.regions import Block, Blocks, Line
+from rhino_jax.passes.remat.slices import Part
+
+
+Read = Callable[[int], Any]
+"""Value id → array."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What is run, and how.
+
+    Attributes:
+      blocks: of the program.
+      equations: its equations.
+      decided: op id of a loop (None: the whole) → what changes in its block.
+    """
+
+    blocks: Blocks
+    equations: Equations
+    decided: Mapping[int | None, Decided]
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """One run of a block.
+
+    Attributes:
+      plan, decided: what runs.
+      early: value → array, as the lines made it.
+      late: value → array, as late lines read it where that is another.
+      stacks: (forward loop, value of its body) → what it stacked besides.
+      parts: stack of a loop that ran in two parts → what each stacked, None where the
+        second stacked nothing.
+      sources: input → how it is made again, where it was dropped.
+      reading: the late line that runs now, if it is late.
+      last: the last value that something can wait for; a late one if there is any.
+      ties: late values that something can wait for, as they were made.
+      matmuls: results of late matmuls for which the next group has to wait.
+      hosted: what waits in the host's memory.
+    """
+
+    plan: Plan
+    decided: Decided
+    early: dict[int, Any] = field(default_factory=dict)
+    late: dict[int, Any] = field(default_factory=dict)
+    stacks: dict[tuple[int, int], Any] = field(default_factory=dict)
+    parts: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    sources: dict[int, Callable[[], Any]] = field(default_factory=dict)
+    remade: Remade | None = None
+    reading: Line | None = None
+    last: int | None = None
+    ties: list[Any] = field(default_factory=list)
+    matmuls: list[int] = field(default_factory=list)
+    hosted: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.decided.again.lines:
+            self.remade = Remade(
+                self.plan.equations,
+                self.block,
+                self.decided.again,
+                self.read_late,
+                self.barred,
+            )
+
+    @property
+    def block(self) -> Block:
+        return self.decided.block
+
+    def outputs(self) -> list[Any]:
+        """What leaves the block."""
+        found = []
+        for v in self.block.outputs:
+            is_tied = v in self.late and not self.decided.halves.is_early(v)
+            found.append(self.late[v] if is_tied else self.read(v))
+        return found
+
+    def read(self, value: int) -> Any:
+        """A value as it was made."""
+        value = self.decided.same.get(value, value)
+        if value in self.sources:
+            return self.sources[value]()
+        if value in self.parts and self.early.get(value) is None:
+            self.early[value] = lax.concatenate(self.parts[value], 0)
+        literals = self.plan.equations.literals
+        return literals[value] if value in literals else self.early[value]
+
+    def read_late(self, value: int) -> Any:
+        """A value as late lines read it."""
+        if value in self.late:
+            return self.late[value]
+        if self.remade is not None and value in self.remade.again.values:
+            self.late[value] = self.remade.value(value)
+            return self.late[value]
+        if value in self.hosted:
+            ties = self.ties[-AHEAD:][:1]
+            self.late[value] = from_host(self.hosted[value], ties)
+            return self.late[value]
+        return self.read(value)
+
+    def stack(self, value: int, part: Part | None, read: Read) -> tuple[Any, bool]:
+        """A stack for a part of a loop, and whether it has this part's slices alone."""
+        if part is not None and value in self.parts:
+            return self.parts[value][part.number], True
+        return read(value), False
+
+    def made(self, line: Line, results: Sequence[Any], is_late: bool) -> None:
+        """Take down what a line made."""
+        self.early.update(zip(line.makes, results, strict=True))
+        for v in line.makes:
+            if v in self.decided.offloaded and self.early[v] is not None:
+                self.hosted[v] = to_host(self.early[v])
+            if is_late and can_tie(self.early[v]):
+                self.ties.append(self.early[v])
+                if self.decided.is_ordered and line.op.traits.is_contraction:
+                    self.matmuls.append(v)
+            if can_tie(self.early[v]) and (is_late or not self._has_late()):
+                self.last = v
+
+    def _has_late(self) -> bool:
+        return self.last is not None and not self.decided.halves.is_early(self.last)
+
+    def tie(self) -> int | None:
+        """The late value for which what is read now has to wait."""
+        for v in self.reading.reads if self.reading is not None else ():
+            is_late = v in self.block.maker and not self.decided.halves.is_early(v)
+            if is_late and can_tie(self.early.get(v)):
+                return v
+        return self.last
+
+    def barred(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays that are not to be had before the late value of this moment."""
+        tie = self.tie()
+        ties = [] if tie is None else [tie]
+        ties += [v for v in self.matmuls if v != tie]
+        self.matmuls.clear()
+        waits = [self.late.get(v, self.early[v]) for v in ties]
+        with ExitStack() as stack:
+            if self.reading is not None:
+                stack.enter_context(self.plan.equations.context(self.reading))
+            found = list(lax.optimization_barrier([*arrays, *waits]))
+        self.late.update(zip(ties, found[len(arrays) :], strict=True))
+        return found[: len(arrays)]
+
+
+def can_tie(array: Any) -> bool:
+    """Whether something can be made to wait for an array."""
+    dtype = getattr(array, "dtype", None)
+    return (
+        isinstance(array, jax.core.Tracer)
+        and dtype is not None
+        and dtype != jax.dtypes.float0
+        and not jnp.issubdtype(dtype, jax.dtypes.extended)
+    )

@@ -1,0 +1,79 @@
+"""Lines that run again, each once, when one of their values is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rhino_jax.passes.remat.equations import Equations
+from rhino_jax.passes.remat.regions import Block
+from rhino_jax.passes.remat.rerun import Again
+
+
+class Remade:
+    """Values that are made again.
+
+    Args:
+      equations: of the program.
+      block: whose lines.
+      again: which of them.
+      read: a kept value as it is.
+      barred: arrays → the same, that are there no sooner than they are needed.
+    """
+
+    def __init__(
+        self,
+        equations: Equations,
+        block: Block,
+        again: Again,
+        read: Callable[[int], Any],
+        barred: Callable[[Sequence[Any]], Sequence[Any]],
+    ) -> None:
+        self.equations, self.block, self.again = equations, block, again
+        self._read, self._barred = read, barred
+        self._made: dict[int, Any] = {}
+        self._lines = frozenset(again.lines)
+        self._entered: dict[int, dict[int, Any]] = {}
+
+    def value(self, value: int) -> Any:
+        """A value, made again with what it needs."""
+        if value not in self._made:
+            for line in sorted(self._needed(value)):
+                self._run(line)
+        return self._made[value]
+
+    def _needed(self, value: int) -> set[int]:
+        found: set[int] = set()
+        todo = [value]
+        while todo:
+            line = self.block.maker[todo.pop()]
+            if line in found:
+                continue
+            found.add(line)
+            todo += [v for v in self.block.lines[line].reads if self._is_to_do(v)]
+        return found
+
+    def _is_to_do(self, value: int) -> bool:
+        return value in self.again.values and value not in self._made
+
+    def _run(self, position: int) -> None:
+        line = self.block.lines[position]
+        group = self.again.group[position]
+        if group not in self._entered:
+            inputs = self.again.inputs[group]
+            # Nothing has to wait for what nothing is made of.
+            arrays = [self._read(v) for v in inputs]
+            barred = self._barred(arrays) if arrays else ()
+            self._entered[group] = dict(zip(inputs, barred, strict=True))
+        entered = self._entered[group]
+        literals = self.equations.literals
+        operands = [
+            self._made[v]
+            if v in self.again.values
+            else literals[v]
+            if v in literals
+            else entered[v]
+            for v in line.reads
+        ]
+        results = self.equations.bind(line, operands)
+        self._made.update(zip(line.makes, results, strict=True))

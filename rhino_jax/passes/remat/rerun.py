@@ -1,0 +1,118 @@
+"""Which lines run again for values that were dropped, and what these read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.remat.regions import Block, may_run_again
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Again:
+    """What runs again.
+
+    Attributes:
+      lines: positions in the block, in order.
+      group: line → its group: lines that are needed at about the same time. What
+        a group reads that is kept enters it together.
+      inputs: group → what its lines read that is kept, in order of first reading.
+      values: what the lines make.
+    """
+
+    lines: tuple[int, ...]
+    group: dict[int, int]
+    inputs: dict[int, tuple[int, ...]]
+    values: frozenset[int]
+
+
+TOGETHER = 64
+"""Lines that are first needed so many lines apart, or fewer, are of one group: half of
+what a layer of a transformer goes back through."""
+
+_NEVER = 1 << 62
+
+NOTHING = Again((), {}, {}, frozenset())
+
+
+def again(
+    program: Program,
+    block: Block,
+    wanted: Iterable[int],
+    kept: Collection[int],
+    first: Mapping[int, int] | None = None,
+) -> Again:
+    """What has to run so that these values are there again.
+
+    Args:
+      program: the program.
+      block: the block that made them.
+      wanted: the values.
+      kept: values that are still there; so are the block's inputs.
+      first: value → position of the first line that reads it anew.
+    """
+    lines: set[int] = set()
+    todo = [v for v in wanted if _makes_again(program, block, v)]
+    while todo:
+        line = block.maker[todo.pop()]
+        if line in lines:
+            continue
+        lines.add(line)
+        todo += [
+            v
+            for v in block.lines[line].reads
+            if v not in kept and _makes_again(program, block, v)
+        ]
+    return _grouped(program, block, sorted(lines), kept, first or {})
+
+
+def _makes_again(program: Program, block: Block, value: int) -> bool:
+    line = block.maker.get(value)
+    return line is not None and may_run_again(program, block.lines[line].op)
+
+
+def _grouped(
+    program: Program,
+    block: Block,
+    lines: list[int],
+    kept: Collection[int],
+    first: Mapping[int, int],
+) -> Again:
+    chosen = set(lines)
+
+    def is_remade(v: int) -> bool:
+        return v not in kept and block.maker.get(v) in chosen
+
+    def is_kept(v: int) -> bool:
+        return not is_remade(v) and not program.values[v].is_literal
+
+    need: dict[int, int] = {}
+    for line in reversed(lines):
+        makes, reads = block.lines[line].makes, block.lines[line].reads
+        mine = min([first[v] for v in makes if v in first], default=_NEVER)
+        need[line] = mine = min(mine, need.get(line, _NEVER))
+        for v in reads:
+            if is_remade(v):
+                maker = block.maker[v]
+                need[maker] = min(mine, need.get(maker, _NEVER))
+    group: dict[int, int] = {}
+    inputs: dict[int, dict[int, None]] = {}
+    now = start = -1
+    for line in sorted(lines, key=lambda k: (need[k], k)):
+        read = [v for v in block.lines[line].reads if is_kept(v)]
+        is_new = any(v not in inputs.get(now, ()) for v in read)
+        is_later = any(block.maker.get(v, -1) >= start for v in read)
+        if is_later or (is_new and need[line] - start > TOGETHER):
+            now, start = line, need[line]
+            inputs[now] = {}
+        group[line] = now
+        inputs.setdefault(now, {}).update(dict.fromkeys(read))
+    return Again(
+        tuple(lines),
+        group,
+        {g: tuple(read) for g, read in inputs.items()},
+        frozenset(
+            v for line in lines for v in block.lines[line].makes if v not in kept
+        ),
+    )

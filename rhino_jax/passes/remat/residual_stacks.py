@@ -1,0 +1,100 @@
+"""What forward loops stack for the loops of the backward pass."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from rhino_jax.ir.program import RegionCall, RegionKind
+from rhino_jax.passes.remat.late import Halves
+from rhino_jax.passes.remat.regions import (
+    Block,
+    Blocks,
+    Line,
+    holds_arrays,
+    may_run_again,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A stacked result of a forward loop that only later loops read, slice by slice.
+
+    Attributes:
+      value: its id.
+      loop: position of the forward loop in the block.
+      slot: which of the loop's stacked results.
+      inside: what is stacked, in the loop's body.
+      readers: (position of a backward loop, which of its operands).
+    """
+
+    value: int
+    loop: int
+    slot: int
+    inside: int
+    readers: tuple[tuple[int, int], ...]
+
+
+def call_of(line: Line) -> RegionCall:
+    """The regions of a line that has some."""
+    assert line.op.call is not None
+    return line.op.call
+
+
+def num_carried(line: Line) -> tuple[int, int]:
+    """Numbers of a loop's consts, and of its consts and carries together."""
+    call = call_of(line)
+    return call.num_consts, call.num_consts + call.num_carry
+
+
+def is_scan(line: Line) -> bool:
+    """Whether a line is a loop over slices."""
+    return line.op.call is not None and line.op.call.kind is RegionKind.SCAN
+
+
+def can_be_changed(blocks: Blocks, line: Line) -> bool:
+    """Whether a loop can be written with other stacks."""
+    return (
+        is_scan(line)
+        and may_run_again(blocks.program, line.op)
+        and not holds_arrays(blocks.program, call_of(line).regions[0])
+    )
+
+
+def find_stacks(blocks: Blocks, halves: Halves) -> tuple[Stack, ...]:
+    """All stacks of a block."""
+    block = halves.block
+    reads: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for k, line in enumerate(block.lines):
+        for position, v in enumerate(line.reads):
+            reads[v].append((k, position))
+    found: list[Stack] = []
+    for k, line in enumerate(block.lines):
+        if halves.is_late[k] or not can_be_changed(blocks, line):
+            continue
+        body, num_carry = blocks.of(line.op), call_of(line).num_carry
+        for slot, value in enumerate(line.makes[num_carry:]):
+            readers = reads[value]
+            inside = body.outputs[num_carry + slot]
+            if (
+                readers
+                and value not in halves.bound
+                and all(
+                    halves.is_late[at]
+                    and _reads_slices(blocks, block, line, at, position)
+                    for at, position in readers
+                )
+            ):
+                found.append(Stack(value, k, slot, inside, tuple(readers)))
+    return tuple(found)
+
+
+def _reads_slices(
+    blocks: Blocks, block: Block, forward: Line, at: int, position: int
+) -> bool:
+    line = block.lines[at]
+    return (
+        can_be_changed(blocks, line)
+        and call_of(line).trip_count == call_of(forward).trip_count
+        and position >= num_carried(line)[1]
+    )

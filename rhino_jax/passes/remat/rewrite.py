@@ -1,0 +1,28 @@
+"""The pass: a program whose backward pass makes values again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.decided import decide
+from rhino_jax.passes.remat.emit import emit
+from rhino_jax.passes.remat.equations import equations
+from rhino_jax.passes.remat.frame import Plan
+from rhino_jax.passes.remat.regions import Blocks
+from rhino_jax.passes.retraced import retraced
+
+
+def recomputed(closed_jaxpr: Any, program: Program, choice: str) -> Any:
+    """The same function, what was chosen of it made again in its backward pass.
+
+    Args:
+      closed_jaxpr: the function.
+      program: as imported from it.
+      choice: see `Choice`.
+    """
+    blocks = Blocks(program)
+    decided = decide(blocks, Choice.parse(choice))
+    plan = Plan(blocks, equations(closed_jaxpr, program), decided)
+    return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))

@@ -1,0 +1,189 @@
+"""The pass "un-remat": what `jax.checkpoint` computes twice is kept instead.
+
+Its backward regions are entered, and of what they compute, all that the forward pass
+computed too is read from there: in the same block as it is, in a loop from stacks of
+the forward loop. What costs nothing to make of arguments and slices stays where it is.
+What the backward pass keeps may then be chosen anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from rhino_jax.frontend.regions import REMATS
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.remat.decided import Decided, Pair, stacked_anew
+from rhino_jax.passes.remat.emit import emit
+from rhino_jax.passes.remat.equations import equations
+from rhino_jax.passes.remat.frame import Plan
+from rhino_jax.passes.remat.late import Halves, halves_of
+from rhino_jax.passes.remat.numbers import Numbers
+from rhino_jax.passes.remat.regions import INLINED, Block, Blocks, Line
+from rhino_jax.passes.remat.rerun import NOTHING
+from rhino_jax.passes.remat.residual_stacks import call_of, can_be_changed
+from rhino_jax.passes.retraced import retraced
+
+
+ALL = "all"
+
+
+def kept_instead(closed_jaxpr: Any, program: Program, choice: str) -> Any:
+    """The same function without `jax.checkpoint`.
+
+    Args:
+      closed_jaxpr, program: the function.
+      choice: `ALL`.
+    """
+    assert choice == ALL, choice
+    blocks = Blocks(program, INLINED | REMATS)
+    found = equations(closed_jaxpr, program)
+    numbers = Numbers(blocks, found)
+    decided: dict[int | None, Decided] = {}
+    _decide(blocks, numbers, None, blocks.top, decided)
+    plan = Plan(blocks, found, decided)
+    return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))
+
+
+def has_remat(program: Program) -> bool:
+    """Whether a program has regions that compute something twice."""
+    return any(op.call is not None and op.call.is_remat for op in program.ops)
+
+
+def _decide(
+    blocks: Blocks,
+    numbers: Numbers,
+    owner: int | None,
+    block: Block,
+    found: dict[int | None, Decided],
+) -> None:
+    halves = halves_of(block)
+    early = {numbers.of[v]: v for v in _made_early(halves)}
+    same = {
+        v: other
+        for v, other in _replaced(numbers, block, early).items()
+        if block.maker[other] < block.maker[v]
+    }
+    found[owner] = Decided(halves, NOTHING, same=same, skipped=_skipped(block, same))
+    loops = [k for k, line in enumerate(block.lines) if can_be_changed(blocks, line)]
+    for k in loops:
+        op = block.lines[k].op
+        _decide(blocks, numbers, op.id, blocks.of(op), found)
+    pairs: dict[int, tuple[Pair, ...]] = {}
+    added: dict[int, dict[int, None]] = defaultdict(dict)
+    for k in loops:
+        if not halves.is_late[k]:
+            continue
+        several = _pairs(blocks, numbers, halves, loops, k, early)
+        body = found[block.lines[k].op.id]
+        inside = dict(body.same)
+        for pair in several:
+            inside.update(pair.replaced)
+        found[block.lines[k].op.id] = replace(
+            body, skipped=_skipped(body.block, inside)
+        )
+        pairs[k] = several
+        for pair in several:
+            if pair.loop is None:
+                continue
+            for v in stacked_anew(blocks, block, pair):
+                added[pair.loop][v] = None
+    stacks = {loop: tuple(values) for loop, values in added.items()}
+    found[owner] = replace(found[owner], pairs=pairs, added=stacks)
+
+
+def _made_early(halves: Halves) -> Iterator[int]:
+    for k in reversed(range(len(halves.block.lines))):
+        if not halves.is_late[k]:
+            yield from halves.block.lines[k].makes
+
+
+def _is_again(line: Line) -> bool:
+    """Whether a line is in a region that computes things twice."""
+    return any(op.call is not None and op.call.is_remat for op in line.within)
+
+
+def _replaced(numbers: Numbers, block: Block, have: dict[int, int]) -> dict[int, int]:
+    """Values that are made in such regions and are there already → what they are."""
+    cheap = _cheap(numbers, block)
+    found: dict[int, int] = {}
+    for line in block.lines:
+        if not _is_again(line) or line.op.id in cheap:
+            continue
+        for v in line.makes:
+            other = have.get(numbers.of.get(v, -1))
+            if other is not None and other != v:
+                found[v] = other
+    return found
+
+
+def _cheap(numbers: Numbers, block: Block) -> set[int]:
+    """Ops of such regions that fuse and read nothing but inputs and literals, or what
+    others like them make."""
+    program = numbers.blocks.program
+    values, ops = set(block.inputs), set()
+    for line in block.lines:
+        if _is_again(line) and line.op.is_fusible:
+            if all(v in values or program.values[v].is_literal for v in line.reads):
+                values.update(line.makes)
+                ops.add(line.op.id)
+    return ops
+
+
+def _skipped(block: Block, replaced: dict[int, int]) -> frozenset[int]:
+    """Lines of such regions that nothing needs any more."""
+    needed = set(block.outputs)
+    found: set[int] = set()
+    for k in reversed(range(len(block.lines))):
+        line = block.lines[k]
+        makes = [v for v in line.makes if v not in replaced]
+        if _is_again(line) and needed.isdisjoint(makes):
+            found.add(k)
+        else:
+            needed.update(line.reads)
+    return frozenset(found)
+
+
+def _pairs(
+    blocks: Blocks,
+    numbers: Numbers,
+    halves: Halves,
+    loops: list[int],
+    k: int,
+    early: dict[int, int],
+) -> tuple[Pair, ...]:
+    """What a backward loop reads of the forward loops' bodies, and of outside."""
+    block = halves.block
+    backward = block.lines[k]
+    body, length = blocks.of(backward.op), call_of(backward).trip_count
+    before = {number: v for number, v in early.items() if block.maker[v] < k}
+    outside = _replaced(numbers, body, before)
+    rest = dict(outside)
+    found: list[tuple[int | None, dict[int, int]]] = [(None, outside)]
+    for f in loops:
+        forward = block.lines[f]
+        if f >= k or halves.is_late[f] or call_of(forward).trip_count != length:
+            continue
+        inner = blocks.of(forward.op)
+        have = {numbers.of[v]: v for line in reversed(inner.lines) for v in line.makes}
+        have |= {numbers.of[v]: v for v in inner.inputs}
+        replaced = _replaced(numbers, body, have)
+        replaced = {v: u for v, u in replaced.items() if v not in rest}
+        rest |= replaced
+        found.append((f, replaced))
+    read = _read(body, rest)
+    return tuple(
+        Pair(f, {}, NOTHING, {v: u for v, u in replaced.items() if v in read})
+        for f, replaced in found
+    )
+
+
+def _read(block: Block, replaced: dict[int, int]) -> set[int]:
+    skipped = _skipped(block, replaced)
+    found = set(block.outputs)
+    for k, line in enumerate(block.lines):
+        if k not in skipped:
+            found.update(line.reads)
+    return found

@@ -1,0 +1,307 @@
+"""Which values of a micro-batch are sliced along the sequence, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rhino_jax._compat import is_literal
+from rhino_jax.errors import TokenSliceError
+from rhino_jax.ir.factor import FactorKind
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.passes.microbatch.flow.states import locate
+from rhino_jax.passes.sequence_slices import refused
+from rhino_jax.passes.sequence_slices.bounding import Masks
+from rhino_jax.passes.sequence_slices.flow import (
+    At,
+    Sliced,
+    Stuck,
+    at_places,
+    ats_of,
+    end_of,
+    on_rows,
+    on_window,
+)
+from rhino_jax.passes.sequence_slices.inputs import first_states, shapes_of
+from rhino_jax.passes.sequence_slices.opened import Opened
+from rhino_jax.passes.sequence_slices.pairs import UNMASKED, Corners, OnPairs
+from rhino_jax.passes.sequence_slices.states import (
+    Cause,
+    Cross,
+    Fill,
+    Place,
+    Row,
+    State,
+    When,
+    Whole,
+)
+from rhino_jax.passes.sequence_slices.twins import twins_of
+from rhino_jax.passes.staged.apart import Apart
+
+
+@dataclass(slots=True)
+class Found:
+    """Attributes:
+    piece: the micro-batch.
+    length: of the sequence.
+    states: of every value, by its id in the program.
+    runs: of every equation how it is done slice by slice; None: once.
+    twins: value of the backward pass → the one of the forward pass that equals it.
+    known: equations that make what the forward pass left in full.
+    corners: masks by row and column; `masks`: as a whole.
+    """
+
+    piece: Opened
+    length: int
+    states: dict[int, State]
+    twins: dict[int, int]
+    runs: list[Sliced | None] = field(default_factory=list)
+    known: set[int] = field(default_factory=set)
+    corners: Corners = field(default_factory=Corners)
+    masks: Masks = field(default_factory=Masks)
+
+    @property
+    def program(self) -> Program:
+        return self.piece.program
+
+
+def analyse(apart: Apart, piece: Opened, length: int) -> Found:
+    """Walk a micro-batch.
+
+    Args:
+      apart: the step.
+      piece: its micro-batch.
+      length: of the sequence.
+    Raises:
+      TokenSliceError: a token needs later ones, or it cannot be shown that none does.
+    """
+    if apart.early:
+        raise refused.coupled(apart)
+    masks = Masks()
+    first: dict[int, State] = {**first_states(apart, piece, length, masks)}
+    found = Found(piece, length, first, twins_of(apart, piece), masks=masks)
+    for i, eqn in enumerate(piece.eqns):
+        op = piece.op(i)
+        for v, atom in zip(op.operands, eqn.invars, strict=True):
+            if is_literal(atom):
+                bounds = found.masks.literal(atom.val)
+                found.states[v] = Whole(is_free=True, bounds=bounds)
+        states = [found.states[v] for v in op.operands]
+        run: Sliced | None = None
+        made: Sequence[State]
+        if _is_known(found, op):
+            found.known.add(i)
+            made = [found.states[found.twins[v]] for v in op.results]
+        else:
+            run, made = _walk(found, i, eqn, states)
+        found.runs.append(run)
+        found.states.update(zip(op.results, made, strict=True))
+    settle(found)
+    return found
+
+
+def _is_known(found: Found, op: Op) -> bool:
+    """Whether an op makes again what the forward pass left in full, of all slices."""
+    twins = [found.states.get(found.twins.get(v, -1)) for v in op.results]
+    return bool(twins) and all(
+        isinstance(s, Whole) and s.when is When.BACKWARD for s in twins
+    )
+
+
+def _walk(
+    found: Found, i: int, eqn: Any, states: Sequence[State]
+) -> tuple[Sliced | None, Sequence[State]]:
+    op, run = found.piece.op(i), _run(found, i, eqn, states)
+    if isinstance(run, Sliced):
+        _check_known(found, op, states, run.is_backward)
+        if op.name not in _RAISING and any(map(_may_be_low, states)):
+            made = tuple(_lowered(s) for s in run.results)
+            run = replace(run, results=made)
+        return run, run.results
+    count = len(op.results)
+    return None, [_whole(found, op, eqn, states, k, run) for k in range(count)]
+
+
+_RAISING = frozenset({"exp", "exp2", "logistic", "max", "reduce_max", "tanh"})
+"""Ops whose results are not as low as one of their operands may be: `reduce_max` is
+done only on pairs of which every row has a column that is not."""
+
+
+def _may_be_low(state: State) -> bool:
+    if isinstance(state, Row):
+        return state.may_be_low
+    bounds = state.bounds if isinstance(state, Whole) else None
+    return bounds is not None and bounds.may_be_low
+
+
+def _lowered(state: State) -> State:
+    return replace(state, may_be_low=True) if isinstance(state, Row) else state
+
+
+def settle(found: Found) -> None:
+    """Check what is known only at the end: which of pairs are the rows.
+
+    Raises:
+      TokenSliceError: the backward pass, which runs slices last to first, needs rows of
+        earlier ones; or pairs that are not masked leave the micro-batch.
+    """
+    for i, run in enumerate(found.runs):
+        if run is None or run.pair is None:
+            continue
+        op = found.piece.op(i)
+        if run.pair.row is None:
+            run.pair.decide(0)  # nothing reads along either
+        assert op.rule is not None
+        for v, layout in zip(op.operands, op.rule.operands, strict=True):
+            state = found.states[v]
+            if not isinstance(state, Row) or not state.is_backward:
+                continue
+            twin = found.states.get(found.twins.get(v, -1))
+            is_column = at_places(op.rule, layout, state) == [run.column]
+            if is_column and not (isinstance(twin, Row) and twin.place == state.place):
+                why = "reads, of earlier slices, what the backward pass makes after it"
+                raise refused.not_causal(found.program, found.length, op, why)
+    for v in found.program.body.outputs:
+        state = found.states[v]
+        if isinstance(state, Cross) and state.later.fill is not Fill.ZERO:
+            op = next(o for o in found.program.ops if v in o.results)
+            raise refused.not_causal(found.program, found.length, op, UNMASKED)
+
+
+def _run(
+    found: Found, i: int, eqn: Any, states: Sequence[State]
+) -> Sliced | Stuck | None:
+    """How an equation is done slice by slice; None where nothing of it is sliced."""
+    op, is_backward = found.piece.op(i), found.piece.is_backward[i]
+    if all(isinstance(s, Whole) for s in states):
+        at = _meeting(op, states)
+        run = None if at is None else on_rows(op, at, is_backward)
+        return run if isinstance(run, Sliced) and run.sums is None else None
+    done = _done(found, i, eqn, states)
+    if isinstance(done, Sliced):
+        return done
+    window = on_window(op, eqn, states[0], is_backward, found.length)
+    if window is not None:
+        return window
+    pairs = [s for s in states if isinstance(s, Cross)]
+    if done.is_refused or any(s.later.fill is not Fill.ZERO for s in pairs):
+        why = done.why if done.is_refused else f"{done.why}, and {UNMASKED}"
+        raise refused.not_causal(found.program, found.length, op, why)
+    return done
+
+
+def _done(found: Found, i: int, eqn: Any, states: Sequence[State]) -> Sliced | Stuck:
+    op, is_backward = found.piece.op(i), found.piece.is_backward[i]
+    ats = ats_of(op, states)
+    if isinstance(ats, Stuck):
+        return ats
+    if len(ats) == 1:
+        return on_rows(op, ats[0], is_backward)
+    first, second = ats
+    pairs = OnPairs(op, eqn, states, (first, second), is_backward, found.corners)
+    return pairs.done()
+
+
+def _meeting(op: Op, states: Sequence[State]) -> At | None:
+    """Where data meet weights, and have the sequence: from there on it is cut."""
+    wholes = [s for s in states if isinstance(s, Whole)]
+    if op.rule is None or all(s.is_free for s in wholes):
+        return None
+    if any(s.when is not When.FORWARD for s in wholes):
+        return None
+    ats = set[At]()
+    for layout, state in zip(op.rule.operands, wholes, strict=True):
+        if state.place is not None:
+            spot = locate(op.rule, layout, state.place.rows, state.place.count)
+            if spot is None:
+                return None
+            ats.add(At(spot, state.place.first, state.place.count))
+    if len(ats) != 1:
+        return None
+    (at,) = ats
+    is_cut = op.rule.factors[at.spot.factor].kind is FactorKind.PARALLEL
+    return at if is_cut else None
+
+
+def _check_known(
+    found: Found, op: Op, states: Sequence[State], is_backward: bool
+) -> None:
+    """What every slice reads is known before the first one runs."""
+    before = When.BACKWARD if is_backward else When.FORWARD
+    for state in states:
+        if isinstance(state, Whole) and state.when > before:
+            assert state.cause is not None
+            raise refused.late(found.program, found.length, state.cause, op)
+
+
+def _whole(
+    found: Found,
+    op: Op,
+    eqn: Any,
+    states: Sequence[State],
+    result: int,
+    stuck: Stuck | None,
+) -> Whole:
+    """A result of an op that is done once."""
+    known = [s if isinstance(s, Whole) else None for s in states]
+    when = max(
+        (end_of(s.is_backward) if not isinstance(s, Whole) else s.when for s in states),
+        default=When.FORWARD,
+    )
+    cause = next((s.cause for s in known if s is not None and s.when is when), None)
+    if stuck is not None:
+        cause = Cause(op.id, stuck.why)
+    is_free = all(s is not None and s.is_free for s in known)
+    bounds = None
+    if when is When.FORWARD:
+        bounds = found.masks.of(eqn, [None if s is None else s.bounds for s in known])
+    is_data = is_free and not (bounds is not None and bounds.is_exact)
+    place = _place(found, op, states, result) if is_data else None
+    return Whole(when, is_free, place, bounds, cause)
+
+
+def _place(found: Found, op: Op, states: Sequence[State], result: int) -> Place | None:
+    """Where a result that is made of data seems to have the sequence. (Wherever that
+    is, what is free is known in full: to cut it there is right.)"""
+    if op.rule is None:
+        return None
+    places = set[Place | None]()
+    for layout, state in zip(op.rule.operands, states, strict=True):
+        if isinstance(state, Whole) and state.place is not None:
+            at = state.place
+            spot = locate(op.rule, layout, at.rows, at.count)
+            if spot is not None:
+                where = At(spot, at.first, at.count)
+                places.add(where.place(op.rule, op.rule.results[result]))
+    places.discard(None)
+    shape = found.program.values[op.results[result]].shape
+    dims = [d for d, size in enumerate(shape) if size == found.length]
+    if not places and op.name in _RESIZING and len(dims) == 1:
+        return Place(dims[0], 1, 1, 0, found.length)
+    return places.pop() if len(places) == 1 else None
+
+
+_RESIZING = frozenset({"slice", "dynamic_slice", "concatenate", "pad", "gather"})
+"""Ops that may leave a dim as long as the sequence that was longer or shorter, as text
+of which all but the last token is read, and all but the first predicted."""
+
+
+def fitting(apart: Apart, piece: Opened, lengths: Sequence[int]) -> Found:
+    """The analysis for the first length of the sequence that fits.
+
+    Raises:
+      TokenSliceError: none does; of the likeliest, why.
+    """
+    errors: list[TokenSliceError] = []
+    for length in lengths:
+        try:
+            found = analyse(apart, piece, length)
+        except TokenSliceError as error:
+            errors.append(error)
+            continue
+        if any(run is not None for run in found.runs):
+            return found
+    if errors:
+        raise errors[0]
+    raise refused.no_sequence(apart, shapes_of(apart))

@@ -1,0 +1,103 @@
+"""Masks as they are to pairs of tokens: by row and column alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rhino_jax.passes.sequence_slices.bounds import MODERATE, Bounds
+from rhino_jax.passes.sequence_slices.states import Fill, Later, Place, Seen
+
+
+LOW = -5 * MODERATE
+"""What adds nothing to a softmax: beside a moderate score its exponential is zero in
+float32, as that of -104 is. Half of -1e4, the least that masks add in float16 (whose
+least number is -65,504), so that it is low still beside a score."""
+
+
+@dataclass(frozen=True, eq=False)
+class Corner:
+    """Bounds of a whole value.
+
+    Attributes:
+      low, high: [rows, columns], or views of that.
+      is_after: where the column is after the row, likewise.
+    """
+
+    low: Any
+    high: Any
+    is_after: Any
+
+    @cached_property
+    def later(self) -> Later:
+        """What it is as one of the operands."""
+        least = np.min(self.low, initial=np.inf, where=self.is_after)
+        most = np.max(self.high, initial=-np.inf, where=self.is_after)
+        seen = self.seen(self.low >= -MODERATE)
+        if least == most == 0:
+            return Later(Fill.ZERO, seen=seen)
+        return low(float(most), seen)
+
+    @property
+    def is_never(self) -> bool:
+        """Of booleans: whether none can be true of a later column."""
+        return not np.any(self.high.astype(bool) & self.is_after)
+
+    @property
+    def is_always(self) -> bool:
+        return bool(np.all(self.low.astype(bool) | ~self.is_after))
+
+    def seen(self, surely: Any) -> Seen:
+        """How many columns up to the row are among these [rows, columns]."""
+        if np.all(surely | self.is_after):
+            return Seen.ALL
+        any_in_row = np.any(surely & ~self.is_after, axis=1)
+        return Seen.ONE if np.all(any_in_row) else Seen.NONE
+
+    @property
+    def leak(self) -> str:
+        """A later column that may be seen, in words."""
+        may_be = self.high.astype(bool) & self.is_after
+        if not np.any(may_be):
+            return ""
+        row, column = np.unravel_index(int(np.argmax(may_be)), may_be.shape)
+        return f"token {row} may see token {column}"
+
+
+def low(most: float, seen: Seen) -> Later:
+    """Of no more than this: low, if that is low enough."""
+    return Later(Fill.LOW, most, seen) if most <= LOW else Later(seen=seen)
+
+
+def corner_of(
+    bounds: Bounds | None,
+    dims: tuple[int | None, int | None],
+    row: Place,
+    column: Place,
+) -> Corner | None:
+    """Bounds by row and column; None where nothing is known.
+
+    Args:
+      bounds: of a whole value.
+      dims: where it has rows and columns; None: it is the same for all of them.
+      row, column: which of the tokens these are.
+    """
+    if bounds is None:
+        return None
+    columns = np.arange(column.first, column.first + column.count)
+    rows = np.arange(row.first, row.first + row.count)
+    after = columns > rows.reshape(-1, 1)
+
+    def by_pair(x: Any, reduce: Any) -> Any:
+        x = reduce(x, axis=tuple(d for d in range(x.ndim) if d not in dims))
+        first, second = dims
+        if first is not None and second is not None and first > second:
+            x = x.T
+        if first is None or second is None:
+            x = x.reshape(1 if first is None else -1, 1 if second is None else -1)
+        return np.broadcast_to(x, after.shape)
+
+    return Corner(by_pair(bounds.low, np.min), by_pair(bounds.high, np.max), after)

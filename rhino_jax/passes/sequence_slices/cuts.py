@@ -1,0 +1,92 @@
+"""Parts of arrays along the sequence: rows of a slice, and slices put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax import lax
+
+from rhino_jax._compat import hide_frames
+from rhino_jax.passes.sequence_slices.states import Place
+
+
+hide_frames(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Where slices start, and the last one ends.
+
+    Attributes:
+      bounds: one more than there are slices.
+    """
+
+    bounds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> Slices:
+        bounds = [0]
+        for length in lengths:
+            bounds.append(bounds[-1] + length)
+        return cls(tuple(bounds))
+
+    @property
+    def count(self) -> int:
+        return len(self.bounds) - 1
+
+    def order(self, is_backward: bool) -> range:
+        """The slices as a pass runs them."""
+        return range(self.count - 1, -1, -1) if is_backward else range(self.count)
+
+    def rows(self, place: Place, t: int) -> tuple[int, int]:
+        """Those of slice t, among the tokens that are there."""
+        return place.within(self.bounds[t], self.bounds[t + 1])
+
+    def columns(self, place: Place, t: int) -> tuple[int, int]:
+        """Those up to the end of slice t."""
+        return place.within(0, self.bounds[t + 1])
+
+
+def taken(x: Any, place: Place, start: int, stop: int) -> Any:
+    """Tokens `start` to `stop` of those that an array has."""
+    d, count = place.dim, x.shape[place.dim] // (place.outer * place.inner)
+    if (start, stop) == (0, count):
+        return x
+    if place.outer == 1:
+        return lax.slice_in_dim(x, start * place.inner, stop * place.inner, axis=d)
+    part = lax.slice_in_dim(_opened(x, place), start, stop, axis=d + 1)
+    return lax.reshape(part, place.resized(x.shape, stop - start))
+
+
+def joined(parts: Sequence[Any], place: Place) -> Any:
+    """Parts of the tokens, one after the other."""
+    parts = [p for p in parts if p.shape[place.dim]] or list(parts[:1])
+    if len(parts) == 1:
+        return parts[0]
+    if place.outer == 1:
+        return lax.concatenate(parts, place.dim)
+    whole = lax.concatenate([_opened(p, place) for p in parts], place.dim + 1)
+    count = whole.shape[place.dim + 1]
+    return lax.reshape(whole, place.resized(parts[0].shape, count))
+
+
+def padded(x: Any, place: Place, low: int, high: int) -> Any:
+    """With zeros before and after the tokens."""
+    if not low and not high:
+        return x
+    zero = lax.full((), 0, x.dtype)
+    opened = x if place.is_plain else _opened(x, place)
+    d = place.dim if place.is_plain else place.dim + 1
+    config = [(low, high, 0) if k == d else (0, 0, 0) for k in range(opened.ndim)]
+    made = lax.pad(opened, zero, config)
+    return lax.reshape(made, place.resized(x.shape, made.shape[d]))
+
+
+def _opened(x: Any, place: Place) -> Any:
+    """[.., outer, tokens, inner, ..]."""
+    d = place.dim
+    count = x.shape[d] // (place.outer * place.inner)
+    shape = (*x.shape[:d], place.outer, count, place.inner, *x.shape[d + 1 :])
+    return lax.reshape(x, shape)

@@ -1,0 +1,348 @@
+"""A micro-batch done slice by slice, as a function to be traced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax import lax
+
+from rhino_jax._compat import bind_eqn, eqn_context, hide_frames, is_literal, tagged
+from rhino_jax.errors import InternalError
+from rhino_jax.ir.factor import FactorKind
+from rhino_jax.passes.microbatch.emit.local import local_params
+from rhino_jax.passes.microbatch.flow.generated import REMADE
+from rhino_jax.passes.microbatch.flow.states import locate
+from rhino_jax.passes.sequence_slices.analysis import Found
+from rhino_jax.passes.sequence_slices.cuts import Slices, joined, padded, taken
+from rhino_jax.passes.sequence_slices.flow import At, Sliced, at_places
+from rhino_jax.passes.sequence_slices.states import (
+    Cross,
+    Place,
+    Row,
+    When,
+    Whole,
+)
+
+
+hide_frames(__file__)
+
+Span = tuple[Place, int, int]
+"""Tokens of an array: where, from, to."""
+
+COMBINE = {
+    "sum": lax.add,
+    "max": lax.max,
+    "min": lax.min,
+    "prod": lax.mul,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+}
+
+
+@dataclass(eq=False)
+class Emitter:
+    """Attributes:
+    found: the analysis.
+    slices: of the sequence.
+    whole: arrays of values that are known in full.
+    parts: of sliced values an array for each slice.
+    """
+
+    found: Found
+    slices: Slices
+    whole: dict[int, Any] = field(default_factory=dict)
+    parts: dict[int, list[Any]] = field(default_factory=dict)
+    _cuts: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def makers(self) -> dict[int, int]:
+        """Value → position of the equation that makes it."""
+        piece = self.found.piece
+        count = range(len(piece.eqns))
+        return {v: i for i in count for v in piece.op(i).results}
+
+    def run(self, *arrays: Any) -> list[Any]:
+        """What the micro-batch leaves."""
+        program = self.found.program
+        self.whole.update(zip(program.body.inputs, arrays, strict=True))
+        for i, eqn in enumerate(self.found.piece.eqns):
+            op = self.found.piece.op(i)
+            for v, atom in zip(op.operands, eqn.invars, strict=True):
+                if is_literal(atom):
+                    self.whole[v] = atom.val
+            run = self.found.runs[i]
+            if i in self.found.known:
+                for v in op.results:
+                    self.whole[v] = self.whole[self.found.twins[v]]
+            elif run is None:
+                self._once(i, eqn)
+            elif not run.ats:
+                self._window(i, eqn, run)
+            else:
+                self._sliced(i, eqn, run)
+        return [self._result(v) for v in program.body.outputs]
+
+    def _result(self, value: int) -> Any:
+        state = self.found.states[value]
+        if isinstance(state, Whole):
+            return self.whole[value]
+        with self._tag(self._last(state.is_backward), self.makers[value]):
+            return self._full(value)
+
+    def _last(self, is_backward: bool) -> int:
+        return 0 if is_backward else self.slices.count - 1
+
+    @contextlib.contextmanager
+    def _tag(self, t: int | None, i: int) -> Iterator[None]:
+        """What is bound is of a slice, and part of an equation."""
+        source = self.found.piece.sources[i]
+        with (
+            tagged(f"{'' if t is None else t},{source}"),
+            eqn_context(self.found.piece.eqns[i]),
+        ):
+            yield
+
+    def _once(self, i: int, eqn: Any) -> None:
+        op = self.found.piece.op(i)
+        states = [self.found.states[v] for v in op.operands]
+        made = self.found.states[op.results[0]] if op.results else Whole()
+        assert isinstance(made, Whole)
+        last = self.slices.count - 1
+        t = {When.FORWARD: None, When.BACKWARD: last, When.END: 0}[made.when]
+        with self._tag(t, i):
+            args = [
+                self.whole[v] if isinstance(s, Whole) else self._full(v)
+                for v, s in zip(op.operands, states, strict=True)
+            ]
+            results = bind_eqn(eqn, args, eqn.params)
+        self.whole.update(zip(op.results, results, strict=True))
+
+    def _full(self, value: int) -> Any:
+        """What is sliced, in full."""
+        key = value, "full"
+        if key not in self._cuts:
+            state, parts = self.found.states[value], self.parts[value]
+            if isinstance(state, Row):
+                self._cuts[key] = joined(parts, state.place)
+            else:
+                assert isinstance(state, Cross) and state.pair.row is not None
+                row = state.places[state.pair.row]
+                column = state.places[1 - state.pair.row]
+                wide = [
+                    padded(
+                        x, column, 0, column.count - self.slices.columns(column, t)[1]
+                    )
+                    for t, x in enumerate(parts)
+                ]
+                self._cuts[key] = joined(wide, row)
+        return self._cuts[key]
+
+    def _sliced(self, i: int, eqn: Any, run: Sliced) -> None:
+        op = self.found.piece.op(i)
+        so_far: list[Any] | None = None
+        made: list[list[Any]] = [[None] * self.slices.count for _ in op.results]
+        for t in self.slices.order(run.is_backward):
+            with self._tag(t, i):
+                args = [
+                    self._operand(i, k, v, run, t) for k, v in enumerate(op.operands)
+                ]
+                if run.is_chained and so_far is not None:
+                    args = [*so_far, *args[1:]]
+                results = self._bound(i, eqn, run, t, args)
+                if run.sums is not None:
+                    results = so_far = self._added(run, t, so_far, results)
+                for k, state in enumerate(run.results):
+                    made[k][t] = results[k]
+                    if run.sums is not None and isinstance(state, Row):
+                        start, stop = self.slices.rows(state.place, t)
+                        made[k][t] = taken(results[k], state.place, start, stop)
+        for v, state, parts in zip(op.results, run.results, made, strict=True):
+            if isinstance(state, Whole):
+                self.whole[v] = parts[self._last(run.is_backward)]
+            else:
+                self.parts[v] = parts
+
+    def _added(
+        self, run: Sliced, t: int, so_far: list[Any] | None, parts: list[Any]
+    ) -> list[Any]:
+        """What the slices so far make, with one more."""
+        if so_far is None or run.is_chained:
+            return parts
+        assert run.sums is not None
+        added = []
+        for state, before, part in zip(run.results, so_far, parts, strict=True):
+            if isinstance(state, Row):  # of columns up to the end of this slice
+                before = taken(
+                    before, state.place, *self.slices.columns(state.place, t)
+                )
+            added.append(COMBINE[run.sums](before, part))
+        return added
+
+    def _spans(self, i: int, operand: int, run: Sliced, t: int) -> list[Span]:
+        """Which tokens of an operand an equation reads in a slice."""
+        rule = self.found.piece.op(i).rule
+        assert rule is not None
+        return self._located(run, t, rule, rule.operands[operand])
+
+    def _located(self, run: Sliced, t: int, rule: Any, layout: Any) -> list[Span]:
+        spans: list[Span] = []
+        for at, bounds in (
+            (run.row, self.slices.rows),
+            (run.column, self.slices.columns),
+        ):
+            place = None if at is None else at.place(rule, layout)
+            if place is not None:
+                spans.append((place, *bounds(place, t)))
+        return spans
+
+    def _operand(self, i: int, operand: int, value: int, run: Sliced, t: int) -> Any:
+        state = self.found.states[value]
+        if isinstance(state, Cross):
+            return self.parts[value][t]
+        spans = self._spans(i, operand, run, t)
+        if isinstance(state, Whole):
+            return self._cut(value, spans, i)
+        rule = self.found.piece.op(i).rule
+        assert rule is not None and run.row is not None
+        (mine,) = at_places(rule, rule.operands[operand], state)
+        if mine == run.row:
+            x = self.parts[value][t]
+        else:
+            x = self._columns(value, state.place, t, run.is_backward)
+        for place, start, stop in spans:
+            if place != state.place:  # the other of pairs, along which it is whole
+                x = taken(x, place, start, stop)
+        return x
+
+    def _columns(self, value: int, place: Place, t: int, is_backward: bool) -> Any:
+        """Slices up to this one. Each pass puts them together for itself: to hold all
+        of these from one to the other would be T/2 times what is held of slices. Of
+        what the backward pass makes again, earlier slices are the forward pass's."""
+        key = value, t, is_backward
+        if key not in self._cuts:
+            state = self.found.states[value]
+            assert isinstance(state, Row)
+            before = self.found.twins[value] if state.is_backward else value
+            parts = [*self.parts[before][:t], self.parts[value][t]]
+            self._cuts[key] = joined(parts, place)
+        return self._cuts[key]
+
+    def _cut(self, value: int, spans: Sequence[Span], reader: int) -> Any:
+        """Tokens of what is known in full. Of what only reads inputs, its cuts do so
+        too, and are of no slice."""
+        x = self.whole[value]
+        if not spans:
+            return x
+        key = value, tuple(spans)
+        if key in self._cuts:
+            return self._cuts[key]
+        state = self.found.states[value]
+        assert isinstance(state, Whole)
+        made = None
+        with contextlib.ExitStack() as stack:
+            if state.when is When.FORWARD:
+                made = self._remade(value, spans)
+                stack.enter_context(self._tag(None, reader))
+            if made is None:
+                made = x
+                for place, start, stop in spans:
+                    made = taken(made, place, start, stop)
+        self._cuts[key] = made
+        return made
+
+    def _remade(self, value: int, spans: Sequence[Span]) -> Any:
+        """Tokens of what is made of inputs alone, element by element, of tokens of
+        what it is made of; None where it is not."""
+        i = self.makers.get(value, -1)
+        if i < 0:
+            return None
+        op, eqn = self.found.piece.op(i), self.found.piece.eqns[i]
+        if op.rule is None or op.traits.kind not in REMADE or len(op.results) != 1:
+            return None
+        ats = []
+        for place, start, stop in spans:
+            spot = locate(op.rule, op.rule.results[0], place.rows, place.count)
+            if spot is None:
+                return None
+            if op.rule.factors[spot.factor].kind is not FactorKind.PARALLEL:
+                return None
+            ats.append((At(spot, place.first, place.count), start, stop))
+        args = []
+        for v, layout in zip(op.operands, op.rule.operands, strict=True):
+            places = [(at.place(op.rule, layout), a, b) for at, a, b in ats]
+            there = [(p, a, b) for p, a, b in places if p is not None]
+            args.append(self._cut(v, there, i))
+        shape = tuple(eqn.outvars[0].aval.shape)
+        for place, start, stop in spans:
+            shape = place.resized(shape, stop - start)
+        ins = [tuple(jax.numpy.shape(x)) for x in args]
+        with self._tag(None, i):
+            params = local_params(op.name, eqn.params, ins, [shape])
+            (result,) = bind_eqn(eqn, args, params)
+        return result
+
+    def _bound(
+        self, i: int, eqn: Any, run: Sliced, t: int, args: Sequence[Any]
+    ) -> list[Any]:
+        op, params = self.found.piece.op(i), eqn.params
+        assert op.rule is not None
+        shapes = []
+        for v, layout in zip(eqn.outvars, op.rule.results, strict=True):
+            shape = tuple(v.aval.shape)
+            for place, start, stop in self._located(run, t, op.rule, layout):
+                shape = place.resized(shape, stop - start)
+            shapes.append(shape)
+        if shapes != [tuple(v.aval.shape) for v in eqn.outvars]:
+            ins = [tuple(jax.numpy.shape(x)) for x in args]
+            params = local_params(op.name, params, ins, shapes)
+        results = bind_eqn(eqn, args, params)
+        made = [tuple(x.shape) for x in results]
+        if made != shapes:
+            raise InternalError(
+                f"`{op.name}` of a slice of tokens makes other shapes than it should.",
+                where=str(op.source),
+                numbers=f"{made}, not {shapes}",
+                fix="take another schedule than `token-slices`, and report this, with"
+                " the program that shows it.",
+            )
+        return results
+
+    def _window(self, i: int, eqn: Any, run: Sliced) -> None:
+        """Rows without the first or last, or with some more."""
+        op = self.found.piece.op(i)
+        (made,) = run.results
+        read = self.found.states[op.operands[0]]
+        assert isinstance(read, Row) and isinstance(made, Row)
+        d = read.place.dim
+        parts: list[Any] = [None] * self.slices.count
+        for t in self.slices.order(run.is_backward):
+            low, high = self.slices.rows(read.place, t)
+            start, stop = self.slices.rows(made.place, t)
+            moved = made.place.first - read.place.first
+            before, after = start + moved - low, high - stop - moved
+            if low == high or start == stop:  # all of it is padding, or nothing is left
+                before, after = 0, (high - low) - (stop - start)
+            params = dict(eqn.params)
+            with self._tag(t, i):
+                args = [
+                    self.parts[op.operands[0]][t],
+                    *(self.whole[v] for v in op.operands[1:]),
+                ]
+                if op.name == "pad":
+                    config = [*params["padding_config"]]
+                    config[d] = (-before, -after, 0)
+                    params["padding_config"] = tuple(config)
+                else:
+                    starts, stops = (
+                        [*params[k]] for k in ("start_indices", "limit_indices")
+                    )
+                    starts[d], stops[d] = before, high - low - after
+                    params["start_indices"] = tuple(starts)
+                    params["limit_indices"] = tuple(stops)
+                (parts[t],) = bind_eqn(eqn, args, params)
+        self.parts[op.results[0]] = parts

@@ -1,0 +1,190 @@
+"""What one op makes of values that are whole, sliced by rows, or pairs of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
+from rhino_jax.ir.factor import FactorKind, Layout, Rule
+from rhino_jax.ir.program import Op
+from rhino_jax.ir.traits import OpKind
+from rhino_jax.passes.microbatch.flow.states import Spot, locate, placed
+from rhino_jax.passes.sequence_slices.reduced import reducer_of
+from rhino_jax.passes.sequence_slices.states import (
+    Cause,
+    Pair,
+    Place,
+    Row,
+    State,
+    When,
+    Whole,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Tokens inside a factor of an op.
+
+    Attributes:
+      spot: where.
+      first, count: which.
+    """
+
+    spot: Spot
+    first: int
+    count: int
+
+    def place(self, rule: Rule, layout: Layout) -> Place | None:
+        """Where an operand or result has them."""
+        rows = placed(rule, layout, self.spot)
+        if rows is None:
+            return None
+        return Place(rows.dim, rows.outer, rows.inner, self.first, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """An op that is done slice by slice.
+
+    Attributes:
+      ats: where it has rows, or both of pairs; none where it cuts or pads rows.
+      pair: of pairs, which of both are the rows.
+      results: what it makes.
+      is_backward: whether from the last slice to the first.
+      sums: how parts of slices are combined, where results have no rows: "sum", ..;
+        None where they have.
+      is_chained: whether its first operand is what slices before left.
+    """
+
+    ats: tuple[At, ...]
+    pair: Pair | None
+    results: tuple[State, ...]
+    is_backward: bool
+    sums: str | None = None
+    is_chained: bool = False
+
+    @property
+    def row(self) -> At | None:
+        """What a slice has its rows of."""
+        if self.pair is None:
+            return self.ats[0]
+        return None if self.pair.row is None else self.ats[self.pair.row]
+
+    @property
+    def column(self) -> At | None:
+        """What a slice has up to its end."""
+        if self.pair is None or self.pair.row is None:
+            return None
+        return self.ats[1 - self.pair.row]
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """An op that is not done slice by slice.
+
+    Attributes:
+      why: in words, as "sorts the sequence".
+      is_refused: whether it cannot be done on all of the sequence either.
+    """
+
+    why: str
+    is_refused: bool = False
+
+
+def end_of(is_backward: bool) -> When:
+    """When what all slices of a pass make is known."""
+    return When.END if is_backward else When.BACKWARD
+
+
+def ats_of(op: Op, states: Sequence[State]) -> tuple[At, ...] | Stuck:
+    """Where an op has the tokens of its operands, each once."""
+    rule = op.rule
+    if rule is None or op.manual is not None or op.traits.kind is OpKind.KERNEL:
+        return Stuck("is not looked into")
+    found: dict[At, None] = {}
+    for layout, state in zip(rule.operands, states, strict=True):
+        for at in at_places(rule, layout, state):
+            if at is None:
+                return Stuck("has the sequence in a part of a dim")
+            kind = rule.factors[at.spot.factor].kind
+            if kind not in (FactorKind.PARALLEL, FactorKind.REDUCE):
+                return Stuck(_COUPLED[kind])
+            found[at] = None
+    if len({at.spot.factor for at in found}) < len(found):
+        return Stuck("compares tokens with those of other places")
+    if len(found) > 2:
+        return Stuck("has the sequence in three of its dims")
+    return tuple(found)
+
+
+_COUPLED = {
+    FactorKind.HALO: "slides a window over the sequence",
+    FactorKind.INDEX: "looks up tokens of the sequence",
+    FactorKind.MERGE: "needs all of the sequence",
+    FactorKind.WHOLE: "needs all of the sequence",
+}
+
+
+def at_places(rule: Rule, layout: Layout, state: State) -> list[At | None]:
+    """Where an operand has tokens: none, rows, or both of pairs."""
+    if isinstance(state, Whole):
+        return []
+    places = (state.place,) if isinstance(state, Row) else state.places
+    found: list[At | None] = []
+    for place in places:
+        spot = locate(rule, layout, place.rows, place.count)
+        found.append(None if spot is None else At(spot, place.first, place.count))
+    return found
+
+
+def on_rows(op: Op, at: At, is_backward: bool) -> Sliced | Stuck:
+    """An op whose operands have rows at one place."""
+    rule = op.rule
+    assert rule is not None
+    places = [at.place(rule, layout) for layout in rule.results]
+    if all(place is not None for place in places):
+        rows = tuple(Row(place, is_backward) for place in places if place is not None)
+        return Sliced((at,), None, rows, is_backward)
+    factor = rule.factors[at.spot.factor]
+    is_chained = op.name in SCATTERS
+    how = SCATTERS.get(op.name) or reducer_of(op)
+    if any(places) or how is None or how != factor.reducer:
+        return Stuck("needs all of the sequence")
+    if is_chained and at.place(rule, rule.operands[0]) is not None:
+        return Stuck("writes tokens at places of the sequence")
+    cause = Cause(op.id, f"takes a {how} over the sequence")
+    made = Whole(end_of(is_backward), cause=cause)
+    return Sliced((at,), None, (made,) * len(places), is_backward, how, is_chained)
+
+
+def on_window(
+    op: Op, eqn: Any, state: State, is_backward: bool, length: int
+) -> Sliced | None:
+    """Rows of which the first or last are left out, or are padded.
+
+    Args:
+      op, eqn: the op.
+      state: of its first operand.
+      is_backward: whether it is in the backward pass.
+      length: of the sequence.
+    """
+    if not isinstance(state, Row) or not state.place.is_plain:
+        return None
+    place, d = state.place, state.place.dim
+    if op.name == "slice":
+        strides = eqn.params["strides"]
+        start, stop = eqn.params["start_indices"][d], eqn.params["limit_indices"][d]
+        if strides is not None and strides[d] != 1:
+            return None
+        made = Place(d, 1, 1, place.first + start, stop - start)
+    elif op.name == "pad":
+        low, high, between = eqn.params["padding_config"][d]
+        first, stop = place.first - low, place.first + place.count + high
+        if between or min(low, high, first) < 0 or stop > length:
+            return None
+        made = Place(d, 1, 1, first, stop - first)
+    else:
+        return None
+    return Sliced((), None, (Row(made, is_backward),), is_backward)

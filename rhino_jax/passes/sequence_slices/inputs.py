@@ -1,0 +1,112 @@
+"""What a micro-batch starts from: weights, data with their sequence, constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
+from rhino_jax.passes.sequence_slices.bounding import (
+    MOST_ELEMENTS,
+    Masks,
+    is_number,
+)
+from rhino_jax.passes.sequence_slices.bounds import Bounds, exactly, unknown
+from rhino_jax.passes.sequence_slices.opened import Opened
+from rhino_jax.passes.sequence_slices.states import Place, Whole
+from rhino_jax.passes.staged.apart import Apart
+
+
+def first_states(
+    apart: Apart, piece: Opened, length: int, masks: Masks
+) -> dict[int, Whole]:
+    """States of the inputs of a micro-batch, by their ids in the program.
+
+    Args:
+      apart: the step.
+      piece: its micro-batch.
+      length: of the sequence.
+      masks: bounds that were found.
+    """
+    ids = piece.program.body.inputs
+    states = {ids[0]: Whole(is_free=True)}
+    known = _bounds(apart.before, apart.captured, masks)
+    for i, crossing in enumerate(apart.entering):
+        value = ids[1 + i]
+        shape = piece.program.values[value].shape
+        place = None
+        if crossing.how == "sliced":
+            dims = [d for d in _dims(apart, i, len(shape)) if shape[d] == length]
+            place = Place(dims[0], 1, 1, 0, length) if len(dims) == 1 else None
+        bounds = known[i]
+        is_free = 1 + i not in piece.weights or bool(bounds and bounds.is_exact)
+        states[value] = Whole(is_free=is_free, place=place, bounds=bounds)
+    consts = jaxpr_consts(apart.piece)
+    for value, const in zip(ids[len(ids) - len(consts) :], consts, strict=True):
+        states[value] = Whole(is_free=True, bounds=_captured(const))
+    return states
+
+
+def lengths_of(apart: Apart) -> list[int]:
+    """How long the sequence may be, likeliest first.
+
+    Data have their sequence in a dim that is not their batch: tokens and labels of that
+    length, or text that has one more token, of which a step takes both.
+    """
+    found: dict[int, int] = {}
+    avals = [v.aval for v in open_jaxpr(apart.piece).invars[1:]]
+    for i, crossing in enumerate(apart.entering):
+        if crossing.how != "sliced":
+            continue
+        shape, dtype = avals[i].shape, avals[i].dtype
+        dims = list(_dims(apart, i, len(shape)))
+        for k, d in enumerate(dims):
+            # Tokens are whole numbers; features come after the sequence.
+            score = 2 * np.issubdtype(dtype, np.integer) + (k == 0)
+            found[shape[d]] = found.get(shape[d], 0) + int(score)
+    best = sorted((s for s in found if s > 1), key=lambda s: (-found[s], -s))
+    return [*dict.fromkeys([*best, *(s - 1 for s in best if s > 2)])]
+
+
+def shapes_of(apart: Apart) -> list[tuple[int, ...]]:
+    """Of the data, as a piece reads them."""
+    avals = [v.aval for v in open_jaxpr(apart.piece).invars[1:]]
+    pairs = zip(apart.entering, avals, strict=False)
+    return [tuple(aval.shape) for crossing, aval in pairs if crossing.how == "sliced"]
+
+
+def _dims(apart: Apart, position: int, rank: int) -> Iterator[int]:
+    """Of what enters as [.., outer, rows, pieces, inner, ..], dims but the batch."""
+    first = apart.entering[position].dim
+    return (d for d in range(rank) if d not in (first + 1, first + 2))
+
+
+def _bounds(closed: Any, captured: Sequence[Any], masks: Masks) -> list[Bounds | None]:
+    """Of what a program makes of constants, its last inputs, whatever the others."""
+    jaxpr = open_jaxpr(closed)
+    of: dict[Any, Bounds | None] = {}
+    for v in jaxpr.invars:
+        of[v] = unknown(v.aval.dtype, len(v.aval.shape))
+    for v, const in (
+        *zip(reversed(jaxpr.invars), reversed(captured), strict=False),
+        *zip(jaxpr.constvars, jaxpr_consts(closed), strict=True),
+    ):
+        of[v] = _captured(const)
+
+    def read(v: Any) -> Bounds | None:
+        return masks.literal(v.val) if is_literal(v) else of[v]
+
+    for eqn in jaxpr.eqns:
+        made = masks.of(eqn, [read(v) for v in eqn.invars])
+        of.update(dict.fromkeys(eqn.outvars, made))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _captured(const: Any) -> Bounds | None:
+    """Of a constant; of one that is not all on this machine, nothing."""
+    dtype = getattr(const, "dtype", np.dtype(object))
+    if not is_number(dtype) or not getattr(const, "is_fully_addressable", True):
+        return None
+    return None if np.size(const) > MOST_ELEMENTS else exactly(const)

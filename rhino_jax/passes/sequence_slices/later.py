@@ -1,0 +1,245 @@
+"""What an op makes of pairs of tokens: of those whose column is after their row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rhino_jax.passes.sequence_slices.bounds import MODERATE
+from rhino_jax.passes.sequence_slices.corner import Corner, low
+from rhino_jax.passes.sequence_slices.states import Fill, Later, Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An operand of an op on pairs.
+
+    Attributes:
+      later: what it is of pairs.
+      least, most: bounds of all of it; infinite where they are not known.
+      corner: of a whole value, by row and column.
+    """
+
+    later: Later
+    least: float = -math.inf
+    most: float = math.inf
+    corner: Corner | None = None
+
+
+ZERO = Later(Fill.ZERO)
+
+
+def made_by(eqn: Any, parts: Sequence[Part]) -> Later:
+    """Of pairs that an op makes, elementwise in its operands or linear.
+
+    Args:
+      eqn: its equation.
+      parts: its operands.
+    """
+    name = eqn.primitive.name
+    if name in _KEPT:
+        return parts[0].later
+    if name in _ODD or (name == "integer_pow" and eqn.params["y"] > 0):
+        return ZERO if _is_zero(parts[0]) else _plain(parts)
+    rule = _RULES.get(name)
+    return rule(parts) if rule is not None else _plain(parts)
+
+
+_KEPT = frozenset({
+    "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "expand_dims", "name",
+    "reduce_max", "reduce_precision", "reshape", "sharding_constraint", "slice",
+    "squeeze", "stop_gradient", "transpose",
+})  # fmt: skip
+"""Elements of the operand, or along another dim the largest."""
+
+_ODD = frozenset({
+    "abs", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "conj", "erf", "expm1",
+    "floor", "imag", "log1p", "neg", "real", "reduce_or", "reduce_sum", "round",
+    "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
+})  # fmt: skip
+"""Zero of zeros."""
+
+
+def _plain(parts: Sequence[Part]) -> Later:
+    """Of what is not known of later columns."""
+    seen = min(p.later.seen for p in parts)
+    leak = next((p.later.leak for p in parts if p.later.leak), "")
+    return Later(seen=seen, leak=leak)
+
+
+def _is_zero(part: Part) -> bool:
+    return part.later.fill is Fill.ZERO
+
+
+def _is_low(part: Part) -> bool:
+    return part.later.fill is Fill.LOW
+
+
+def _may_be_low(part: Part) -> bool:
+    """Of a later column, or one that may be masked besides."""
+    return _is_low(part) or part.later.seen is Seen.NONE
+
+
+def _most(part: Part) -> float:
+    """A bound from above; what is made of weights is moderate."""
+    if _is_low(part):
+        return part.later.most
+    return part.most if math.isfinite(part.most) else MODERATE
+
+
+def _chosen(parts: Sequence[Part]) -> Later:
+    """`select_n(which, no, yes)`."""
+    which, *cases = parts
+    if all(map(_is_zero, cases)):
+        return ZERO
+    if len(cases) != 2 or which.corner is None:
+        return _chosen_by_pairs(which, cases)
+    no, yes = cases
+    mask = which.corner
+    found = Later()
+    if mask.is_never:
+        found = no.later
+    elif mask.is_always:
+        found = yes.later
+    elif _is_low(no) and _is_low(yes):
+        found = low(max(no.later.most, yes.later.most), Seen.NONE)
+    may_be = ~mask.low.astype(bool), mask.high.astype(bool)
+    leak = found.leak or (mask.leak if found.fill is Fill.ANY else "")
+    return replace(found, seen=_seen(mask, cases, may_be), leak=leak)
+
+
+def _seen(mask: Corner, cases: Sequence[Part], may_be: Sequence[Any]) -> Seen:
+    """How many columns up to a row are surely chosen from what is not low there."""
+    dark = np.zeros(mask.is_after.shape, bool)
+    for i, (case, at) in enumerate(zip(cases, may_be, strict=True)):
+        if case.corner is not None:
+            dark |= at & (case.corner.low < -MODERATE)
+        elif case.later.seen is not Seen.ALL:
+            if not np.any(may_be[1 - i] & ~mask.is_after):
+                return case.later.seen  # all of them are of this case
+            dark |= at
+    return mask.seen(~dark)
+
+
+def _chosen_by_pairs(which: Part, cases: Sequence[Part]) -> Later:
+    """A choice that is made by rows, or pair by pair."""
+    is_clear = all(c.later.seen is Seen.ALL for c in cases)
+    seen = Seen.ALL if is_clear else Seen.NONE
+    if len(cases) == 2 and _is_zero(which):
+        return replace(cases[0].later, seen=seen)
+    if all(map(_is_low, cases)):
+        return low(max(c.later.most for c in cases), seen)
+    return Later(seen=seen)
+
+
+def _both_seen(a: Part, b: Part) -> Seen:
+    """Of a sum: one column that is seen in either may not be the same one."""
+    if Seen.ALL in (a.later.seen, b.later.seen):
+        return min(a.later.seen, b.later.seen)
+    return Seen.NONE
+
+
+def _add(parts: Sequence[Part]) -> Later:
+    a, b = parts
+    if _is_zero(a) and _is_zero(b):
+        return ZERO
+    seen = _both_seen(a, b)
+    if _is_low(a) or _is_low(b):
+        return low(_most(a) + _most(b), seen)
+    return replace(_plain(parts), seen=seen)
+
+
+def _sub(parts: Sequence[Part]) -> Later:
+    a, b = parts
+    if _is_zero(a) and _is_zero(b):
+        return ZERO
+    if _is_low(a) and not _may_be_low(b):
+        return low(a.later.most + MODERATE, a.later.seen)
+    return replace(_plain(parts), seen=_both_seen(a, b))
+
+
+def _mul(parts: Sequence[Part]) -> Later:
+    a, b = parts
+    if _is_zero(a) or _is_zero(b):
+        return ZERO
+    for x, by in ((a, b), (b, a)):
+        if _is_low(x) and 0 < by.least <= by.most < math.inf:
+            return low(x.later.most * by.least, x.later.seen)
+    return _plain(parts)
+
+
+def _div(parts: Sequence[Part]) -> Later:
+    a, b = parts
+    if _is_zero(a):
+        return ZERO
+    if _is_low(a) and 0 < b.least <= b.most < math.inf:
+        return low(a.later.most / b.most, a.later.seen)
+    return _plain(parts)
+
+
+def _exp(parts: Sequence[Part]) -> Later:
+    return ZERO if _is_low(parts[0]) else _plain(parts)
+
+
+def _any_zero(parts: Sequence[Part]) -> Later:
+    return ZERO if any(map(_is_zero, parts)) else _plain(parts)
+
+
+def _all_zero(parts: Sequence[Part]) -> Later:
+    return ZERO if all(map(_is_zero, parts)) else _plain(parts)
+
+
+def _max(parts: Sequence[Part]) -> Later:
+    a, b = parts
+    if _is_low(a) and _is_low(b):
+        return low(max(a.later.most, b.later.most), max(a.later.seen, b.later.seen))
+    if (_is_low(a) and _is_zero(b)) or (_is_zero(a) and _is_low(b)):
+        return ZERO
+    return _all_zero(parts)
+
+
+def _above(a: Part, b: Part) -> bool:
+    """Whether `b` is surely larger in all later columns."""
+    return _is_low(a) and not _may_be_low(b)
+
+
+def _greater(parts: Sequence[Part]) -> Later:
+    a, b = parts
+    return ZERO if _above(a, b) else _plain(parts)
+
+
+def _less(parts: Sequence[Part]) -> Later:
+    a, b = parts
+    return ZERO if _above(b, a) else _plain(parts)
+
+
+def _equal(parts: Sequence[Part]) -> Later:
+    a, b = parts
+    return ZERO if _above(a, b) or _above(b, a) else _plain(parts)
+
+
+_RULES: Mapping[str, Callable[[Sequence[Part]], Later]] = {
+    "select_n": _chosen,
+    "add": _add,
+    "add_any": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "dot_general": _any_zero,
+    "div": _div,
+    "exp": _exp,
+    "exp2": _exp,
+    "logistic": _exp,
+    "and": _any_zero,
+    "or": _all_zero,
+    "max": _max,
+    "min": _all_zero,
+    "gt": _greater,
+    "ge": _greater,
+    "lt": _less,
+    "le": _less,
+    "eq": _equal,
+}

@@ -1,0 +1,197 @@
+"""What an op makes of pairs of tokens: scores, attention weights, and their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rhino_jax.ir.program import Op
+from rhino_jax.passes.sequence_slices.bounds import MODERATE, Bounds
+from rhino_jax.passes.sequence_slices.corner import Corner, corner_of, low
+from rhino_jax.passes.sequence_slices.flow import (
+    At,
+    Sliced,
+    Stuck,
+    at_places,
+    end_of,
+)
+from rhino_jax.passes.sequence_slices.later import Part, made_by
+from rhino_jax.passes.sequence_slices.reduced import reducer_of
+from rhino_jax.passes.sequence_slices.states import (
+    Cause,
+    Cross,
+    Fill,
+    Later,
+    Pair,
+    Place,
+    Row,
+    Seen,
+    State,
+    Whole,
+)
+
+
+UNMASKED = "lets tokens read later ones"
+
+
+@dataclass(slots=True)
+class Corners:
+    """Masks by row and column, and what ops make of them, of ops before too.
+
+    Attributes:
+      found: corners by bounds and dims.
+      made: results by op and operands.
+    """
+
+    found: dict[Any, Corner | None] = field(default_factory=dict)
+    made: dict[Any, Later] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class OnPairs:
+    """An op that has tokens at two places.
+
+    Attributes:
+      op, eqn: what it is.
+      states: of its operands.
+      ats: both places.
+      is_backward: whether it is in the backward pass.
+      corners: masks by row and column.
+    """
+
+    op: Op
+    eqn: Any
+    states: Sequence[State]
+    ats: tuple[At, At]
+    is_backward: bool
+    corners: Corners
+
+    def done(self) -> Sliced | Stuck:
+        pair = self._pair()
+        if pair is None:
+            return Stuck("turns rows and columns of pairs", is_refused=True)
+        later = self._later(pair)
+        assert self.op.rule is not None
+        found = [
+            [at.place(self.op.rule, layout) for at in self.ats]
+            for layout in self.op.rule.results
+        ]
+        has = [[place is not None for place in places] for places in found]
+        if len({*map(tuple, has)}) > 1:
+            return Stuck("has results of several kinds", is_refused=True)
+        if all(has[0]):
+            made = tuple(
+                Cross((first, second), pair, later, self.is_backward)
+                for first, second in found
+                if first is not None and second is not None
+            )
+            return Sliced(self.ats, pair, made, self.is_backward)
+        return self._reduced(pair, later, found[0])
+
+    def _pair(self) -> Pair | None:
+        """Which are the rows, as the operands have it; None where they differ."""
+        pair = Pair()
+        assert self.op.rule is not None
+        for layout, state in zip(self.op.rule.operands, self.states, strict=True):
+            if isinstance(state, Cross):
+                first, _ = at_places(self.op.rule, layout, state)
+                if not pair.join(state.pair, turned=first == self.ats[1]):
+                    return None
+        return pair
+
+    def _later(self, pair: Pair) -> Later:
+        """What is known of later columns; a mask tells which those are."""
+        if pair.row is not None:
+            return self._made(pair.row)
+        either: list[Later] = []
+        for row in (0, 1):
+            later = self._made(row)
+            if later.fill is not Fill.ANY:
+                pair.decide(row)
+                return later
+            either.append(later)
+        seen = min(later.seen for later in either)
+        return Later(seen=seen, leak=either[0].leak)
+
+    def _made(self, row: int) -> Later:
+        parts = tuple(self._part(i, row) for i in range(len(self.states)))
+        key = self.op.name, self.eqn.params.get("y"), parts
+        if key not in self.corners.made:
+            self.corners.made[key] = made_by(self.eqn, parts)
+        return self.corners.made[key]
+
+    def _part(self, i: int, row: int) -> Part:
+        state = self.states[i]
+        if isinstance(state, Cross):
+            # Which of its dims is the row is the same question.
+            return Part(
+                state.later
+                if state.pair.row is not None
+                else replace(state.later, fill=Fill.ANY)
+            )
+        if isinstance(state, Row):
+            return Part(Later(seen=Seen.NONE if state.may_be_low else Seen.ALL))
+        if state.bounds is None:
+            return Part(Later())
+        bounds = state.bounds
+        least, most = bounds.least, bounds.most
+        corner = self._corner(i, bounds, row)
+        if corner is None:
+            seen = Seen.ALL if least >= -MODERATE else Seen.NONE
+            later = Later(Fill.ZERO) if least == most == 0 else low(most, seen)
+            return Part(later, least, most)
+        return Part(corner.later, least, most, corner)
+
+    def _corner(self, i: int, bounds: Bounds, row: int) -> Corner | None:
+        assert self.op.rule is not None
+        layout = self.op.rule.operands[i]
+        ats = self.ats[row], self.ats[1 - row]
+        places = [at.place(self.op.rule, layout) for at in ats]
+        if not all(place is None or place.is_plain for place in places):
+            return None
+        if bounds.low.size == 1 == bounds.high.size and self.op.name != "select_n":
+            return None
+        first, second = (None if place is None else place.dim for place in places)
+        key = bounds, first, second, ats[0].first, ats[1].first, ats[0].count
+        corners = self.corners.found
+        if key not in corners:
+            rows, columns = (Place(0, 1, 1, at.first, at.count) for at in ats)
+            corners[key] = corner_of(bounds, (first, second), rows, columns)
+        return corners[key]
+
+    def _reduced(
+        self, pair: Pair, later: Later, places: Sequence[Place | None]
+    ) -> Sliced | Stuck:
+        """Pairs combined along their rows, columns or both."""
+        how, row = reducer_of(self.op), pair.row
+        if row is None:
+            return Stuck(_unmasked(later), is_refused=True)
+        if how is None:
+            return Stuck("needs all of the sequence")
+        kept = places[row], places[1 - row]
+        is_zero = later.fill is Fill.ZERO and how in ("sum", "or")
+        is_seen = later.fill is Fill.LOW and how == "max"
+        if is_seen and later.seen is Seen.NONE:
+            why = "may find all columns of a row masked: it then reads later ones"
+            return Stuck(why, is_refused=True)
+        made: State
+        if kept[0] is not None:
+            if not (is_zero or is_seen):
+                return Stuck(_unmasked(later), is_refused=True)
+            made = Row(kept[0], self.is_backward)
+            return Sliced(self.ats, pair, (made,), self.is_backward)
+        if not is_zero:
+            return Stuck(_unmasked(later), is_refused=True)
+        if kept[1] is None:
+            cause = Cause(self.op.id, f"takes a {how} over the sequence")
+            made = Whole(end_of(self.is_backward), cause=cause)
+        elif self.is_backward:
+            made = Row(kept[1], True)
+        else:
+            return Stuck("adds, for each token, what later ones make of it")
+        return Sliced(self.ats, pair, (made,), self.is_backward, how)
+
+
+def _unmasked(later: Later) -> str:
+    return UNMASKED + (f": {later.leak}" if later.leak else "")

@@ -1,0 +1,110 @@
+"""Steps that cannot run slice by slice: what a token needs of later ones, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rhino_jax.errors import TokenSliceError
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.passes.sequence_slices.states import Cause
+from rhino_jax.passes.staged.apart import Apart
+from rhino_jax.passes.staged.step import Task
+
+
+INSTEAD = 'plan with another schedule, as `schedule="1f1b"`'
+
+
+def coupled(apart: Apart) -> TokenSliceError:
+    return TokenSliceError(
+        f"`{apart.cut.program.name}` has micro-batches that wait for one another, and"
+        " token slices do not pass over these twice.",
+        where="; ".join(apart.cut.why),
+        numbers=f"{apart.early} values are needed of all micro-batches",
+        fix=f"{INSTEAD}; or take them from each micro-batch alone.",
+    )
+
+
+def no_sequence(apart: Apart, shapes: Sequence[tuple[int, ...]]) -> TokenSliceError:
+    return TokenSliceError(
+        f"`{apart.cut.program.name}` has no sequence that token slices could cut.",
+        where="its data",
+        numbers=f"a micro-batch of its data has shapes {[*shapes]}",
+        fix=f"give tokens as [batch, sequence]; or {INSTEAD}.",
+    )
+
+
+def not_causal(
+    program: Program, length: int, op: Op, why: str, user: Op | None = None
+) -> TokenSliceError:
+    """Of an op that mixes tokens, or would need all of what another one makes.
+
+    Args:
+      program: a micro-batch.
+      length: of the sequence.
+      op: what mixes tokens.
+      why: in words, after its name.
+      user: what then reads it for every token.
+    """
+    shapes = [list(program.values[v].shape) for v in (*op.operands, *op.results)]
+    reader = ""
+    if user is not None:
+        reader = f", and `{user.name}` at {user.source} reads it for every token"
+    return TokenSliceError(
+        f"`{program.name}` cannot run slice by slice: `{op.name}` {why}{reader}.",
+        where=_where(program, op),
+        numbers=f"sequence of {length} tokens; shapes {shapes}",
+        fix="let every token see itself and none that is later: mask scores before"
+        " their softmax by `causal = jnp.tril(jnp.ones((S, S), bool))`, of padded text"
+        f" by `causal & (is_token | jnp.eye(S, dtype=bool))`; or {INSTEAD}.",
+    )
+
+
+def _where(program: Program, op: Op) -> str:
+    """The user's line; of what JAX itself traced, that of what is next to it."""
+    if op.source.file:
+        return str(op.source)
+    read, made = {*op.operands}, {*op.results}
+    near = [o for o in program.ops if o.source.file]
+    readers = [o for o in near if made & {*o.operands}]
+    makers = [o for o in near if read & {*o.results}]
+    return str(next(iter([*readers, *reversed(makers)]), op).source)
+
+
+def late(program: Program, length: int, cause: Cause, user: Op) -> TokenSliceError:
+    """Of an op on every token that reads what only all slices make."""
+    return not_causal(program, length, program.ops[cause.op], cause.why, user)
+
+
+def against_order(
+    name: str, aval: Any, maker: Task, reader: Task, parts: int
+) -> TokenSliceError:
+    """Of a part of the model that reads what a part after it makes of another slice.
+
+    Args:
+      name: of the program.
+      aval: type of the value.
+      maker, reader: tasks of the two.
+      parts: of the model.
+    """
+    ends = [
+        f"part {t.place % parts} of slice {t.place // parts}" for t in (reader, maker)
+    ]
+    return TokenSliceError(
+        f"`{name}` cannot run slice by slice: what one part of the model makes of a"
+        " slice is read by a part before it of another slice.",
+        where=f"{reader.kind} pass of {ends[0]}",
+        numbers=f"it reads {aval.str_short()}, which {ends[1]} makes; {parts} parts",
+        fix="add up what slices leave (losses, metrics) in the last layers; or"
+        f" {INSTEAD}.",
+    )
+
+
+def lengths_wrong(lengths: Sequence[int], length: int) -> TokenSliceError:
+    return TokenSliceError(
+        "Token slices do not make up the sequence.",
+        where="`lengths`",
+        numbers=f"{len(lengths)} slices of {sum(lengths)} tokens in all:"
+        f" {[*lengths]}; the sequence has {length}",
+        fix=f"give positive lengths that add up to {length}.",
+    )

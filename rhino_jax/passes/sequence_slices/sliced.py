@@ -1,0 +1,81 @@
+"""A micro-batch whose sequence is cut in slices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax._compat import untagged, without_dead_code
+from rhino_jax.passes.retraced import retraced
+from rhino_jax.passes.sequence_slices import refused
+from rhino_jax.passes.sequence_slices.analysis import Found, fitting
+from rhino_jax.passes.sequence_slices.cuts import Slices
+from rhino_jax.passes.sequence_slices.emit import Emitter
+from rhino_jax.passes.sequence_slices.inputs import lengths_of, shapes_of
+from rhino_jax.passes.sequence_slices.opened import opened
+from rhino_jax.passes.staged.apart import Apart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sliced:
+    """The body of a micro-batch, done slice by slice.
+
+    The forward pass runs slices in order, the backward pass last to first; what a slice
+    reads of others was made before, in this order.
+
+    Attributes:
+      piece: closed jaxpr of the arguments and results of `Apart.piece`.
+      slice_of: of every equation its slice; None of what only reads inputs.
+      source: of every equation the position of the one in `Apart.piece` that it is a
+        part of.
+    """
+
+    piece: Any
+    slice_of: tuple[int | None, ...]
+    source: tuple[int | None, ...]
+
+
+def sliced(apart: Apart, lengths: Sequence[int]) -> Sliced:
+    """Cut the sequence of a micro-batch.
+
+    Args:
+      apart: the step.
+      lengths: tokens of every slice.
+    Raises:
+      TokenSliceError: a token needs later ones, it cannot be shown that none does, or
+        the lengths are not those of the sequence.
+    Source: Li et al. 2021 (TeraPipe), section 3.2.
+    """
+    found = _found(apart)
+    if sum(lengths) != found.length or any(n < 1 for n in lengths):
+        raise refused.lengths_wrong(lengths, found.length)
+    emitter = Emitter(found, Slices.of(lengths))
+    new = without_dead_code(retraced(apart.piece, emitter.run))
+    piece, tags = untagged(new)
+    pairs = [(None, None) if tag is None else _read(tag) for tag in tags]
+    return Sliced(piece, tuple(t for t, _ in pairs), tuple(i for _, i in pairs))
+
+
+def sequence_length(apart: Apart) -> int:
+    """Tokens of the sequence that slices cut.
+
+    Raises:
+      TokenSliceError: as `sliced` does.
+    """
+    return _found(apart).length
+
+
+@functools.lru_cache(maxsize=2)
+def _found(apart: Apart) -> Found:
+    """Whatever its slices: those who choose them ask for several."""
+    lengths = lengths_of(apart)
+    if not lengths:
+        raise refused.no_sequence(apart, shapes_of(apart))
+    return fitting(apart, opened(apart, lengths), lengths)
+
+
+def _read(tag: str) -> tuple[int | None, int | None]:
+    t, i = tag.split(",")
+    return int(t) if t else None, int(i)

@@ -1,0 +1,83 @@
+"""What the backward pass makes again of what the forward pass made: the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from rhino_jax._compat import is_literal, open_jaxpr
+from rhino_jax.passes.sequence_slices.opened import Opened
+from rhino_jax.passes.staged.apart import Apart
+
+
+def twins_of(apart: Apart, opened: Opened) -> dict[int, int]:
+    """Value of the backward pass → the one of the forward pass that equals it.
+
+    Two are equal that the same primitive makes, with the same parameters, of equal
+    values, be it before the micro-batches.
+
+    Args:
+      apart: the step.
+      opened: its micro-batch.
+    """
+    names = _Names()
+    before, piece = open_jaxpr(apart.before), open_jaxpr(opened.closed)
+    for eqn in before.eqns:
+        names.add(eqn)
+    entering = [names.of(v) for v in before.outvars]
+    names.known.update(zip(piece.invars[1:], entering, strict=False))
+    forward: dict[Hashable, int] = {}
+    twins: dict[int, int] = {}
+    for i, eqn in enumerate(opened.eqns):
+        names.add(eqn)
+        for v, value in zip(eqn.outvars, opened.op(i).results, strict=True):
+            name = names.of(v)
+            if not opened.is_backward[i]:
+                forward.setdefault(name, value)
+            elif name in forward:
+                twins[value] = forward[name]
+    return twins
+
+
+class _Names:
+    """Equal values have one name.
+
+    Attributes:
+      known: names of variables; others are their own names.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Hashable] = {}
+        self._made: dict[Hashable, int] = {}
+
+    def of(self, atom: Any) -> Hashable:
+        if not is_literal(atom):
+            return self.known.get(atom, atom)
+        x = np.asarray(atom.val)
+        return str(x.dtype), x.shape, x.tobytes()
+
+    def add(self, eqn: Any) -> None:
+        """Name the results of an equation; of one with effects, each time anew."""
+        if eqn.effects:
+            return
+        reads = tuple(map(self.of, eqn.invars))
+        key = eqn.primitive.name, _frozen(eqn.params), reads
+        number = self._made.setdefault(key, len(self._made))
+        for k, v in enumerate(eqn.outvars):
+            self.known[v] = number, k
+
+
+def _frozen(x: Any) -> Hashable:
+    """What parameters are equal by; of those that cannot be compared, themselves."""
+    if isinstance(x, dict):
+        return tuple((k, _frozen(x[k])) for k in sorted(x))
+    if type(x) in (list, tuple):
+        return tuple(map(_frozen, x))
+    try:
+        hash(x)
+    except TypeError:
+        return id(x)
+    found: Hashable = x
+    return found

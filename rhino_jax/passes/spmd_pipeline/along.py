@@ -1,0 +1,114 @@
+"""Equations along the layers of stacks `[L, …]`: each stage may do its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from rhino_jax._compat import is_literal
+from rhino_jax.ir.factor import FactorKind, Layout, Rule
+from rhino_jax.passes.staged.lines import Lines
+
+
+CONSTRAINT = "sharding_constraint"
+BARRIER = "optimization_barrier"
+PLAIN = (CONSTRAINT, "convert_element_type", "copy")
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """An equation on a stage's part of stacks.
+
+    Attributes:
+      dims: of every operand the dim over layers; -1: it has none.
+      results: likewise; -1: a reduction over layers, each stage's own.
+      reducer: of that.
+    """
+
+    dims: tuple[int, ...]
+    results: tuple[int, ...]
+    reducer: str = ""
+
+    def stacks_of(self, operands: Sequence[int | None]) -> set[int]:
+        """Those of the operands that it reads along their dim 0."""
+        pairs = zip(operands, self.dims, strict=True)
+        return {v for v, d in pairs if d == 0 and v is not None}
+
+
+def operands_of(lines: Lines, i: int) -> list[int | None]:
+    """Numbers of what an equation reads; None of literals."""
+    return [None if is_literal(v) else lines.number(v) for v in lines.eqns[i].invars]
+
+
+def reads_along(
+    lines: Lines, rule: Rule | None, i: int, stacks: Collection[int]
+) -> Stacked | None:
+    """An equation along the dim 0 of stacks that it reads; None where it has to have
+    them whole."""
+    if (found := plain(lines, i)) is not None or rule is None:
+        return found
+    operands = operands_of(lines, i)
+    if lines.eqns[i].primitive.name == BARRIER:
+        same = tuple(0 if v in stacks else -1 for v in operands)
+        return Stacked(same, same)
+    known = {k: 0 for k, v in enumerate(operands) if v in stacks}
+    cut = {rule.operands[k][:1] for k in known}
+    if len(cut) != 1:
+        return None
+    return _along(rule, next(iter(cut)), known, lines, i)
+
+
+def makes_along(lines: Lines, rule: Rule | None, i: int) -> Stacked | None:
+    """An equation along the dim 0 of its only result; None where there is none."""
+    if len(lines.makes[i]) != 1:
+        return None
+    if (found := plain(lines, i)) is not None or rule is None:
+        return found
+    found = _along(rule, rule.results[0][:1], {}, lines, i)
+    if found is not None and 0 not in found.dims:
+        # What a position alone says (an iota) is another number on every stage.
+        return found if lines.eqns[i].primitive.name == "broadcast_in_dim" else None
+    return found
+
+
+def plain(lines: Lines, i: int) -> Stacked | None:
+    if lines.eqns[i].primitive.name in PLAIN:
+        return Stacked((0,), (0,))
+    return None
+
+
+def _along(
+    rule: Rule, layout: Layout, known: Mapping[int, int], lines: Lines, i: int
+) -> Stacked | None:
+    """An equation along the factor that is dim 0 of a layout; None where that is no
+    dim of its own everywhere."""
+    if not layout or len(layout[0]) != 1 or lines.eqns[i].primitive.name == "scan":
+        return None
+    (factor,) = layout[0]
+    kind = rule.factors[factor].kind
+    if kind not in (FactorKind.PARALLEL, FactorKind.REDUCE):
+        return None
+    dims = [_dim(lay, factor) for lay in rule.operands]
+    results = [_dim(lay, factor) for lay in rule.results]
+    if None in dims or any(d not in (0, -1) for d in results):
+        return None
+    if any(dims[k] != d for k, d in known.items()):
+        return None
+    partial = rule.partial_results(factor)
+    gone = [k for k, d in enumerate(results) if d == -1]
+    if gone and (len(gone) != len(results) or any(k not in partial for k in gone)):
+        return None
+    reducer = str(rule.factors[factor].reducer) if gone else ""
+    return Stacked(
+        tuple(int(d) for d in dims if d is not None),
+        tuple(int(d) for d in results if d is not None),
+        reducer,
+    )
+
+
+def _dim(layout: Layout, factor: int) -> int | None:
+    """The dim that is a factor; -1: none; None: it is a part of one, or of several."""
+    found = [d for d, dim in enumerate(layout) if factor in dim]
+    if not found:
+        return -1
+    return found[0] if len(found) == 1 and len(layout[found[0]]) == 1 else None

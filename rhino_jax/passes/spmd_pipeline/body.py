@@ -1,0 +1,190 @@
+"""What a micro-batch does: loops over layers, and what runs before, between and after.
+
+Layers are spread over stages, L/S on each, and so is every stack `[L, …]` of theirs:
+weights, what the forward pass leaves for the backward pass, gradients.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rhino_jax._compat import scan_counts
+from rhino_jax.ir.factor import Rule
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.spmd_pipeline.along import (
+    Stacked,
+    makes_along,
+    operands_of,
+    reads_along,
+)
+from rhino_jax.passes.spmd_pipeline.layers import layer_loops, sliced
+from rhino_jax.passes.spmd_pipeline.sums import Sum, sum_of
+from rhino_jax.passes.staged.lines import Lines
+
+
+class Place(enum.Enum):
+    """Where an equation runs. ONCE: it is the same for all micro-batches. ROWS: for
+    those of a stage's own. LOOP: a pipelined loop. TAIL: on a stage's layers, right
+    after the loop that made what it reads. SUM: adds to what all micro-batches leave.
+    """
+
+    ONCE = "once"
+    ROWS = "rows"
+    LOOP = "loop"
+    TAIL = "tail"
+    SUM = "sum"
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """A micro-batch's equations, each with its place.
+
+    Attributes:
+      lines: the equations.
+      consts, carries: how many of the inputs are these; then come slices.
+      loops: positions of the loops over layers, in order.
+      places: of every equation.
+      levels: of every value how many of the loops have to be done before it is there.
+      varies: values that differ from one micro-batch to another.
+      stacks: values of which a stage has its part of dim 0.
+      stacked: of equations on such.
+      sums: of every carry.
+    """
+
+    lines: Lines
+    consts: int
+    carries: int
+    loops: tuple[int, ...]
+    places: tuple[Place, ...]
+    levels: Mapping[int, int]
+    varies: frozenset[int]
+    stacks: frozenset[int]
+    stacked: Mapping[int, Stacked]
+    sums: tuple[Sum, ...]
+
+    def at(self, place: Place, level: int) -> tuple[int, ...]:
+        """The equations of a place that run when so many loops are done."""
+        return tuple(
+            i
+            for i, p in enumerate(self.places)
+            if p is place and self.level(i) == level
+        )
+
+    def level(self, equation: int) -> int:
+        """Loops that are done before an equation runs."""
+        return max((self.levels[v] for v in self.lines.reads[equation]), default=0)
+
+    def is_stacked_sum(self, found: Sum) -> bool:
+        """Whether every stage sums what its own layers leave."""
+        return found.part in self.stacks and found.part in self.varies
+
+    def loop_values(self, loop: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Carries and stacks that a loop makes."""
+        at = self.loops[loop]
+        makes = self.lines.makes[at]
+        _, carries = scan_counts(self.lines.eqns[at].params)
+        return makes[:carries], makes[carries:]
+
+
+def body_of(lines: Lines, program: Program, consts: int, carries: int) -> Body:
+    """Say where everything of a micro-batch runs.
+
+    Args:
+      lines: its equations, calls taken apart.
+      program: imported from the same.
+      consts, carries: inputs of the loop over micro-batches.
+    """
+    rules = [program.ops[op].rule for op in program.body.ops]
+    sums = tuple(sum_of(lines, consts + k, k) for k in range(carries))
+    walk = _Walk(lines, rules, consts, carries, sums)
+    walk.run()
+    return Body(
+        lines=lines,
+        consts=consts,
+        carries=carries,
+        loops=tuple(walk.loops),
+        places=tuple(walk.places),
+        levels=walk.levels,
+        varies=frozenset(walk.varies),
+        stacks=frozenset(walk.stacks),
+        stacked=walk.stacked,
+        sums=sums,
+    )
+
+
+class _Walk:
+    """One pass over the equations."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        rules: list[Rule | None],
+        consts: int,
+        carries: int,
+        sums: tuple[Sum, ...],
+    ) -> None:
+        self.lines, self.rules = lines, rules
+        self.loops = layer_loops(lines, consts)
+        self.in_sums = {i for s in sums for i in s.steps}
+        self.levels = dict.fromkeys((*lines.inputs, *lines.consts), 0)
+        self.varies = set(lines.inputs[consts + carries :])
+        self.stacks = self._given(consts)
+        self.stacked: dict[int, Stacked] = {}
+        self.places: list[Place] = []
+
+    def _given(self, consts: int) -> set[int]:
+        """Constants that are read as stacks, or made into what is."""
+        lines = self.lines
+        wanted = {v for i in self.loops for v in sliced(lines, i)}
+        for i in reversed(range(len(lines.eqns))):
+            if i in self.loops or not wanted.intersection(lines.makes[i]):
+                continue
+            found = makes_along(lines, self.rules[i], i)
+            if found is not None:
+                wanted.update(found.stacks_of(operands_of(lines, i)))
+        return wanted & set(lines.inputs[:consts])
+
+    def run(self) -> None:
+        lines = self.lines
+        for i, (reads, makes) in enumerate(zip(lines.reads, lines.makes, strict=True)):
+            level = max((self.levels[v] for v in reads), default=0)
+            if i in self.in_sums:
+                self.places.append(Place.SUM)
+                self.levels.update(dict.fromkeys(makes, level))
+                continue
+            if i in self.loops:
+                self.places.append(Place.LOOP)
+                done = self.loops.index(i) + 1
+                self.levels.update(dict.fromkeys(makes, done))
+                self.varies.update(makes)
+                _, carries = scan_counts(lines.eqns[i].params)
+                self.stacks.update(makes[carries:])
+                continue
+            self.levels.update(dict.fromkeys(makes, level))
+            varies = bool(self.varies.intersection(reads))
+            if varies:
+                self.varies.update(makes)
+            self.places.append(self._place(i, level, varies))
+
+    def _place(self, i: int, level: int, varies: bool) -> Place:
+        reads, makes = self.lines.reads[i], self.lines.makes[i]
+        otherwise = Place.ROWS if varies else Place.ONCE
+        if not self.stacks.intersection(reads):
+            return otherwise
+        late = {
+            v
+            for v in reads
+            if v in self.varies and v not in self.stacks and self.levels[v] == level
+        }
+        if varies and (level == 0 or late):
+            return otherwise
+        found = reads_along(self.lines, self.rules[i], i, self.stacks)
+        if found is None or (found.reducer and not varies):
+            return otherwise
+        self.stacked[i] = found
+        self.stacks.update(
+            v for v, d in zip(makes, found.results, strict=True) if d == 0
+        )
+        return Place.TAIL if varies else Place.ONCE

@@ -1,0 +1,79 @@
+"""The pass: from a step in micro-batches to what one stage does of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jax import lax
+
+from rhino_jax._compat import (
+    close_jaxpr,
+    consts_as_inputs,
+    hide_frames,
+    jaxpr_consts,
+    last_as_consts,
+    open_jaxpr,
+    without_dead_code,
+)
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import num_microbatches
+from rhino_jax.passes.microbatch.fission import run_jaxpr
+from rhino_jax.passes.retraced import imported_again, retraced, without_captured
+from rhino_jax.passes.spmd_pipeline.found import find
+from rhino_jax.passes.spmd_pipeline.spread import Axis
+from rhino_jax.passes.spmd_pipeline.step import OnStage, step_of
+from rhino_jax.passes.staged.lines import Lines
+
+
+hide_frames(__file__)
+
+AXIS = "stage"
+"""Of the mesh, to which the collectives of a stage belong."""
+
+
+def on_stage(closed: Any, program: Program, choice: str) -> Any:
+    """What one of several stages does of a step in micro-batches.
+
+    Results are those of the step as it is but for the order in which floats are added.
+    All micro-batches pass forward through all stages, then back (as GPipe has it): a
+    stage holds what all of them leave for the backward pass. What is in no layer each
+    stage does for some of the micro-batches, and updates of stacks for its layers.
+
+    Args:
+      closed: closed jaxpr of the step in micro-batches.
+      program: imported from it.
+      choice: JSON, as `{"stages": 2}`.
+    Returns:
+      A closed jaxpr of the same inputs and results, stacks of layers `[L, …]` as
+      `[L / stages, …]`, to be run inside of `shard_map` over the axis `stage`: it has
+      collectives over it.
+    Raises:
+      StageError: it has no loop over layers that divides; see `found.find`.
+    """
+    stages = int(json.loads(choice)["stages"])
+    flat = _flat(closed)
+    lines = Lines.of(flat)
+    asked = num_microbatches(program.transforms)
+    loop = find(flat, program.name, stages, asked)
+    step = step_of(lines, imported_again(flat, program), loop)
+
+    def run(*arrays: Any) -> list[Any]:
+        axis = Axis(AXIS, stages, loop.count, lax.axis_index(AXIS))
+        return OnStage(step, axis, arrays).results()
+
+    consts = jaxpr_consts(flat)
+    opened = consts_as_inputs(open_jaxpr(flat))
+    new = without_captured(run, opened, step.shapes(stages), {AXIS: stages})
+    return without_dead_code(last_as_consts(close_jaxpr(new, ()), consts))
+
+
+def _flat(closed: Any) -> Any:
+    """The step with calls taken apart."""
+    opened = open_jaxpr(closed)
+    count = len(opened.invars)
+
+    def run(*arrays: Any) -> list[Any]:
+        return run_jaxpr(opened, arrays[count:], arrays[:count], lambda *_: None)
+
+    return retraced(closed, run)

@@ -1,0 +1,51 @@
+"""Loops over layers: those with products in them that go through stacks."""
+
+from __future__ import annotations
+
+from rhino_jax._compat import is_literal, open_jaxpr, scan_counts
+from rhino_jax.frontend.regions import sub_jaxprs
+from rhino_jax.passes.staged.lines import Lines
+
+
+PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+
+def layer_loops(lines: Lines, consts: int) -> list[int]:
+    """Loops with products in them that go through stacks: of weights, or of what such
+    a loop before has made."""
+    varies = set(lines.inputs[consts:])
+    stacks: set[int] = set()
+    found = []
+    for i, (eqn, reads) in enumerate(zip(lines.eqns, lines.reads, strict=True)):
+        if eqn.primitive.name == "scan" and _has_products(eqn):
+            rows = set(sliced(lines, i))
+            if rows - varies or rows & stacks:
+                found.append(i)
+                _, carries = scan_counts(eqn.params)
+                stacks.update(lines.makes[i][carries:])
+                varies.update(lines.makes[i])
+                continue
+        if varies & set(reads) or eqn.primitive.name == "random_bits":
+            varies.update(lines.makes[i])
+    return found
+
+
+def length_of(lines: Lines, loop: int) -> int:
+    """Layers that a loop goes through."""
+    return int(lines.eqns[loop].params["length"])
+
+
+def _has_products(eqn: object) -> bool:
+    jaxprs = map(open_jaxpr, sub_jaxprs(eqn))
+    return any(
+        inner.primitive.name in PRODUCTS or _has_products(inner)
+        for jaxpr in jaxprs
+        for inner in jaxpr.eqns
+    )
+
+
+def sliced(lines: Lines, loop: int) -> list[int]:
+    """Values that a loop reads slice by slice, literals left out."""
+    eqn = lines.eqns[loop]
+    first = sum(scan_counts(eqn.params))
+    return [lines.number(v) for v in eqn.invars[first:] if not is_literal(v)]

@@ -1,0 +1,336 @@
+"""What a stage does with its layers and its share of the micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from rhino_jax._compat import (
+    at_line_of,
+    bind_eqn,
+    eqn_context,
+    hide_frames,
+    is_literal,
+    scan_counts,
+)
+from rhino_jax.frontend.check.indexed import identity
+from rhino_jax.passes.microbatch.emit.outside import COMBINE
+from rhino_jax.passes.spmd_pipeline.body import Body, Place
+from rhino_jax.passes.spmd_pipeline.local import part, run_local
+from rhino_jax.passes.spmd_pipeline.spread import Axis, either, is_key
+from rhino_jax.passes.spmd_pipeline.sums import Sum
+
+
+hide_frames(__file__)
+
+
+class Run:
+    """One stage, inside `shard_map`.
+
+    Attributes:
+      once: values that are the same for all micro-batches; stacks are its part.
+      rows: value → [m/S, …], of its own micro-batches, whole.
+      ticks: stack → [T, L/S, …], its layers' of all micro-batches, and whether the
+        loop that made it is reversed.
+      sums: carry → what micro-batches leave together, of this stage.
+    """
+
+    def __init__(self, body: Body, axis: Axis, arrays: Sequence[Any]) -> None:
+        self.body, self.axis, lines = body, axis, body.lines
+        first = body.consts + body.carries
+        self.once: dict[int, Any] = dict(lines.consts)
+        self.once.update(zip(lines.inputs[: body.consts], arrays, strict=False))
+        self.given = arrays[body.consts : first]
+        self.rows: dict[int, Any] = {}
+        self.rows.update(zip(lines.inputs[first:], arrays[first:], strict=True))
+        self.ticks: dict[int, tuple[Any, bool]] = {}
+        self.sums: dict[int, Any] = {}
+        self._gathered: dict[int, Any] = {}
+        self._readers = _readers(body)
+
+    def results(self) -> list[Any]:
+        """What the loop over micro-batches leaves: sums, and slices of its own rows."""
+        body = self.body
+        for i, place in enumerate(body.places):
+            if place is Place.ONCE:
+                self._do(i, self.once, self._once)
+        for level in range(len(body.loops) + 1):
+            self._rows(level)
+            if level < len(body.loops):
+                self._loop(level)
+        left = [self._left(k, s) for k, s in enumerate(body.sums)]
+        return [*left, *map(self._slices, range(body.carries, len(body.lines.outputs)))]
+
+    # What equations read.
+
+    def _line(self, value: int | None) -> AbstractContextManager[None]:
+        """On the line of what made a value."""
+        at = None if value is None else self.body.lines.maker.get(value)
+        return nullcontext() if at is None else at_line_of(self.body.lines.eqns[at])
+
+    def _once(self, value: int, as_stack: bool) -> Any:
+        """A value that is the same for all micro-batches."""
+        x = self.once[value]
+        if as_stack or value not in self.body.stacks:
+            return x
+        if value not in self._gathered:
+            with self._line(value):
+                self._gathered[value] = self.axis.whole(x)
+        return self._gathered[value]
+
+    def _all(self, value: int) -> Any:
+        """[m, …] of a value, whole."""
+        if value not in self._gathered:
+            with self._line(value):
+                self._gathered[value] = self.axis.whole(self._own_rows(value))
+        return self._gathered[value]
+
+    def _own_rows(self, value: int) -> Any:
+        if value not in self.rows:
+            with self._line(value):
+                self.rows[value] = self.axis.rows_of_stack(*self.ticks[value])
+        return self.rows[value]
+
+    def _do(self, i: int, env: dict[int, Any], read: Any) -> None:
+        """Run an equation; `read(value, as_stack)` finds what is not in `env`."""
+        lines, stacked = self.body.lines, self.body.stacked.get(i)
+        eqn = lines.eqns[i]
+        args = [
+            v.val if is_literal(v) else read(lines.number(v), stacked is not None)
+            for v in eqn.invars
+        ]
+        if stacked is not None:
+            made = run_local(eqn, stacked, args, self.axis.stage, self.axis.stages)
+        else:
+            with eqn_context(eqn):
+                made = bind_eqn(eqn, args, eqn.params)
+        env.update(zip(lines.makes[i], made, strict=True))
+
+    # Between loops: a stage's own micro-batches.
+
+    def _rows(self, level: int) -> None:
+        body, lines = self.body, self.body.lines
+        todo = body.at(Place.ROWS, level)
+        sums = [k for k, s in enumerate(body.sums) if self._sum_at(s) == level]
+        parts = [p for k in sums if (p := body.sums[k].part) is not None]
+        made = {v for i in todo for v in lines.makes[i]}
+        read = {v for i in todo for v in lines.reads[i]} | set(parts)
+        enter = sorted((read - made) & body.varies)
+        leave = sorted(v for v in made if self._is_read_elsewhere(v, todo))
+        if not (leave or sums):
+            return
+        xs = [self._own_rows(v) for v in enter]
+        for v in read - made - body.varies:
+            self._once(v, False)  # gathered outside of the loop
+
+        def step(so_far: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+            env = dict(zip(enter, slices, strict=True))
+
+            def read(value: int, as_stack: bool) -> Any:
+                return env[value] if value in env else self._once(value, as_stack)
+
+            for i in todo:
+                self._do(i, env, read)
+            more = [
+                self._added(body.sums[k], x, read(p, False))
+                for k, x, p in zip(sums, so_far, parts, strict=True)
+            ]
+            return more, [env[v] for v in leave]
+
+        starts = [self._start(k) for k in sums]
+        own = self.axis.count // self.axis.stages
+        ends, left = lax.scan(step, starts, xs, length=own)
+        self.rows.update(zip(leave, left, strict=True))
+        for k, x in zip(sums, ends, strict=True):
+            how, given = body.sums[k].how, self.given[k]
+            if how != "unchanged":
+                with self._line(body.sums[k].part):
+                    x = COMBINE[how](given, self.axis.together(x, how))
+            self.sums[k] = x
+
+    def _sum_at(self, found: Sum) -> int | None:
+        """Loops that are done when a sum is taken of whole values; None of stacks."""
+        if found.part is None or self.body.is_stacked_sum(found):
+            return None
+        return self.body.levels[found.part] if found.part in self.body.varies else 0
+
+    def _is_read_elsewhere(self, value: int, here: Iterable[int]) -> bool:
+        return bool(self._readers.get(value, set()) - set(here))
+
+    def _start(self, carry: int) -> Any:
+        x, how = self.given[carry], self.body.sums[carry].how
+        if how == "unchanged":
+            return x
+        return lax.full_like(x, identity(how, x.dtype))
+
+    def _added(self, found: Sum, so_far: Any, part: Any) -> Any:
+        part = lax.convert_element_type(part, so_far.dtype)
+        return part if found.how == "unchanged" else COMBINE[found.how](so_far, part)
+
+    # Loops over layers: a micro-batch on every tick.
+
+    def _loop(self, number: int) -> None:
+        body, axis, at = self.body, self.axis, self.body.loops[number]
+        eqn = body.lines.eqns[at]
+        is_reversed = bool(eqn.params["reverse"])
+        consts, carries = scan_counts(eqn.params)
+        here = (at, *body.at(Place.TAIL, number + 1))
+        carried, _ = body.loop_values(number)
+        sums = [
+            k
+            for k, s in enumerate(body.sums)
+            if body.is_stacked_sum(s) and body.levels[s.part or 0] == number + 1
+        ]
+        made = {v for i in here for v in body.lines.makes[i]}
+        leave = sorted(v for v in made if self._is_read_elsewhere(v, here))
+        for v in {v for i in here for v in body.lines.reads[i]} - made:
+            self._prepare(at, consts + carries, v)
+        with at_line_of(eqn):
+            starts = self._operands(eqn, lambda v, s: self._at(v, s, 0))
+            nothing = map(_nothing, starts[consts : consts + carries])
+            begin = [self.given[k] for k in sums]
+            (_, ends), stacks = lax.scan(
+                self._tick(eqn, here, sums, leave),
+                ([*nothing], begin),
+                lax.iota("int32", axis.ticks),
+            )
+            self.sums.update(zip(sums, ends, strict=True))
+            for v, x in zip(leave, stacks, strict=True):
+                if v in carried:
+                    self.rows[v] = axis.rows_of_last(x, is_reversed)
+                elif v in body.stacks:
+                    self.ticks[v] = x, is_reversed
+                else:
+                    reducer = body.stacked[body.lines.maker[v]].reducer
+                    self.rows[v] = axis.rows_of_parts(x, is_reversed, reducer)
+
+    def _tick(
+        self, eqn: Any, here: Sequence[int], sums: Sequence[int], leave: Sequence[int]
+    ) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
+        """What a stage does with the micro-batch that it has received.
+
+        Args:
+          eqn: the loop over layers.
+          here: its position, and equations on what it leaves.
+          sums: carries to which it adds.
+          leave: values that are kept of every tick.
+        """
+        body, axis = self.body, self.axis
+        is_reversed = bool(eqn.params["reverse"])
+        consts, carries = scan_counts(eqn.params)
+        place = axis.place(is_reversed)
+        params = {**eqn.params, "length": int(eqn.params["length"]) // axis.stages}
+
+        def tick(state: Any, t: Any) -> tuple[Any, list[Any]]:
+            received, so_far = state
+            j = t - place
+            is_there = (j >= 0) & (j < axis.count)
+            j = jnp.clip(j, 0, axis.count - 1)
+            env: dict[int, Any] = {}
+
+            def read(value: int, as_stack: bool) -> Any:
+                return env[value] if value in env else self._at(value, as_stack, j)
+
+            args = self._operands(eqn, read)
+            args[consts : consts + carries] = [
+                either(place == 0, jnp.asarray(x), y)
+                for x, y in zip(args[consts : consts + carries], received, strict=True)
+            ]
+            with eqn_context(eqn):
+                outs = bind_eqn(eqn, args, params)
+            env.update(zip(body.lines.makes[here[0]], outs, strict=True))
+            for i in here[1:]:
+                self._do(i, env, read)
+            more = [
+                either(
+                    is_there,
+                    self._added(body.sums[k], x, read(body.sums[k].part or 0, True)),
+                    x,
+                )
+                for k, x in zip(sums, so_far, strict=True)
+            ]
+            with at_line_of(eqn):
+                sent = [axis.handed_on(x, is_reversed) for x in outs[:carries]]
+            return (sent, more), [env[v] for v in leave]
+
+        return tick
+
+    def _operands(self, eqn: Any, read: Any) -> list[Any]:
+        """Of a loop over layers: consts and carries whole, stacks a stage's part."""
+        first = sum(scan_counts(eqn.params))
+        number = self.body.lines.number
+        args = []
+        for k, v in enumerate(eqn.invars):
+            x = v.val if is_literal(v) else read(number(v), k >= first)
+            is_part = not is_literal(v) and number(v) in self.body.stacks
+            if k >= first and not is_part:
+                x = part(x, 0, self.axis.stage, self.axis.stages)
+            args.append(x)
+        return args
+
+    def _prepare(self, at: int, first: int, value: int) -> None:
+        """Gather, before a loop, what is read whole in it."""
+        lines, stacks = self.body.lines, self.body.stacks
+        eqn = lines.eqns[at]
+        whole = {lines.number(v) for v in eqn.invars[:first] if not is_literal(v)}
+        if value in self.body.varies:
+            if value in whole or value not in stacks:
+                self._all(value)
+        elif value in whole and value in stacks:
+            self._once(value, False)
+
+    def _at(self, value: int, as_stack: bool, j: Any) -> Any:
+        """A value of a micro-batch."""
+        if value not in self.body.varies:
+            return self._once(value, as_stack)
+        if as_stack and value in self.body.stacks:
+            ticks, is_reversed = self.ticks[value]
+            x, at = ticks, j + self.axis.place(is_reversed)
+        else:
+            x, at = self._all(value), j
+        return lax.dynamic_index_in_dim(x, at, 0, keepdims=False)
+
+    # What leaves.
+
+    def _left(self, carry: int, found: Sum) -> Any:
+        return self.given[carry] if found.part is None else self.sums[carry]
+
+    def _slices(self, position: int) -> Any:
+        value = self.body.lines.outputs[position]
+        own = self.axis.count // self.axis.stages
+        if value is not None and value in self.body.varies:
+            return self._own_rows(value)
+        x = (
+            self.body.lines.result(position, {})
+            if value is None
+            else self._once(value, False)
+        )
+        return jnp.broadcast_to(x, (own, *jnp.shape(x)))
+
+
+def _nothing(start: Any) -> Any:
+    """What is handed on before the first micro-batch; it is not looked at."""
+    return start if is_key(start) else jnp.zeros_like(start)
+
+
+def _readers(body: Body) -> dict[int, set[int]]:
+    """Value → the equations that read it; -1: it leaves, or is added up elsewhere."""
+    found: dict[int, set[int]] = {}
+    steps = {i for s in body.sums for i in s.steps}
+    for i, values in enumerate(body.lines.reads):
+        for v in values:
+            if i not in steps:
+                found.setdefault(v, set()).add(i)
+    for left in body.lines.outputs[body.carries :]:
+        if left is not None:
+            found.setdefault(left, set()).add(-1)
+    for s in body.sums:
+        at = None if s.part is None else body.lines.maker.get(s.part)
+        is_of_rows = at is None or body.places[at] is Place.ROWS
+        if s.part is not None and not (body.is_stacked_sum(s) or is_of_rows):
+            found.setdefault(s.part, set()).add(-1)
+    return found

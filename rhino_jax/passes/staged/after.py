@@ -1,0 +1,181 @@
+"""What follows the micro-batches, by groups: updates, and what couples all groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rhino_jax.passes.staged.lines import Lines
+
+
+LIGHT_BYTES = 4096
+"""Values of up to this many bytes are made on every group that reads them, once what
+they are made of was exchanged; larger ones where most of that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A value that is made on one group and read on another, once a step.
+
+    Attributes:
+      value: its number.
+      source, target: groups.
+      round: after which of the source's updates it is there; -1: before all of them.
+    """
+
+    value: int
+    source: int
+    target: int
+    round: int
+
+
+@dataclass(slots=True)
+class After:
+    """Equations after the loop, on groups and in rounds.
+
+    In a round a group does all that needs nothing of others beyond what these sent
+    after earlier rounds. Without clipping by a global norm, say, one round does.
+
+    Attributes:
+      lines: of the program after the loop: the step's inputs, then what all
+        micro-batches left.
+      homes: value → the group that makes it, None for every one that reads it.
+      rounds: value → in which it is made.
+      equations: (group, round) → what runs there.
+      sent: what goes from group to group.
+    """
+
+    lines: Lines
+    homes: dict[int, int | None]
+    rounds: dict[int, int] = field(default_factory=dict)
+    equations: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    sent: set[Sent] = field(default_factory=set)
+
+    @classmethod
+    def of(
+        cls,
+        lines: Lines,
+        known: Mapping[int, int],
+        left: Mapping[int, int],
+        ties: Sequence[tuple[int, int]],
+    ) -> After:
+        """Args:
+        lines: of the program.
+        known: inputs of the step whose groups are known, by number.
+        left: what micro-batches left → the group that has it.
+        ties: (result, input) that are on the same group: state.
+        """
+        after = cls(lines, _homes(lines, {**known, **left}, ties))
+        after._rounds(frozenset(left))
+        wanted = [v for v in lines.outputs if v is not None]
+        seen: set[tuple[int, int]] = set()
+        queue = [(after.home(v), v) for v in wanted]
+        while queue:
+            group, value = queue.pop()
+            if (group, value) in seen or value in lines.consts:
+                continue
+            seen.add((group, value))
+            queue += after._want(group, value, left)
+        return after
+
+    def home(self, value: int) -> int:
+        """Where a result is; one that any group could make is on the first."""
+        return self.homes.get(value) or 0
+
+    def _want(
+        self, group: int, value: int, left: Mapping[int, int]
+    ) -> Iterable[tuple[int, int]]:
+        at, home = self.lines.maker.get(value), self.homes.get(value)
+        if at is None:
+            if value in left and left[value] != group:
+                self.sent.add(Sent(value, left[value], group, -1))
+            return []
+        if home is not None and home != group:
+            self.sent.add(Sent(value, home, group, self.rounds[value]))
+            return [(home, value)]
+        key = group, self.rounds[value]
+        self.equations.setdefault(key, set()).add(at)
+        return [(group, v) for v in self.lines.reads[at]]
+
+    def _rounds(self, left: frozenset[int]) -> None:
+        for i, reads in enumerate(self.lines.reads):
+            home = self.homes.get(self.lines.makes[i][0])
+            found = 0
+            for v in reads:
+                if v not in self.lines.maker and v not in left:
+                    continue
+                of = self.homes.get(v)
+                is_near = of is None or of == home
+                found = max(found, self.rounds.get(v, 0) + (not is_near))
+            self.rounds.update(dict.fromkeys(self.lines.makes[i], found))
+
+
+def _homes(
+    lines: Lines, known: Mapping[int, int], ties: Sequence[tuple[int, int]]
+) -> dict[int, int | None]:
+    """Follow what is known through the ops: an update is where its parameter is."""
+    homes: dict[int, int | None] = dict(known)
+    for v in lines.inputs:
+        if v not in homes and _is_light(lines, v):
+            homes[v] = None
+    _tie(homes, ties)
+    # What a new state is made of alone is best made where that state is.
+    for i in reversed(range(len(lines.eqns))):
+        home = homes.get(lines.makes[i][0])
+        for v in lines.reads[i]:
+            if home is not None and v in lines.maker and not _is_light(lines, v):
+                homes.setdefault(v, home)
+    own = _own_bytes(lines)
+    while True:
+        before = len(homes)
+        for i in range(len(lines.eqns)):
+            _follow(lines, i, homes, own)
+        _tie(homes, ties)
+        if len(homes) == before:
+            break
+    for v in (*lines.inputs, *lines.maker):
+        homes.setdefault(v, None if _is_light(lines, v) else 0)
+    return homes
+
+
+def _tie(homes: dict[int, int | None], ties: Sequence[tuple[int, int]]) -> None:
+    for a, b in ties:
+        for x, y in ((a, b), (b, a)):
+            if homes.get(x) is not None and homes.get(y) is None:
+                homes[y] = homes[x]
+
+
+def _own_bytes(lines: Lines) -> dict[int, int]:
+    """Value → how much of it is its own: of what is broadcast, as the scale of clipping
+    is to the shape of a gradient, no more than it is made of."""
+    found = {v: lines.bytes(v) for v in lines.inputs}
+    for reads, makes in zip(lines.reads, lines.makes, strict=True):
+        most = sum(found.get(v, 0) for v in reads)
+        found.update({v: min(lines.bytes(v), most) for v in makes})
+    return found
+
+
+def _follow(
+    lines: Lines, i: int, homes: dict[int, int | None], own: Mapping[int, int]
+) -> None:
+    reads, makes = lines.reads[i], lines.makes[i]
+    heavy = [v for v in reads if not _is_light(lines, v)]
+    known = [homes[v] for v in (*makes, *heavy) if homes.get(v) is not None]
+    if known or heavy or not all(_is_light(lines, v) for v in makes):
+        if not known:
+            return
+        home = Counter(known).most_common(1)[0][0]
+        for v in (*makes, *heavy):
+            homes.setdefault(v, home)
+    elif all(v in homes for v in reads):
+        # The scale of clipping, a scalar from elsewhere, has no say in where a bias is.
+        most = max((own.get(v, 0) for v in reads), default=0)
+        of = {homes[v] for v in reads if own.get(v, 0) == most} - {None}
+        home = next(iter(of)) if len(of) == 1 else None
+        for v in makes:
+            homes.setdefault(v, home)
+
+
+def _is_light(lines: Lines, value: int) -> bool:
+    return lines.bytes(value) <= LIGHT_BYTES

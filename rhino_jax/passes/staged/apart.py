@@ -1,0 +1,320 @@
+"""A step in micro-batches as programs: before the loop, a piece, and after it.
+
+Where the rows of the batch meet once (contrastive logits, a balancing loss), a step has
+two loops. The second does again what the first did, and what needs values of all rows:
+as one piece it is done once, and waits in its midst for what couples the micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rhino_jax._compat import (
+    bind_eqn,
+    close_jaxpr,
+    consts_as_inputs,
+    hide_frames,
+    is_literal,
+    jaxpr_consts,
+    open_jaxpr,
+    retrace,
+    without_dead_code,
+)
+from rhino_jax.errors import CoupledBatchError, MicrobatchError
+from rhino_jax.frontend.check.indexed import identity
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.microbatch.choice import KEPT, Choice
+from rhino_jax.passes.microbatch.cut import Crossing, Cut, Loop
+from rhino_jax.passes.microbatch.cutting import find_cut
+from rhino_jax.passes.microbatch.emit.outside import COMBINE
+from rhino_jax.passes.microbatch.emit.piece import Inside
+from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
+from rhino_jax.passes.microbatch.flow.analysis import Found
+from rhino_jax.passes.microbatch.flow.states import Rows
+from rhino_jax.passes.retraced import traced_on
+
+
+hide_frames(__file__)
+
+MOST_LOOPS = 2
+"""Forward passes up to what couples the batch, and all that waits for it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Apart:
+    """A step whose batch runs in equal pieces.
+
+    Attributes:
+      cut: what runs where.
+      before: closed jaxpr; the step's inputs → what a piece reads (`entering`): whole
+        values as they are, data as [.., rows of a piece, pieces, ..].
+      piece: closed jaxpr; number of the piece, `entering` → what it leaves.
+      after: closed jaxpr; the step's inputs, what all pieces left together → results.
+      entering, leaving: what crosses the loop's border.
+      sources: of everything that enters, the positions of the step's inputs that it is
+        made of; of what is coupled, none.
+      data: positions of the inputs that hold the batch.
+      between: closed jaxpr; the step's inputs, what all pieces left early together →
+        `coupled`.
+      early: how many of what leaves, the first of them, is wanted between; 0 where
+        micro-batches are not coupled.
+      coupled: what a piece reads, after all of `entering`, that is made of these.
+      captured: the step's last inputs, as it captured them.
+      at: of every equation of the piece in which chunk it runs, None where that is not
+        known; empty where it is told from what equations read.
+    """
+
+    cut: Cut
+    before: Any
+    piece: Any
+    after: Any
+    entering: tuple[Crossing, ...]
+    leaving: tuple[Crossing, ...]
+    sources: tuple[frozenset[int], ...]
+    data: frozenset[int]
+    between: Any
+    early: int
+    coupled: tuple[Crossing, ...]
+    captured: tuple[Any, ...] = ()
+    at: tuple[int | None, ...] = ()
+
+    def sum_type(self, position: int) -> Any:
+        """Of what all pieces leave together; sums of narrow floats are float32."""
+        crossing = self.leaving[position]
+        aval = open_jaxpr(self.piece).outvars[position].aval
+        shape, dtype = aval.shape, aval.dtype
+        if crossing.how == "stacked":
+            shape = (self.cut.count, *shape)
+        elif crossing.is_added and jnp.issubdtype(dtype, jnp.floating):
+            dtype = dtype if dtype.itemsize >= 4 else jnp.dtype("float32")
+        return jax.core.ShapedArray(shape, dtype)
+
+    def start(self, position: int) -> Any:
+        """What is there before the first piece."""
+        aval, crossing = self.sum_type(position), self.leaving[position]
+        how = "sum" if crossing.is_added else crossing.how
+        fill = identity(how, aval.dtype) if how in COMBINE else 0
+        return lax.full(aval.shape, fill, aval.dtype)
+
+    def combined(self, position: int, so_far: Any, part: Any, index: Any) -> Any:
+        """What the pieces so far leave, with one more."""
+        how = self.leaving[position].how
+        if how == "stacked":
+            return lax.dynamic_update_index_in_dim(so_far, part, index, 0)
+        part = lax.convert_element_type(part, so_far.dtype)
+        return part if how == "unchanged" else COMBINE[how](so_far, part)
+
+    def finished(self, position: int, x: Any, dtype: Any) -> Any:
+        """What all pieces left, as the undivided step would have it."""
+        crossing = self.leaving[position]
+        if crossing.how == "stacked":
+            split = Split.of(self.cut.rows, self.cut.count)
+            x = together(x, None, _rows(crossing), split)
+        return lax.convert_element_type(x, dtype)
+
+
+def cut_for_stages(
+    closed: Any, program: Program, choice: Choice, *, is_even: bool = False
+) -> tuple[Cut, Found]:
+    """See `find_cut`; what it refuses, with the way out of it that stages leave."""
+    try:
+        return find_cut(closed, program, choice, is_even=is_even)
+    except MicrobatchError as error:
+        what = error.what
+        fix = error.fix.replace("`microbatches=1`", "`stages=1, microbatches=1`")
+        if isinstance(error, CoupledBatchError):
+            most = choice.most_loops
+            what += f" Stages pass on micro-batches in {most} loops at most."
+            fix = (
+                "plan with stages=1; or let the rows meet once, and again only in what"
+                f" is no larger than the data, as their losses are; or {fix}"
+            )
+        raise type(error)(
+            what, where=error.where, numbers=error.numbers, fix=fix
+        ) from None
+
+
+def take_apart(
+    closed: Any,
+    program: Program,
+    count: int,
+    places: tuple[str, ...] = (),
+    *,
+    kept: float = KEPT,
+) -> Apart:
+    """A step as what is done before, in and after the loop over its micro-batches.
+
+    Args:
+      closed: a closed jaxpr.
+      program: imported from it.
+      count: micro-batches.
+      places: where sums over the batch are those of a micro-batch.
+      kept: as of `Choice`.
+    Raises:
+      MicrobatchError: it cannot be cut so, or not into two loops.
+    """
+    choice = Choice(
+        count, most_loops=MOST_LOOPS, kept=kept, per_microbatch=places, least=1
+    )
+    cut, found = cut_for_stages(closed, program, choice, is_even=True)
+    opened = consts_as_inputs(open_jaxpr(closed))
+    parts = _Parts(found, cut)
+    first = _closed(retrace(parts.before, opened))
+    index = jax.core.ShapedArray((), jnp.dtype("int32"))
+    whole = [cut.program.values[c.value] for c in parts.loop.leaving]
+    types = [jax.core.ShapedArray(v.shape, jnp.dtype(v.dtype)) for v in whole]
+    inputs, early = [v.aval for v in opened.invars], parts.early
+    middle = traced_on(parts.between, [*inputs, *types[:early]])
+    reads = [*open_jaxpr(first).outvars, *open_jaxpr(middle).outvars]
+    one = traced_on(parts.piece, [index, *(v.aval for v in reads)])
+    last = traced_on(parts.after, [*inputs, *types])
+    positions = {entry.value: i for i, entry in enumerate(cut.program.inputs)}
+    return Apart(
+        cut=cut,
+        before=first,
+        piece=without_dead_code(one),
+        after=without_dead_code(last),
+        entering=parts.loop.entering,
+        leaving=parts.loop.leaving,
+        sources=(
+            *_sources(open_jaxpr(first)),
+            *(frozenset[int]() for _ in parts.coupled),
+        ),
+        data=frozenset(positions[v] for v in cut.inputs),
+        between=without_dead_code(middle),
+        early=early,
+        coupled=parts.coupled,
+        captured=jaxpr_consts(closed),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """The programs, as functions to be traced."""
+
+    found: Found
+    cut: Cut
+
+    @cached_property
+    def loop(self) -> Loop:
+        """All loops as one; what is done in both is done once."""
+        loops, met = self.cut.loops, self._met
+        return Loop(
+            tuple(sorted({op for loop in loops for op in loop.ops})),
+            tuple(
+                dict.fromkeys(
+                    c for loop in loops for c in loop.entering if c.value not in met
+                )
+            ),
+            tuple(c for loop in loops for c in loop.leaving),
+        )
+
+    @cached_property
+    def coupled(self) -> tuple[Crossing, ...]:
+        """What enters the last loop and is made of what the one before left."""
+        return tuple(c for c in self.cut.loops[-1].entering if c.value in self._met)
+
+    @property
+    def early(self) -> int:
+        """How much of what leaves does so before the last loop."""
+        return sum(len(loop.leaving) for loop in self.cut.loops[:-1])
+
+    @cached_property
+    def _met(self) -> frozenset[int]:
+        """Values that are there once all micro-batches left what they leave early."""
+        left = {c.value for loop in self.cut.loops[:-1] for c in loop.leaving}
+        ops = [self.cut.program.ops[i] for i in self._between]
+        return frozenset(left.union(*(op.results for op in ops)))
+
+    @property
+    def _between(self) -> tuple[int, ...]:
+        return tuple(op for ops in self.cut.outside[1:-1] for op in ops)
+
+    @property
+    def split(self) -> Split:
+        return Split.of(self.cut.rows, self.cut.count)
+
+    def before(self, *arrays: Any) -> list[Any]:
+        env = dict(zip(self.found.flat.top.inputs, arrays, strict=True))
+        self._outside(self.cut.pre, env)
+        return [self._enters(env, crossing) for crossing in self.loop.entering]
+
+    def between(self, *arrays: Any) -> list[Any]:
+        env = self._known(arrays)
+        return [self._enters(env, crossing) for crossing in self.coupled]
+
+    def piece(self, index: Any, *arrays: Any) -> list[Any]:
+        env: dict[int, Any] = {}
+        views: dict[tuple[int, int, int, int], Any] = {}
+        enters = (*self.loop.entering, *self.coupled)
+        for c, x in zip(enters, arrays, strict=True):
+            if c.how == "whole":
+                env[c.value] = x
+            else:
+                views[c.value, c.dim, c.outer, c.inner] = x, None
+        piece = Piece(self.split, index)
+        inside = Inside(self.found, piece, lambda v: self._read(env, v), views)
+        return inside.top(self.loop)
+
+    def after(self, *arrays: Any) -> list[Any]:
+        env = self._known(arrays)
+        self._outside(self.cut.post, env)
+        return [self._read(env, v) for v in self.found.flat.top.outputs]
+
+    def _known(self, arrays: Sequence[Any]) -> dict[int, Any]:
+        """Of the step's inputs and of what was left, all that is made before the last
+        loop, and that itself."""
+        inputs = self.found.flat.top.inputs
+        env = dict(zip(inputs, arrays, strict=False))
+        left = arrays[len(inputs) :]
+        self._outside(self.cut.pre, env)
+        env.update(zip((c.value for c in self.loop.leaving), left, strict=False))
+        self._outside(self._between, env)
+        return env
+
+    def _outside(self, ops: Sequence[int], env: dict[int, Any]) -> None:
+        wanted = set(ops)
+        for item in self.found.flat.top.items:
+            if item.op.id in wanted:
+                with item.context():
+                    operands = [self._read(env, v) for v in item.operands]
+                    results = bind_eqn(item.eqn, operands, item.eqn.params)
+                for value, x in zip(item.results, results, strict=True):
+                    env.setdefault(value, x)
+
+    def _enters(self, env: dict[int, Any], crossing: Crossing) -> Any:
+        x = self._read(env, crossing.value)
+        if crossing.how == "whole":
+            return x
+        return view(x, _rows(crossing), self.split)[0]
+
+    def _read(self, env: dict[int, Any], value: int) -> Any:
+        return env[value] if value in env else self.found.flat.consts[value]
+
+
+def _sources(jaxpr: Any) -> tuple[frozenset[int], ...]:
+    """Of every result the positions of the inputs that it is made of."""
+    of: dict[Any, frozenset[int]] = {
+        v: frozenset({i}) for i, v in enumerate(jaxpr.invars)
+    }
+    none: frozenset[int] = frozenset()
+    for eqn in jaxpr.eqns:
+        read = [of.get(v, none) for v in eqn.invars if not is_literal(v)]
+        of.update(dict.fromkeys(eqn.outvars, none.union(*read)))
+    return tuple(none if is_literal(v) else of.get(v, none) for v in jaxpr.outvars)
+
+
+def _closed(traced: tuple[Any, list[Any]]) -> Any:
+    jaxpr, consts = traced
+    return without_dead_code(close_jaxpr(jaxpr, consts))
+
+
+def _rows(crossing: Crossing) -> Rows:
+    return Rows(crossing.dim, crossing.outer, crossing.inner)

@@ -1,0 +1,88 @@
+"""Tasks between all forward and all backward passes: what couples micro-batches; or
+between what is ahead of forward passes, and backward passes.
+
+Every group whose backward passes read such values makes them for itself, of what the
+forward passes left: that is little (embeddings of the batch, sums over it), and groups
+would else wait for one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rhino_jax._compat import hide_frames
+from rhino_jax.passes.staged.apart import Apart
+from rhino_jax.passes.staged.labels import Labels
+from rhino_jax.passes.staged.names import Names
+from rhino_jax.passes.staged.step import Kind, Send, Task, TaskKind
+
+
+hide_frames(__file__)
+
+
+def between(apart: Apart, labels: Labels, names: Names) -> list[Task]:
+    """The tasks, one for every group that has any.
+
+    Args:
+      apart: the step.
+      labels: of its micro-batches.
+      names: of its values.
+    """
+    read: dict[int, set[int]] = {}
+    for label, values in enumerate(labels.reads):
+        coupled = values & labels.sides.coupled
+        read.setdefault(labels.group(label), set()).update(coupled)
+    return [
+        _task(apart, names, group, sorted(values))
+        for group, values in sorted(read.items())
+        if values
+    ]
+
+
+def _task(apart: Apart, names: Names, group: int, values: list[int]) -> Task:
+    first, lines = 1 + len(apart.entering), names.between
+    made = [names.of_piece[v] - first for v in values]
+    wanted = [v for p in made if (v := lines.outputs[p]) is not None]
+    equations, needed = lines.needed(wanted, ())
+    reads = sorted(needed)
+    left = {v: k for k, v in enumerate(lines.inputs[names.inputs :])}
+
+    def run(*arrays: Any) -> list[Any]:
+        env = dict(zip(reads, arrays, strict=True))
+        for v in reads:
+            if v in left:
+                env[v] = apart.finished(left[v], env[v], lines.avals[v].dtype)
+        lines.run(sorted(equations), env)
+        return [lines.result(p, env) for p in made]
+
+    return Task(
+        TaskKind.BETWEEN,
+        group,
+        0,
+        tuple(names.left(left[v]) if v in left else names.step_input(v) for v in reads),
+        tuple(map(names.coupled, made)),
+        run,
+    )
+
+
+def sends_between(
+    tasks: list[Task], labels: Labels, kinds: Mapping[int, TaskKind]
+) -> list[Send]:
+    """What forward passes left on one group, and these tasks of another read.
+
+    Args:
+      tasks: of `between`.
+      labels: of micro-batches.
+      kinds: turn of a label → kind of its tasks.
+    """
+    found = []
+    for task in tasks:
+        for key in task.reads:
+            if key.kind is not Kind.SUM:
+                continue
+            at = labels.left_at[key.number]
+            if labels.group(at) != task.group:
+                kind, place = kinds[labels.turn(at)], labels.chunk(at)
+                found.append(Send(key, labels.group(at), task.group, kind, place))
+    return found

@@ -1,0 +1,155 @@
+"""A group's tasks as one program: what is planned, and of which each is compiled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+from rhino_jax._compat import hide_frames, open_jaxpr, untagged, with_eqns
+from rhino_jax.errors import InternalError
+from rhino_jax.frontend.importer import import_jaxpr
+from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.ir.program import Op, Program, RegionCall
+from rhino_jax.passes.retraced import traced_on
+from rhino_jax.passes.staged.step import Key, Kind, Step, Task
+
+
+hide_frames(__file__)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupProgram:
+    """What a group does for one micro-batch, and once a step.
+
+    Attributes:
+      closed: closed jaxpr: one call (`jit`) for every task.
+      program: imported from it; calls of tasks that run for every micro-batch run so
+        often.
+      tasks: of every equation.
+      arguments: what its arguments are.
+      results: what its results are.
+      places: ids of ops of forward tasks → positions in `Sides.forward` of the forward
+        ops that they are, where one op is one of them.
+    """
+
+    closed: Any
+    program: Program
+    tasks: tuple[Task, ...]
+    arguments: tuple[Key, ...]
+    results: tuple[Key, ...]
+    places: Mapping[int, int] = field(default_factory=dict)
+
+
+def group_program(step: Step, group: int, before: Program) -> GroupProgram:
+    """The program of one group.
+
+    Args:
+      step: all tasks.
+      group: which.
+      before: the step's program, whose inputs and outputs have paths.
+    """
+    tasks = step.tasks[group]
+    made = {key for task in tasks for key in task.makes}
+    read = dict.fromkeys(key for task in tasks for key in task.reads)
+    arguments = tuple(sorted(key for key in read if key not in made))
+    given = [o[1] for o in step.outputs if isinstance(o, tuple) and o[0] == group]
+    wanted = dict.fromkeys([*given, *step.sent(group)])
+    results = tuple(key for key in wanted if key in made)
+
+    def run(*arrays: Any) -> list[Any]:
+        env = dict(zip(arguments, arrays, strict=True))
+        for task in tasks:
+            call = task.run
+            call.__name__ = call.__qualname__ = task.name
+            outs = jax.jit(call)(*(env[key] for key in task.reads))
+            env.update(zip(task.makes, outs, strict=True))
+        return [env[key] for key in results]
+
+    closed, tags = _untagged(traced_on(run, [step.types[key] for key in arguments]))
+    place = {key: i for i, key in enumerate(arguments)}
+    outputs = {
+        o[1]: end
+        for o, end in zip(step.outputs, before.outputs, strict=True)
+        if isinstance(o, tuple)
+    }
+    state_of = []
+    for key in results:
+        end = outputs.get(key)
+        tied = None if end is None or end.state_of is None else end.state_of
+        state_of.append(None if tied is None else place.get(Key(Kind.INPUT, tied)))
+    program = import_jaxpr(
+        closed,
+        name=f"{before.name}, group {group}",
+        input_paths=[_path(key, before) for key in arguments],
+        donated=[
+            key.kind is Kind.INPUT
+            and before.inputs[key.number].is_donated
+            and step.home[key.number] == group
+            for key in arguments
+        ],
+        output_paths=[
+            outputs[key].path if key in outputs else f"{key.kind} {key.number}"
+            for key in results
+        ],
+        state_of=state_of,
+        while_trips=before.while_trips,
+    )
+    program = _repeated(program, step, tasks)
+    return GroupProgram(
+        closed, program, tasks, arguments, results, _places(program, tags)
+    )
+
+
+def _untagged(closed: Any) -> tuple[Any, list[list[str | None]]]:
+    """The program without marks in its calls; for every call, those of its ops."""
+    calls, tags = [], []
+    for eqn in open_jaxpr(closed).eqns:
+        (body,) = closed_region_jaxprs(eqn)
+        body, found = untagged(body)
+        calls.append(eqn.replace(params=dict(with_jaxprs(eqn, (body,)))))
+        tags.append(found)
+    return with_eqns(closed, calls, open_jaxpr(closed).outvars), tags
+
+
+def _places(program: Program, tags: list[list[str | None]]) -> dict[int, int]:
+    """Op → the forward op that it is; of one that became several, none."""
+    found: dict[int, int] = {}
+    for call, of_call in zip(program.body.ops, tags, strict=True):
+        count = Counter(of_call)
+        (body,) = _call(program.ops[call]).regions
+        for op, tag in zip(body.ops, of_call, strict=True):
+            if tag is not None and count[tag] == 1:
+                found[op] = int(tag)
+    return found
+
+
+def _call(op: Op) -> RegionCall:
+    if op.call is None:
+        raise InternalError(
+            f"`{op.name}` of a stage's program is no call.",
+            where=str(op.source),
+            numbers="every task is traced to one call",
+            fix="report this with the program; stages=1 plans without tasks.",
+        )
+    return op.call
+
+
+def _path(key: Key, before: Program) -> str:
+    if key.kind is Kind.INPUT:
+        return before.inputs[key.number].path
+    return f"{key.kind} {key.number}"
+
+
+def _repeated(program: Program, step: Step, tasks: tuple[Task, ...]) -> Program:
+    """The program with tasks that are compiled alone, those of micro-batches run as
+    often as these."""
+    ops = list(program.ops)
+    for op_id, task in zip(program.body.ops, tasks, strict=True):
+        times = step.micro_batches if task.is_per_micro_batch else 1
+        call = replace(_call(ops[op_id]), trip_count=times, is_program=True)
+        ops[op_id] = replace(ops[op_id], call=call)
+    return replace(program, ops=tuple(ops))

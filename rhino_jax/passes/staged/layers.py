@@ -1,0 +1,170 @@
+"""Loops over layers: which arrays are stacks of the same layers, by what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from rhino_jax.frontend.regions import REMATS
+from rhino_jax.ir.factor import FactorKind, Layout
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.utils.union_find import DisjointSets
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Layers that loops run one after the other.
+
+    Attributes:
+      length: how many.
+      slots: positions of the step's inputs that are stacks of them, one layer after the
+        other along dim 0: weights, and what optimizers keep of them.
+      loops: ids of the loops over them, there and back.
+      after: positions, among all layers of the step, of those whose forward loops come
+        before: what these make, the loops over these layers read.
+    """
+
+    length: int
+    slots: frozenset[int]
+    loops: tuple[int, ...]
+    after: frozenset[int] = frozenset()
+
+
+def layers_of(program: Program, data: Collection[int] = ()) -> tuple[Layers, ...]:
+    """All layers of a step, in the order of their first stacks.
+
+    Two stacks are of the same layers where one loop goes through both, or an op does
+    the same to both layer by layer, as an optimizer does to weights and gradients.
+
+    Args:
+      program: the step.
+      data: values of inputs that hold the batch: a loop over time is none over layers.
+    """
+    flow = _Flow(program)
+    flow.walk(program.body)
+    slots: dict[int, set[int]] = {}
+    for i, entry in enumerate(program.inputs):
+        shape = program.values[entry.value].shape
+        if shape and entry.value not in data:
+            slots.setdefault(flow.set_of(entry.value), set()).add(i)
+    loops: dict[int, list[int]] = {}
+    for op, stack in flow.loops:
+        loops.setdefault(flow.set_of(stack), []).append(op)
+    found = sorted((min(slots[of]), of) for of in loops.keys() & slots.keys())
+    order = [of for _, of in found]
+    before = _before(program, flow, order)
+    return tuple(
+        Layers(
+            program.values[program.inputs[first].value].shape[0],
+            frozenset(slots[of]),
+            tuple(loops[of]),
+            frozenset(before[k]),
+        )
+        for k, (first, of) in enumerate(found)
+    )
+
+
+class _Flow:
+    """Unites dims of values that are one index range; layers are such sets.
+
+    Attributes:
+      loops: each with a value that it goes through.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        starts, count = [], 0
+        for value in program.values:
+            starts.append(count)
+            count += max(value.rank, 1)
+        self._starts, self._sets = starts, DisjointSets(count)
+        self.loops: list[tuple[int, int]] = []
+
+    def set_of(self, value: int, dim: int = 0) -> int:
+        return self._sets.find(self._starts[value] + dim)
+
+    def _unite(self, ends: Iterator[tuple[int, int]]) -> None:
+        first = next(ends, None)
+        for value, dim in ends:
+            assert first is not None
+            self._sets.union(
+                self._starts[first[0]] + first[1], self._starts[value] + dim
+            )
+
+    def _same(self, a: Sequence[int], b: Sequence[int]) -> None:
+        """Pairs of values that are one."""
+        for x, y in zip(a, b, strict=True):
+            for dim in range(self.program.values[x].rank):
+                self._unite(iter([(x, dim), (y, dim)]))
+
+    def walk(self, region: Region) -> None:
+        for op in (self.program.ops[o] for o in region.ops):
+            call = op.call
+            if call is None:
+                self._op(op)
+            elif call.kind is RegionKind.CALL and op.name not in REMATS:
+                (inner,) = call.regions
+                self._same(op.operands, inner.inputs)
+                self._same(op.results, inner.outputs)
+                self.walk(inner)
+            elif call.kind is RegionKind.SCAN:
+                first = call.num_consts + call.num_carry
+                stacks = [*op.operands[first:], *op.results[call.num_carry :]]
+                self._unite((value, 0) for value in stacks)
+                self.loops += [(op.id, stack) for stack in stacks[:1]]
+
+    def _op(self, op: Op) -> None:
+        rule = op.rule
+        for factor, kind in enumerate(f.kind for f in rule.factors) if rule else ():
+            if kind in (FactorKind.PARALLEL, FactorKind.REDUCE):
+                assert rule is not None
+                self._unite(
+                    (value, dim)
+                    for values, layouts in (
+                        (op.operands, rule.operands),
+                        (op.results, rule.results),
+                    )
+                    for value, layout in zip(values, layouts, strict=True)
+                    for dim in _places(layout, factor)
+                )
+
+
+def _places(layout: Layout, factor: int) -> Iterator[int]:
+    return (d for d, dim in enumerate(layout) if dim == (factor,))
+
+
+def _before(program: Program, flow: _Flow, order: Sequence[int]) -> list[set[int]]:
+    """Of all layers those whose forward loops theirs need."""
+    at = {of: k for k, of in enumerate(order)}
+    needs: dict[int, frozenset[int]] = {}
+    found: list[set[int]] = [set() for _ in order]
+
+    def walk(region: Region) -> None:
+        for op in (program.ops[o] for o in region.ops):
+            if op.source.is_backward:
+                continue
+            had = frozenset[int]().union(
+                *(needs.get(v, frozenset()) for v in op.operands)
+            )
+            call, mine = op.call, None
+            if call is not None and call.kind is RegionKind.SCAN:
+                stacks = [
+                    *op.operands[call.num_consts + call.num_carry :],
+                    *op.results[call.num_carry :],
+                ]
+                mine = at.get(flow.set_of(stacks[0])) if stacks else None
+            if mine is not None:
+                found[mine] |= had - {mine}
+                had |= {mine}
+            elif call is not None and call.kind is RegionKind.CALL:
+                (inner,) = call.regions
+                for a, b in zip(op.operands, inner.inputs, strict=True):
+                    needs[b] = needs.get(a, frozenset())
+                walk(inner)
+                for a, b in zip(op.results, inner.outputs, strict=True):
+                    needs[a] = needs.get(b, frozenset())
+                continue
+            needs.update(dict.fromkeys(op.results, had))
+
+    walk(program.body)
+    return found

@@ -1,0 +1,177 @@
+"""Loops of a backward pass in two: what is waited for, and gradients of weights.
+
+A scan over layers, differentiated, makes in each turn the gradient that the next one
+reads, and those of the layer's weights, which nothing reads. As one op both would be
+waited for. In two, the first loop goes on with the gradient that is passed along, and
+stacks what the second one reads of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jax import lax
+
+from rhino_jax._compat import (
+    eqn_context,
+    hide_frames,
+    jaxpr_consts,
+    open_jaxpr,
+    scan_counts,
+    without_dead_code,
+)
+from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs
+from rhino_jax.passes.microbatch.fission import run_jaxpr
+from rhino_jax.passes.retraced import traced_on
+from rhino_jax.passes.staged.apart import Apart
+from rhino_jax.passes.staged.labels import Labels
+from rhino_jax.passes.staged.lines import Lines
+
+
+hide_frames(__file__)
+
+
+def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
+    """The step with such loops in two; None where there are none.
+
+    Args:
+      apart: the step.
+      labels: of its micro-batches, with backward passes whole.
+    """
+    lines, waited_for = labels.lines, labels.waited_for[1]
+    loops: dict[int, _Loop] = {}
+    for i, (makes, label) in enumerate(zip(lines.makes, labels.of, strict=True)):
+        wanted = [k for k, v in enumerate(makes) if v in waited_for]
+        is_back = label is not None and labels.turn(label) == 1
+        if is_back and wanted and lines.eqns[i].primitive.name == "scan":
+            loop = _Loop(lines.eqns[i], wanted)
+            if loop.is_worth_it:
+                loops[i] = loop
+    if not loops:
+        return None
+
+    def run(*arrays: Any) -> list[Any]:
+        env = dict(zip(lines.inputs, arrays, strict=True))
+        for i, eqn in enumerate(lines.eqns):
+            if i not in loops:
+                lines.run([i], env)
+                continue
+            with eqn_context(eqn):
+                results = loops[i].run(lines.arguments(i, env))
+            env.update(zip(lines.makes[i], results, strict=True))
+        return [lines.result(k, env) for k in range(len(lines.outputs))]
+
+    types = [lines.avals[v] for v in lines.inputs]
+    return replace(apart, piece=without_dead_code(traced_on(run, types)))
+
+
+class _Loop:
+    """A scan, and which of its results come from the first of two loops.
+
+    Attributes:
+      body: of one turn.
+      early: positions of results, carries first, that the first loop makes.
+      saved: values of a turn that the second loop reads of the first.
+    """
+
+    def __init__(self, eqn: Any, wanted: Sequence[int]) -> None:
+        self.eqn = eqn
+        self.consts, self.carries = scan_counts(eqn.params)
+        self.body = body = _flat(eqn)
+        self.early = self._early(wanted)
+        outs = body.outputs
+        ahead = [v for k in self.early if (v := outs[k]) is not None]
+        self.first, _ = body.needed(ahead, ())
+        made = {v for i in self.first for v in body.makes[i]}
+        made |= {self._carry(k) for k in self.early if k < self.carries}
+        self.late = [k for k in range(len(outs)) if k not in set(self.early)]
+        rest = [v for k in self.late if (v := outs[k]) is not None]
+        self.second, read = body.needed(rest, made)
+        self.saved = sorted(read & made)
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the second loop has products in it."""
+        names = {self.body.eqns[i].primitive.name for i in self.second}
+        return bool(names & {"dot_general", "conv_general_dilated"})
+
+    def _carry(self, position: int) -> int:
+        return self.body.inputs[self.consts + position]
+
+    def _early(self, wanted: Sequence[int]) -> list[int]:
+        """With what wanted results need of turns before."""
+        found = set(wanted)
+        while True:
+            outs = [v for k in found if (v := self.body.outputs[k]) is not None]
+            _, read = self.body.needed(outs, ())
+            more = {k for k in range(self.carries) if self._carry(k) in read} - found
+            if not more:
+                return sorted(found)
+            found |= more
+
+    def run(self, operands: list[Any]) -> list[Any]:
+        first = self.consts + self.carries
+        rows, body = operands[first:], self.body
+        results: dict[int, Any] = {}
+
+        def env(mine: Sequence[int], carry: Any, xs: Any) -> dict[int, Any]:
+            known = dict(zip(body.inputs, operands[: self.consts], strict=False))
+            known.update(zip(map(self._carry, mine), carry, strict=True))
+            known.update(zip(body.inputs[first:], xs, strict=True))
+            return known
+
+        def scan(which: Sequence[int], xs: Any, step: Any) -> Any:
+            mine = [k for k in which if k < self.carries]
+            params = self.eqn.params
+            carries, ys = lax.scan(
+                lambda carry, xs: step(mine, carry, xs),
+                [operands[self.consts + k] for k in mine],
+                xs,
+                length=int(params["length"]),
+                reverse=bool(params["reverse"]),
+                unroll=params["unroll"],
+            )
+            stacked = [k for k in which if k >= self.carries]
+            results.update(zip(mine, carries, strict=True))
+            results.update(zip(stacked, ys, strict=False))
+            return ys[len(stacked) :]
+
+        def outs(
+            which: Sequence[int], known: dict[int, Any]
+        ) -> tuple[list[Any], list[Any]]:
+            made = [(k, body.result(k, known)) for k in which]
+            ends = [x for k, x in made if k < self.carries]
+            return ends, [x for k, x in made if k >= self.carries]
+
+        def ahead(mine: Sequence[int], carry: Any, xs: Any) -> Any:
+            known = env(mine, carry, xs)
+            body.run(sorted(self.first), known)
+            ends, stacks = outs(self.early, known)
+            return ends, [*stacks, *(known[v] for v in self.saved)]
+
+        def behind(mine: Sequence[int], carry: Any, xs: Any) -> Any:
+            known = env(mine, carry, xs[0]) | dict(zip(self.saved, xs[1], strict=True))
+            body.run(sorted(self.second), known)
+            return outs(self.late, known)
+
+        saved = scan(self.early, rows, ahead)
+        scan(self.late, (rows, saved), behind)
+        return [results[k] for k in range(len(results))]
+
+
+def _is_call(eqn: Any) -> bool:
+    return eqn.primitive.name in ("jit", "pjit", *REMATS)
+
+
+def _flat(eqn: Any) -> Lines:
+    """A loop's body, calls in it taken apart. What a layer recomputes it does in the
+    first loop alone: the second reads what it needs of it."""
+    (closed,) = closed_region_jaxprs(eqn)
+    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
+
+    def run(*arrays: Any) -> list[Any]:
+        return run_jaxpr(opened, consts, arrays, lambda *_: None, _is_call)
+
+    return Lines.of(traced_on(run, [v.aval for v in opened.invars]))

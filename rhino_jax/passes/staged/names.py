@@ -1,0 +1,117 @@
+"""Keys of the values of a step, by where they stand in its three programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from rhino_jax.passes.staged.apart import Apart
+from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.passes.staged.step import Key, Kind
+
+
+@dataclass(frozen=True, eq=False)
+class Names:
+    """Attributes:
+    apart: the step.
+    piece: lines of a micro-batch.
+    types: abstract values of the keys that were given.
+    """
+
+    apart: Apart
+    piece: Lines
+    types: dict[Key, Any] = field(default_factory=dict)
+
+    @cached_property
+    def before(self) -> Lines:
+        return Lines.of(self.apart.before)
+
+    @cached_property
+    def between(self) -> Lines:
+        return Lines.of(self.apart.between)
+
+    @cached_property
+    def after(self) -> Lines:
+        return Lines.of(self.apart.after)
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs the step has."""
+        return len(self.before.inputs)
+
+    def _given(self, key: Key, aval: Any) -> Key:
+        self.types.setdefault(key, aval)
+        return key
+
+    @cached_property
+    def _of_before(self) -> dict[int, int]:
+        return {v: i for i, v in enumerate(self.before.inputs)}
+
+    @cached_property
+    def of_piece(self) -> dict[int, int]:
+        """Value → its position among the piece's inputs."""
+        return {v: i for i, v in enumerate(self.piece.inputs)}
+
+    @cached_property
+    def of_after(self) -> dict[int, int]:
+        """Value → its position among the inputs of what comes after."""
+        return {v: i for i, v in enumerate(self.after.inputs)}
+
+    def step_input(self, value: int) -> Key:
+        """Of an input, by its number in the program before the loop."""
+        return self._given(
+            Key(Kind.INPUT, self._of_before[value]), self.before.avals[value]
+        )
+
+    def is_made_before(self, position: int) -> bool:
+        """Whether what enters at a position is no input of the step as it is."""
+        return self.before.outputs[position] not in self._of_before
+
+    def entering(self, position: int) -> Key:
+        """Of what enters a piece."""
+        value = self.before.outputs[position]
+        if value is not None and value in self._of_before:
+            return self.step_input(value)
+        aval = self.before.atoms[position].aval
+        return self._given(Key(Kind.ENTERING, position), aval)
+
+    def inside(self, value: int) -> Key:
+        """Of what a piece reads or makes, by number."""
+        at, aval = self.of_piece.get(value), self.piece.avals[value]
+        if at is None:
+            return self._given(Key(Kind.INSIDE, value), aval)
+        if at == 0:
+            return self._given(Key(Kind.PIECE), aval)
+        coupled = at - 1 - len(self.apart.entering)
+        return self.entering(at - 1) if coupled < 0 else self.coupled(coupled)
+
+    def coupled(self, position: int) -> Key:
+        """Of what is made between forward and backward passes."""
+        aval = self.between.atoms[position].aval
+        return self._given(Key(Kind.COUPLED, position), aval)
+
+    def left(self, position: int) -> Key:
+        """Of what all pieces leave together."""
+        return self._given(Key(Kind.SUM, position), self.apart.sum_type(position))
+
+    def is_left(self, value: int) -> bool:
+        """Whether a value after the loop is what pieces left."""
+        return self.of_after.get(value, -1) >= self.inputs
+
+    def read_after(self, value: int) -> Key:
+        """Of what is read after the loop, by number."""
+        at = self.of_after.get(value)
+        if at is None:
+            return self.made_after(value)
+        if at < self.inputs:
+            return self._given(Key(Kind.INPUT, at), self.after.avals[value])
+        return self.left(at - self.inputs)
+
+    def made_after(self, value: int) -> Key:
+        """Of what is made after the loop, or finished of what was left."""
+        return self._given(Key(Kind.AFTER, value), self.after.avals[value])
+
+    def result(self, value: int) -> Key:
+        """Of a result of the step."""
+        return self.made_after(value) if self.is_left(value) else self.read_after(value)

@@ -1,0 +1,204 @@
+"""What backward passes of stages make again of their forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.ir.congruence import pair_ops, pair_regions
+from rhino_jax.ir.program import Op
+from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.decided import Decided, decide
+from rhino_jax.passes.remat.emit import emit
+from rhino_jax.passes.remat.equations import equations
+from rhino_jax.passes.remat.frame import Plan
+from rhino_jax.passes.remat.late import halves_of
+from rhino_jax.passes.remat.regions import Blocks
+from rhino_jax.passes.remat.residual_stacks import find_stacks
+from rhino_jax.passes.retraced import retraced
+from rhino_jax.passes.staged.apart import Apart
+from rhino_jax.passes.staged.group import GroupProgram
+from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.passes.staged.sides import Sides
+from rhino_jax.passes.staged.step import Kind
+
+
+Place = tuple[int, int]
+"""Of a value: which of the forward ops makes it (`Sides.forward`), as which result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """What backward passes make again.
+
+    Attributes:
+      chunks: those whose forward passes run again as a whole.
+      values: group → a `Choice` of values of the forward passes of its other chunks, as
+        text. Ids are of `Sides.program`. What these values need is made again, too,
+        down to what the backward pass reads anyway and what the choice keeps for that;
+        others wait in the host's memory.
+    """
+
+    chunks: frozenset[int] = frozenset()
+    values: Mapping[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, chunks: Iterable[int], choices: Iterable[str]) -> Remade:
+        """Args:
+        chunks: whose forward passes run again.
+        choices: of every group; empty where it makes none of its values again.
+        """
+        texts = {g: text for g, text in enumerate(choices) if text}
+        return cls(frozenset(chunks), texts)
+
+    def with_chunks(self, chunks: frozenset[int]) -> Remade:
+        return replace(self, chunks=self.chunks | chunks)
+
+    def with_values(self, group: int, choice: str) -> Remade:
+        """With another choice for a group; none, if it is empty."""
+        rest = {g: text for g, text in self.values.items() if g != group}
+        return replace(self, values={**rest, group: choice} if choice else rest)
+
+    @property
+    def choice(self) -> Choice:
+        """Of all groups."""
+        each = [Choice.parse(text) for _, text in sorted(self.values.items())]
+        return Choice(
+            tuple(v for c in each for v in c.recompute),
+            tuple(v for c in each for v in c.keep),
+            tuple(v for c in each for v in c.offload),
+        )
+
+
+def applied(
+    sides: Sides, apart: Apart, choice: Choice, asked: Sides
+) -> tuple[Sides, frozenset[Place], frozenset[Place]]:
+    """A micro-batch whose loops stack no longer what is made again, slice by slice.
+
+    Args:
+      sides: of it.
+      apart: the step.
+      choice: what is made again.
+      asked: whose ids the choice has: the same forward ops.
+    Returns:
+      The micro-batch: the same equations, with the same numbers of values; what else is
+      made again; what is kept to make that of.
+    """
+    if sides is not asked:
+        choice = _in_ids_of(sides, choice, asked)
+    blocks = Blocks(sides.program, is_top_entered=False)
+    stacked = {s.value for s in find_stacks(blocks, halves_of(blocks.top))}
+    slices = tuple(v for v in choice.recompute if v in stacked)
+    place = {
+        v: (k, j)
+        for k, results in enumerate(_results(sides))
+        for j, v in enumerate(results)
+    }
+    again = frozenset(place[v] for v in choice.recompute if v in place.keys() - stacked)
+    kept = frozenset(place[v] for v in choice.keep if v in place)
+    if not slices:
+        return sides, again, kept
+    inside = tuple(v for v in choice.keep if v not in place)
+    decided = decide(blocks, Choice(slices, inside))
+    plan = Plan(blocks, equations(apart.piece, sides.program), decided)
+    piece = retraced(apart.piece, lambda *arrays: emit(plan, arrays))
+    lines = Lines.of(piece, _numbers(sides, decided[None]))
+    return replace(sides, lines=lines), again, kept
+
+
+def offloaded(sides: Sides, remade: Remade, asked: Sides) -> dict[int, frozenset[int]]:
+    """Numbers of what waits in the host's memory, of every group that has any.
+
+    Args:
+      sides, asked: as of `applied`.
+      remade: what every group does.
+    """
+    number = dict(_numbered(sides))
+    found = {}
+    for group, text in remade.values.items():
+        choice = Choice((), (), Choice.parse(text).offload)
+        if sides is not asked and choice.offload:
+            choice = _in_ids_of(sides, choice, asked)
+        found[group] = frozenset(number[v] for v in choice.offload if v in number)
+    return {group: values for group, values in found.items() if values}
+
+
+def _numbered(sides: Sides) -> Iterator[tuple[int, int]]:
+    """Ids of what forward ops make, and their numbers."""
+    for i, results in zip(sides.forward, _results(sides), strict=True):
+        yield from zip(results, sides.lines.makes[i], strict=True)
+
+
+def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
+    """Of the results of every equation, once loops stack other values. A number of a
+    value that was not stacked before depends on that value alone: groups that are
+    planned already know values by number."""
+    lines, found = sides.lines, list(sides.lines.makes)
+    for k in decided.stacks.keys() | decided.added.keys():
+        call = decided.block.lines[k].op.call
+        assert call is not None
+        left_out = {call.num_carry + slot for slot in decided.stacks.get(k, ())}
+        found[k] = (
+            *(v for at, v in enumerate(found[k]) if at not in left_out),
+            *(len(lines.avals) + v for v in decided.added.get(k, ())),
+        )
+    return found
+
+
+def _in_ids_of(sides: Sides, choice: Choice, asked: Sides) -> Choice:
+    """A choice of values of another program with the same forward ops.
+
+    Values that have no counterpart, as of a loop whose body was traced with other
+    constants, are left out: they are then saved, which is right whatever else is
+    recomputed, as only values that the backward pass would read change where they come
+    from. What this takes is not hidden: groups are planned from the tasks that result.
+    """
+    ids: dict[int, int] = {}
+    before, now = asked.program, sides.program
+    pair_regions(before, before.body, now, now.body, ids)
+    chosen = (choice.recompute, choice.keep, choice.offload)
+    again, keep, sent = (tuple(ids[v] for v in of if v in ids) for of in chosen)
+    return Choice(again, keep, sent)
+
+
+def _op(sides: Sides, equation: int) -> Op:
+    return sides.program.ops[sides.program.body.ops[equation]]
+
+
+def _results(sides: Sides) -> Iterator[tuple[int, ...]]:
+    """Ids of the results of every forward op."""
+    for i in sides.forward:
+        yield _op(sides, i).results
+
+
+def in_ids_of_piece(choice: Choice, of: GroupProgram, sides: Sides) -> str:
+    """A choice of values of a group's program, as one of a piece's; as text.
+
+    Args:
+      choice: values that its forward tasks make, or receive.
+      of: the group's program.
+      sides: of a piece.
+    """
+    made = {number: v for v, number in _numbered(sides)}
+    ids = {
+        end.value: made[key.number]
+        for key, end in zip(of.arguments, of.program.inputs, strict=True)
+        if key.kind is Kind.INSIDE and key.number in made
+    }
+    for op_id, place in of.places.items():
+        other = _op(sides, sides.forward[place])
+        pair_ops(of.program, of.program.ops[op_id], sides.program, other, ids)
+    alias = Blocks(sides.program).top.alias
+    outside = {alias.get(v, v): v for results in _results(sides) for v in results}
+    recompute = [ids[v] for v in choice.recompute if v in ids]
+    # What it receives is there anyway.
+    received = {end.value for end in of.program.inputs}
+    keep = tuple(ids[v] for v in choice.keep if v in ids.keys() - received)
+    sent = [ids[v] for v in choice.offload if v in ids]
+    return str(
+        Choice(
+            tuple(outside.get(v, v) for v in recompute),
+            keep,
+            tuple(outside.get(v, v) for v in sent),
+        )
+    )

@@ -1,0 +1,174 @@
+"""Sums over micro-batches of what two groups make: each keeps its own part.
+
+The gradient of a weight that is read in two places is a sum of two. Where these are on
+different groups, one of them would be sent for every micro-batch; as two sums, it is
+sent once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from rhino_jax._compat import (
+    hide_frames,
+    is_literal,
+    jaxpr_consts,
+    open_jaxpr,
+    untagged,
+    without_dead_code,
+)
+from rhino_jax.passes.microbatch.cut import Crossing
+from rhino_jax.passes.retraced import traced_on
+from rhino_jax.passes.staged.apart import Apart
+from rhino_jax.passes.staged.labels import Labels
+from rhino_jax.passes.staged.lines import Lines
+
+
+hide_frames(__file__)
+
+ADDS = frozenset({"add", "add_any"})
+
+LINEAR = frozenset({
+    "convert_element_type", "copy", "div", "mul", "neg", "reshape", "reduce_sum",
+    "transpose",
+})  # fmt: skip
+"""Ops of a sum that are the sum of these ops of its terms, where all else that they
+read is the same in all micro-batches or free; of `div`, of its first operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A sum of two, and what is done to it.
+
+    Attributes:
+      terms: values.
+      chain: (equation, which of its operands), from the add on.
+    """
+
+    terms: tuple[int, ...]
+    chain: tuple[tuple[int, int], ...]
+
+
+def apart_sums(apart: Apart, labels: Labels) -> Apart | None:
+    """The step with such sums as two; None where there are none.
+
+    Args:
+      apart: the step.
+      labels: of its micro-batches.
+    """
+    found = {
+        k: shared
+        for k, crossing in enumerate(apart.leaving)
+        if crossing.how == "sum"
+        and k >= apart.early
+        and (shared := _shared(labels, k)) is not None
+    }
+    if not found:
+        return None
+    leaving: list[Crossing] = []
+    places: list[range] = []
+    for k, crossing in enumerate(apart.leaving):
+        count = len(found[k].terms) if k in found else 1
+        places.append(range(len(leaving), len(leaving) + count))
+        leaving += [crossing] * count
+    piece, at = _piece(apart, labels.lines, found)
+    return replace(
+        apart,
+        piece=piece,
+        at=at,
+        after=_after(apart, places),
+        leaving=tuple(leaving),
+    )
+
+
+def _shared(labels: Labels, position: int) -> _Shared | None:
+    """The add of what two groups make, behind a sum over micro-batches."""
+    lines, sides = labels.lines, labels.sides
+    value = lines.outputs[position]
+    chain: list[tuple[int, int]] = []
+    while value is not None and value in lines.maker:
+        at = lines.maker[value]
+        readers = sides.readers.get(value, ())
+        wanted = lines.outputs.count(value)
+        # What is read elsewhere as well has to be made whole in any case.
+        if len(readers) + wanted > 1 or at in (i for i, _ in chain):
+            return None
+        # Of forward ops there have to be as many as were cut into stages.
+        if not sides.is_backward[at]:
+            return None
+        name, eqn = lines.eqns[at].primitive.name, lines.eqns[at]
+        if name in ADDS:
+            if any(map(is_literal, eqn.invars)):
+                return None
+            made = [labels.made_at.get(v) for v in lines.reads[at]]
+            groups = {labels.group(m) for m in made if m is not None}
+            is_alike = len({v.aval.shape for v in eqn.invars}) == 1
+            if None in made or len(groups) < 2 or not is_alike:
+                return None
+            return _Shared(lines.reads[at], tuple(reversed(chain)))
+        varying = [
+            i
+            for i, v in enumerate(eqn.invars)
+            if not is_literal(v) and lines.number(v) in labels.made_at
+        ]
+        if name not in LINEAR or len(varying) != 1 or (name == "div" and varying[0]):
+            return None
+        chain.append((at, varying[0]))
+        value = lines.number(eqn.invars[varying[0]])
+    return None
+
+
+def _piece(
+    apart: Apart, lines: Lines, found: Mapping[int, _Shared]
+) -> tuple[Any, tuple[int | None, ...]]:
+    """A piece that leaves the terms; and where its equations run, as far as that is
+    known: what is done to a term runs where that is."""
+
+    def term(value: int, chain: Sequence[tuple[int, int]], env: dict[int, Any]) -> Any:
+        x = env[value]
+        for at, place in chain:
+            x = lines.bound(at, env, {place: x})
+        return x
+
+    def run(*arrays: Any) -> list[Any]:
+        env = dict(zip(lines.inputs, arrays, strict=True))
+        every = range(len(lines.eqns))
+        lines.run(every, env, {i: str(i) for i in every})
+        left: list[Any] = []
+        for k in range(len(lines.outputs)):
+            if k in found:
+                left += [term(v, found[k].chain, env) for v in found[k].terms]
+            else:
+                left.append(lines.result(k, env))
+        return left
+
+    types = [lines.avals[v] for v in lines.inputs]
+    piece, tags = untagged(without_dead_code(traced_on(run, types)))
+    if not apart.at:
+        return piece, ()
+    return piece, tuple(None if tag is None else apart.at[int(tag)] for tag in tags)
+
+
+def _after(apart: Apart, terms: Sequence[range]) -> Any:
+    """What comes after, of the terms of sums."""
+    opened, consts = open_jaxpr(apart.after), jaxpr_consts(apart.after)
+    count = len(opened.invars) - len(terms)
+    inputs, sums = opened.invars[:count], opened.invars[count:]
+
+    def run(*arrays: Any) -> list[Any]:
+        left = arrays[count:]
+        whole = []
+        for places in terms:
+            total = left[places[0]]
+            for p in places[1:]:
+                total = total + left[p]
+            whole.append(total)
+        return jax.core.eval_jaxpr(opened, consts, *arrays[:count], *whole)
+
+    types = [v.aval for v in inputs]
+    types += [v.aval for v, places in zip(sums, terms, strict=True) for _ in places]
+    return without_dead_code(traced_on(run, types))

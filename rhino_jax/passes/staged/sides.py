@@ -1,0 +1,325 @@
+"""The ops of a micro-batch: of the data alone, of the forward pass, of the backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rhino_jax._compat import open_jaxpr
+from rhino_jax.errors import MicrobatchError, PlanFileError
+from rhino_jax.frontend.importer import import_jaxpr
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.staged.apart import Apart, take_apart
+from rhino_jax.passes.staged.lines import Lines
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """A piece's ops, by their positions in its jaxpr, and values, by numbers.
+
+    What reads values that couple micro-batches, and all that reads of it, waits for
+    the forward passes of all of them: it is in the backward pass.
+
+    Free ops read data, numbers of pieces and scalars alone and contract nothing: they
+    run wherever what they make is read, and are in neither pass.
+
+    Attributes:
+      lines: of a piece.
+      program: imported from it; `program.body.ops[i]` is equation i.
+      is_free: of every equation.
+      is_backward: of every equation.
+      parameters: numbers of the inputs that are made of other arrays than the data:
+        weights, converted or not. Scalars and keys of random numbers are not.
+      coupled: numbers of the inputs that are made of all micro-batches.
+      ahead: equations that make what these are made of.
+    """
+
+    lines: Lines
+    program: Program
+    is_free: tuple[bool, ...]
+    is_backward: tuple[bool, ...]
+    parameters: frozenset[int]
+    coupled: frozenset[int]
+    ahead: frozenset[int]
+
+    @cached_property
+    def is_coupled(self) -> bool:
+        """Whether backward passes wait for the forward passes of all micro-batches."""
+        return any(self.readers.get(v) for v in self.coupled)
+
+    def twice(self, early: int) -> Sides:
+        """With `ahead` twice: copies of it come first, of which is what a piece leaves
+        early (that many results); and again in the forward pass, of which the backward
+        pass is. The program is still that of a piece as it was."""
+        count = len(self.ahead)
+        first = sorted(self.ahead)
+        return replace(
+            self,
+            lines=self.lines.with_copies(self.ahead, range(early)),
+            is_free=(*(self.is_free[i] for i in first), *self.is_free),
+            is_backward=(*(False for _ in first), *self.is_backward),
+            ahead=frozenset(range(count)),
+        )
+
+    @cached_property
+    def forward(self) -> tuple[int, ...]:
+        """Equations of the forward pass."""
+        pairs = zip(self.is_free, self.is_backward, strict=True)
+        return tuple(i for i, (free, back) in enumerate(pairs) if not (free or back))
+
+    @cached_property
+    def backward(self) -> tuple[int, ...]:
+        """Equations of the backward pass."""
+        pairs = zip(self.is_free, self.is_backward, strict=True)
+        return tuple(i for i, (free, back) in enumerate(pairs) if back and not free)
+
+    @cached_property
+    def readers(self) -> dict[int, tuple[int, ...]]:
+        """Value → the equations that read it."""
+        found: dict[int, list[int]] = {}
+        for i, values in enumerate(self.lines.reads):
+            for v in dict.fromkeys(values):
+                found.setdefault(v, []).append(i)
+        return {v: tuple(readers) for v, readers in found.items()}
+
+    def is_free_value(self, value: int) -> bool:
+        """Whether every group has it, or makes it for itself."""
+        at = self.lines.maker.get(value)
+        if at is not None:
+            return self.is_free[at]
+        return value not in self.parameters | self.coupled
+
+    @cached_property
+    def of_weights(self) -> frozenset[int]:
+        """Values that are made of parameters alone, and by no contraction: layers'
+        parts of stacks."""
+        found = set(self.parameters)
+        for i, op_id in enumerate(self.program.body.ops):
+            op, reads = self.program.ops[op_id], self.lines.reads[i]
+            is_light = op.call is None and not op.traits.is_contraction
+            if is_light and reads and found.issuperset(reads):
+                found.update(self.lines.makes[i])
+        return frozenset(found - self.parameters)
+
+    @cached_property
+    def homes(self) -> tuple[int | None, ...]:
+        """Of every equation the forward equation that it belongs to; None of free
+        ones."""
+        return self.placed({i: i for i in self.forward})
+
+    @cached_property
+    def not_before(self) -> frozenset[tuple[int, int]]:
+        """(home, forward equation): if the second were in an earlier stage than the
+        first, a backward equation would not be where its home is, but there. So it is
+        of layers under `jax.checkpoint`, whose backward pass is one equation, and waits
+        for that of the layers that read what it makes. Only of equations with regions,
+        and without those of which the second needs the first anyway."""
+        ops = [self.program.ops[i] for i in self.program.body.ops]
+        if all(ops[i].call is None for i in self.backward):
+            return frozenset()
+        rank = {i: i for i in self.forward}
+        found = set[tuple[int, int]]()
+        waits: dict[int, set[int]] = {}  # of backward equations, for forward ones
+        for i in self.backward:
+            home, mine = self.homes[i], set[int]()
+            for v in self.lines.reads[i]:
+                if self._is_of_backward(v):
+                    mine |= waits[self.lines.maker[v]]
+                else:
+                    mine.update(self._limits(v, (), rank))
+            is_call = home is not None and ops[i].call is not None
+            waits[i] = {home} if is_call and home is not None else mine
+            if is_call and home is not None:
+                found.update((home, at) for at in mine)
+        needs: dict[int, int] = {}  # sets of equations, as bits
+        for i in self.forward:
+            made_by = {self.lines.maker.get(v, -1) for v in self.lines.reads[i]}
+            needs[i] = 1 << i
+            for j in made_by & needs.keys():
+                needs[i] |= needs[j]
+        return frozenset(
+            (home, at) for home, at in found if at > home and not needs[at] >> home & 1
+        )
+
+    def placed(self, rank: Mapping[int, int]) -> tuple[int | None, ...]:
+        """The ranks of all equations, given those of the forward pass.
+
+        A backward op comes as early as what it reads of the backward pass, and no
+        earlier than the last forward op that reads, or else makes, what it reads: so
+        gradients of weights are where the weights are. What reads nothing of the
+        backward pass is where its results are read.
+
+        Args:
+          rank: forward equation → what rises along the forward pass, and falls along
+            the backward pass.
+        Returns:
+          Of every equation its rank; None of free ones.
+        """
+        top = max(rank.values(), default=0)
+        of: list[int | None] = [None] * len(self.lines.reads)
+        for i, reads in enumerate(self.lines.reads):
+            if not self.is_free[i]:
+                limits = [limit for v in reads for limit in self._limits(v, of, rank)]
+                of[i] = min(limits, default=top) if self.is_backward[i] else rank[i]
+        for i in reversed(self.backward):
+            waits = any(self._is_of_backward(v) for v in self.lines.reads[i])
+            later = [
+                of[j] for v in self.lines.makes[i] for j in self.readers.get(v, ())
+            ]
+            known = [r for r in later if r is not None]
+            if known and not waits:
+                mine = of[i]
+                assert mine is not None
+                of[i] = min(mine, max(known))
+        return tuple(of)
+
+    def _is_of_backward(self, value: int) -> bool:
+        at = self.lines.maker.get(value)
+        return at is not None and self.is_backward[at] and not self.is_free[at]
+
+    def _limits(
+        self, value: int, of: Sequence[int | None], rank: Mapping[int, int]
+    ) -> Iterator[int]:
+        """The highest rank of a backward op that reads this, if it has one."""
+        if self.is_free_value(value):
+            return
+        at = self.lines.maker.get(value)
+        if self._is_of_backward(value):
+            assert at is not None
+            found = of[at]
+            assert found is not None
+            yield found
+            return
+        ahead = [rank[i] for i in self.readers.get(value, ()) if i in rank]
+        if ahead:
+            yield max(ahead)
+        elif at is not None:
+            yield rank[at]
+
+
+def _is_array(aval: Any) -> bool:
+    is_key = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+    return bool(aval.shape) and not is_key
+
+
+def apart_as_planned(
+    closed: Any,
+    program: Program,
+    count: int,
+    places: tuple[str, ...],
+    planned: tuple[int, bool],
+) -> Apart:
+    """A step that is planned, taken apart as it was then: also before rows of earlier
+    loops were kept to save one (`passes.microbatch.choice.Choice.kept`).
+
+    Args:
+      closed, program, count, places: as of `take_apart`.
+      planned: how many forward ops the plan puts into stages, and whether
+        micro-batches are coupled there.
+    Raises:
+      MicrobatchError: it cannot be cut so.
+      PlanFileError: it is not the step that was planned.
+    """
+
+    def found(apart: Apart) -> tuple[int, bool]:
+        sides = sides_of(apart)
+        return len(sides.forward), sides.is_coupled
+
+    apart = take_apart(closed, program, count, places)
+    now = found(apart)
+    if now == planned:
+        return apart
+    with contextlib.suppress(MicrobatchError):
+        older = take_apart(closed, program, count, places, kept=0.0)
+        if found(older) == planned:
+            return older
+    raise PlanFileError(
+        f"the plan of `{program.name}` was made by a version of rhino_jax that cuts its"
+        " micro-batches otherwise.",
+        where=f"{count} micro-batches",
+        numbers=f"{planned[0]} ops of a forward pass then, {now[0]} now;"
+        f" coupled: {planned[1]}, {now[1]}",
+        fix="plan again and save that plan, or use the version that made it.",
+    )
+
+
+def sides_of(apart: Apart) -> Sides:
+    """Tell a piece's passes apart; of the last few pieces that is known.
+
+    Backward is what reverse differentiation made (JAX marks its ops in their name
+    stacks), what is coupled, and all that reads of these; but for all of which values
+    are made that couple micro-batches.
+    """
+    return _sides_of(
+        apart.piece,
+        apart.cut.program.name,
+        apart.sources,
+        apart.data,
+        len(apart.entering),
+        apart.early,
+    )
+
+
+@lru_cache(maxsize=4)
+def _sides_of(
+    piece: Any,
+    name: str,
+    sources: tuple[frozenset[int], ...],
+    data: frozenset[int],
+    entering: int,
+    early: int,
+) -> Sides:
+    jaxpr = open_jaxpr(piece)
+    program = import_jaxpr(
+        piece,
+        name=name,
+        input_paths=[f"in[{i}]" for i in range(len(jaxpr.invars))],
+        donated=[False] * len(jaxpr.invars),
+        output_paths=[f"out[{i}]" for i in range(len(jaxpr.outvars))],
+        state_of=[None] * len(jaxpr.outvars),
+    )
+    lines = Lines.of(piece)
+    parameters = frozenset(
+        value
+        for value, made_of in zip(lines.inputs[1:], sources, strict=True)
+        if made_of - data and _is_array(lines.avals[value])
+    )
+    coupled = frozenset(lines.inputs[1 + entering :])
+    left = [v for v in lines.outputs[:early] if v is not None]
+    ahead, _ = lines.needed(left, ())
+    is_free: list[bool] = []
+    is_backward: list[bool] = []
+    for i, (reads, op_id) in enumerate(zip(lines.reads, program.body.ops, strict=True)):
+        op = program.ops[op_id]
+        made_by = [lines.maker[v] for v in reads if v in lines.maker]
+        is_free.append(
+            not (parameters | coupled) & set(reads)
+            and all(is_free[j] for j in made_by)
+            and not op.traits.is_contraction
+            and (op.call is None or not op.flops)
+        )
+        is_backward.append(
+            i not in ahead
+            and (
+                op.source.is_backward
+                or bool(coupled & set(reads))
+                or any(is_backward[j] for j in made_by)
+            )
+        )
+    return Sides(
+        lines=lines,
+        program=program,
+        is_free=tuple(is_free),
+        is_backward=tuple(
+            b and not f for f, b in zip(is_free, is_backward, strict=True)
+        ),
+        parameters=parameters,
+        coupled=coupled,
+        ahead=frozenset(ahead),
+    )

@@ -1,0 +1,200 @@
+"""Stacks of layers in parts: a step whose layers are one loop, as a loop for each part.
+
+A loop over L layers reads their weights as stacks `[L, …]`. To be cut into stages, it
+becomes several loops one after the other, and every stack several arrays: weights, what
+the forward pass leaves for the backward pass, gradients, and what optimizers keep of
+them. Ops on stacks are done part by part; what sums over layers adds up the parts.
+
+A stack of one loop may have other parts than that of another, and lie on other stages:
+an encoder's on the first two, a decoder's on the last two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rhino_jax._compat import (
+    hide_frames,
+    in_current_mesh,
+    open_jaxpr,
+    without_dead_code,
+    without_mesh,
+)
+from rhino_jax.frontend.importer import import_jaxpr
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.retraced import traced_on
+from rhino_jax.passes.staged.parts import InParts, Parts
+
+
+hide_frames(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Arrays of the same layers, to be in parts along dim 0.
+
+    Attributes:
+      slots: positions of the step's inputs.
+      sizes: layers of every part; the parts are on stages one after the other.
+      first: the stage of the first of them; None: any.
+    """
+
+    slots: frozenset[int]
+    sizes: tuple[int, ...]
+    first: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """An input or result of the step in parts.
+
+    Attributes:
+      whole: position of the input or result that it is of.
+      part: which part of it along dim 0; None: it is that itself.
+    """
+
+    whole: int
+    part: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Unstacked:
+    """A step with its stacks in parts.
+
+    Attributes:
+      closed: closed jaxpr of the arguments in parts.
+      program: imported from it.
+      inputs, outputs: what each input and result is.
+      stacks: that are in parts.
+    """
+
+    closed: Any
+    program: Program
+    inputs: tuple[End, ...]
+    outputs: tuple[End, ...]
+    stacks: tuple[Stack, ...]
+
+    @classmethod
+    def none(cls, closed: Any, program: Program) -> Unstacked:
+        """The step as it is."""
+        inputs = tuple(map(End, range(len(program.inputs))))
+        return cls(
+            closed, program, inputs, tuple(map(End, range(len(program.outputs)))), ()
+        )
+
+    @classmethod
+    def of(cls, closed: Any, program: Program, stacks: Sequence[Stack]) -> Unstacked:
+        """The step with these stacks in parts; without any, as it is.
+
+        Its equations no longer name the mesh in which they were traced: they run on
+        parts of that.
+        """
+        with without_mesh():
+            closed = in_current_mesh(closed)
+        return (
+            unstacked(closed, program, stacks) if stacks else cls.none(closed, program)
+        )
+
+    @cached_property
+    def together(self) -> tuple[frozenset[int], ...]:
+        """Positions of the inputs of every part of every stack: weights of some layers,
+        and what optimizers save of them."""
+        of = {slot: k for k, stack in enumerate(self.stacks) for slot in stack.slots}
+        found: dict[tuple[int, int], set[int]] = {}
+        for i, end in enumerate(self.inputs):
+            if end.part is not None:
+                found.setdefault((of[end.whole], end.part), set()).add(i)
+        return tuple(map(frozenset, found.values()))
+
+    @cached_property
+    def sizes(self) -> Mapping[int, tuple[int, ...]]:
+        """Of every input that was a stack, the layers of its parts."""
+        return _sizes(self.stacks)
+
+
+def _sizes(stacks: Sequence[Stack]) -> dict[int, tuple[int, ...]]:
+    return {slot: stack.sizes for stack in stacks for slot in stack.slots}
+
+
+def unstacked(closed: Any, program: Program, stacks: Sequence[Stack]) -> Unstacked:
+    """A step with stacks in parts.
+
+    Args:
+      closed: a closed jaxpr without constants.
+      program: imported from it.
+      stacks: inputs, and the parts of each.
+    """
+    sizes = _sizes(stacks)
+    walk, opened = InParts(program), open_jaxpr(closed)
+    inputs: list[End] = []
+    types: list[Any] = []
+    for i, var in enumerate(opened.invars):
+        for part, size in enumerate(sizes[i]) if i in sizes else ((None, 0),):
+            inputs.append(End(i, part))
+            aval = var.aval
+            if part is not None:
+                aval = aval.update(shape=(size, *aval.shape[1:]))
+            types.append(aval)
+    outputs: list[End] = []
+
+    def run(*arrays: Any) -> list[Any]:
+        given: dict[int, list[Any]] = {}
+        for end, x in zip(inputs, arrays, strict=True):
+            given.setdefault(end.whole, []).append(x)
+        args = [Parts(0, tuple(xs)) if i in sizes else xs[0] for i, xs in given.items()]
+        outs = walk.block(program.body, opened, (), args)
+        outputs.clear()
+        found: list[Any] = []
+        for k, (x, out) in enumerate(zip(outs, program.outputs, strict=True)):
+            of = sizes.get(-1 if out.state_of is None else out.state_of)
+            if of is None:
+                outputs.append(End(k))
+                found.append(walk.whole(x))
+            else:
+                outputs.extend(End(k, part) for part in range(len(of)))
+                found += walk.parts(x, 0, of).arrays
+        return found
+
+    made = without_dead_code(traced_on(run, types))
+    return _imported(made, program, inputs, outputs, stacks)
+
+
+def _imported(
+    closed: Any,
+    before: Program,
+    inputs: Sequence[End],
+    outputs: Sequence[End],
+    stacks: Sequence[Stack],
+) -> Unstacked:
+    sizes = _sizes(stacks)
+
+    def path(text: str, end: End, stack: int | None) -> str:
+        if end.part is None or stack is None:
+            return text
+        of = sizes[stack]
+        start = sum(of[: end.part])
+        return f"{text}[{start}:{start + of[end.part]}]"
+
+    place = {end: i for i, end in enumerate(inputs)}
+    state_of = [
+        place.get(End(tied, end.part))
+        if (tied := before.outputs[end.whole].state_of) is not None
+        else None
+        for end in outputs
+    ]
+    program = import_jaxpr(
+        closed,
+        name=before.name,
+        input_paths=[path(before.inputs[e.whole].path, e, e.whole) for e in inputs],
+        donated=[before.inputs[e.whole].is_donated for e in inputs],
+        output_paths=[
+            path(before.outputs[e.whole].path, e, before.outputs[e.whole].state_of)
+            for e in outputs
+        ],
+        state_of=state_of,
+        while_trips=before.while_trips,
+    )
+    return Unstacked(closed, program, tuple(inputs), tuple(outputs), tuple(stacks))

@@ -1,0 +1,355 @@
+"""From a step that is apart, and stages of its forward pass, to tasks of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rhino_jax._compat import hide_frames
+from rhino_jax.ir.congruence import pair_regions
+from rhino_jax.passes.staged.after import After
+from rhino_jax.passes.staged.apart import Apart
+from rhino_jax.passes.staged.between import between, sends_between
+from rhino_jax.passes.staged.holding import is_plain, may_wait
+from rhino_jax.passes.staged.labels import Labels
+from rhino_jax.passes.staged.loops import apart_loops
+from rhino_jax.passes.staged.names import Names
+from rhino_jax.passes.staged.remat import Remade, applied, offloaded
+from rhino_jax.passes.staged.shared_sums import apart_sums
+from rhino_jax.passes.staged.sides import Sides, sides_of
+from rhino_jax.passes.staged.step import (
+    Key,
+    Kind,
+    Send,
+    Step,
+    Task,
+    TaskKind,
+    received,
+)
+from rhino_jax.passes.staged.updates import updates
+
+
+hide_frames(__file__)
+
+_KINDS = {
+    -1: TaskKind.AHEAD,
+    0: TaskKind.FORWARD,
+    1: TaskKind.BACKWARD,
+    2: TaskKind.WEIGHTS,
+}
+"""By the turn of a label."""
+
+NOTHING = Remade()
+"""All is kept."""
+
+
+def staged(
+    apart: Apart,
+    stages: Sequence[int],
+    group_of: Sequence[int] = (),
+    *,
+    is_split: bool = False,
+    remade: Remade = NOTHING,
+    is_twice: bool = False,
+    together: Sequence[Collection[int]] = (),
+) -> Step:
+    """The tasks of a step.
+
+    Args:
+      apart: the step.
+      stages: of every forward equation (`Sides.forward`) its chunk, from 0 on; each
+        reads only what is made in its own chunk or an earlier one.
+      group_of: of every chunk its group; its own unless said.
+      is_split: whether what nothing waits for of backward passes is in tasks apart.
+      remade: what backward passes make again of forward passes, and what of them waits
+        in the host's memory; where they are split no whole passes, and nothing that
+        loops stack.
+      is_twice: whether what couples micro-batches is made ahead of all forward passes,
+        and these run again: then backward passes wait for none but their own.
+      together: positions of the step's inputs that lie on one group: a weight, and what
+        optimizers save of it (`Unstacked.together`).
+    """
+    asked = sides_of(apart)
+    sides = asked
+    if is_split:
+        apart = with_split_loops(apart, stages, group_of)
+        sides = sides_of(apart)
+        stages = _stages_of(sides, asked, stages)
+    while True:
+        labels = Labels.at(
+            sides,
+            stages,
+            group_of,
+            is_split=is_split,
+            recomputed=remade.chunks,
+            at=apart.at,
+        )
+        parted = apart_sums(apart, labels)
+        if parted is None:
+            break
+        apart, before = parted, sides
+        sides = sides_of(apart)
+        # Where `apart.at` says it, it says it of every equation.
+        stages = stages if apart.at else _stages_of(sides, before, stages)
+    sent = offloaded(sides, remade, asked)
+    if remade.values:
+        sides, again, kept = applied(sides, apart, remade.choice, asked)
+        labels = Labels.at(
+            sides,
+            stages,
+            group_of,
+            is_split=is_split,
+            recomputed=remade.chunks,
+            remade=again,
+            kept=kept,
+        )
+    if is_twice:
+        labels = labels.twice(apart.early)
+    names = Names(apart, labels.lines)
+    return _Staging(apart, labels, names, sent, tuple(together)).step()
+
+
+def _stages_of(sides: Sides, before: Sides, stages: Sequence[int]) -> list[int]:
+    """The chunk of every forward equation of a piece that was traced once more.
+
+    Args:
+      sides: of the piece as it is now.
+      before, stages: of the piece as it was, and of its forward equations their chunks.
+    """
+    ids: dict[int, int] = {}
+    now, then = sides.program, before.program
+    pair_regions(now, now.body, then, then.body, ids)
+    known: dict[int, int] = {}
+    for i, chunk in zip(before.forward, stages, strict=True):
+        known.update(dict.fromkeys(then.ops[then.body.ops[i]].results, chunk))
+    of_value: dict[int, int] = {}
+    found = []
+    for i in sides.forward:
+        op = now.ops[now.body.ops[i]]
+        read = max((of_value.get(v, 0) for v in op.operands), default=0)
+        chunk = max((known.get(ids.get(v, -1), read) for v in op.results), default=read)
+        found.append(chunk)
+        of_value.update(dict.fromkeys(op.results, chunk))
+    return found
+
+
+def with_split_loops(
+    apart: Apart, stages: Sequence[int], group_of: Sequence[int] = ()
+) -> Apart:
+    """The step with loops of its backward passes in two, where that splits them; see
+    `staged`."""
+    labels = Labels.at(sides_of(apart), stages, group_of)
+    return apart_loops(apart, labels) or apart
+
+
+@dataclass(frozen=True, eq=False)
+class _Staging:
+    apart: Apart
+    labels: Labels
+    names: Names
+    sent: Mapping[int, frozenset[int]]
+    together: tuple[Collection[int], ...]
+
+    def step(self) -> Step:
+        names, groups = self.names, self.labels.groups
+        starts = [self._start(g) for g in range(groups)]
+        pieces = [self._piece(label) for label in range(self.labels.count)]
+        ahead, back = pieces[: self.labels.chunks], pieces[self.labels.chunks :]
+        middle = between(self.apart, self.labels, names)
+        last = updates(self.apart, names, self.after)
+        tasks: list[list[Task]] = [[] for _ in range(groups)]
+        for task in (*starts, *ahead, *middle, *back, *last):
+            if task.makes:
+                tasks[task.group].append(task)
+        home, copies = self._homes(tasks)
+        sends = (
+            *self._sends(),
+            *sends_between(middle, self.labels, _KINDS),
+            *self._sends_after(),
+        )
+        # A task that would make nothing is none, and gets nothing.
+        read = {(key, task.group) for of in tasks for task in of for key in task.reads}
+        sent = {(s.key, s.target): s for s in sends if (s.key, s.target) in read}
+        return Step(
+            groups=groups,
+            chunks=self.labels.group_of,
+            micro_batches=self.apart.cut.count,
+            tasks=tuple(map(tuple, tasks)),
+            sends=tuple(sent.values()),
+            home=home,
+            copies=copies,
+            outputs=tuple(
+                atom.val
+                if value is None
+                else (self.after.home(value), names.result(value))
+                for value, atom in zip(
+                    names.after.outputs, names.after.atoms, strict=True
+                )
+            ),
+            types=names.types,
+            offloaded=self._offloaded(tasks, tuple(sent.values())),
+        )
+
+    def _offloaded(
+        self, tasks: Iterable[Sequence[Task]], sends: Sequence[Send]
+    ) -> tuple[frozenset[Key], ...]:
+        if not self.sent:
+            return ()
+        names = self.names
+        asked = [
+            {
+                key
+                for key in map(names.inside, self.sent.get(group, ()))
+                if is_plain(names.types[key])
+            }
+            for group in range(self.labels.groups)
+        ]
+        return tuple(
+            may_wait(of, received(sends, group)) & asked[group]
+            for group, of in enumerate(tasks)
+        )
+
+    def _start(self, group: int) -> Task:
+        """What micro-batches of a group read, and sums of nothing."""
+        names, lines, labels = self.names, self.names.before, self.labels
+        read = self._read_by(group) & names.of_piece.keys()
+        read -= labels.sides.coupled
+        entering = sorted(names.of_piece[v] - 1 for v in read)
+        made = [p for p in entering if p >= 0 and names.is_made_before(p)]
+        wanted = [v for p in made if (v := lines.outputs[p]) is not None]
+        equations, needed = lines.needed(wanted, ())
+        sums = [k for k, at in enumerate(labels.left_at) if labels.group(at) == group]
+        reads = sorted(needed)
+
+        def run(*arrays: Any) -> list[Any]:
+            env = dict(zip(reads, arrays, strict=True))
+            lines.run(sorted(equations), env)
+            return [
+                *(lines.result(p, env) for p in made),
+                *(self.apart.start(k) for k in sums),
+            ]
+
+        return Task(
+            TaskKind.START,
+            group,
+            0,
+            tuple(map(names.step_input, reads)),
+            (*map(names.entering, made), *map(names.left, sums)),
+            run,
+        )
+
+    def _read_by(self, group: int) -> set[int]:
+        """What the micro-batches of a group read of inputs and of other labels."""
+        labels = self.labels
+        mine = [at for at in range(labels.count) if labels.group(at) == group]
+        return set().union(*(labels.reads[at] for at in mine))
+
+    def _piece(self, label: int) -> Task:
+        names, labels, lines = self.names, self.labels, self.labels.lines
+        equations, gives = labels.ordered(label), labels.gives(label)
+        reads, sums = sorted(labels.reads[label]), labels.leaves(label)
+        index = lines.inputs[0]
+        stacks = any(self.apart.leaving[k].how == "stacked" for k in sums)
+        if stacks and index not in reads:
+            reads = [index, *reads]
+
+        # Copies that run ahead come first, and are of no place among what is chosen.
+        copies = len(labels.sides.ahead) if labels.is_twice else 0
+        forward = [i for i in labels.sides.forward if i >= copies]
+        is_forward = labels.turn(label) == 0
+        tags = {i: str(k) for k, i in enumerate(forward)} if is_forward else {}
+
+        def run(*arrays: Any) -> list[Any]:
+            env = dict(zip(reads, arrays, strict=False))
+            lines.run(equations, env, tags)
+            so_far = zip(sums, arrays[len(reads) :], strict=True)
+            return [
+                *(env[v] for v in gives),
+                *(
+                    self.apart.combined(k, x, lines.result(k, env), env.get(index))
+                    for k, x in so_far
+                ),
+            ]
+
+        return Task(
+            self._kind(label),
+            labels.group(label),
+            labels.chunk(label),
+            (*map(names.inside, reads), *map(names.left, sums)),
+            (*map(names.inside, gives), *map(names.left, sums)),
+            run,
+        )
+
+    def _kind(self, label: int) -> TaskKind:
+        return _KINDS[self.labels.turn(label)]
+
+    def _sends(self) -> list[Send]:
+        labels = self.labels
+        found: dict[tuple[Key, int], Send] = {}
+        for label, reads in enumerate(labels.reads):
+            target = labels.group(label)
+            for v in sorted(reads & labels.made_at.keys()):
+                at = labels.made_at[v]
+                source, key = labels.group(at), self.names.inside(v)
+                if source != target:
+                    place = labels.chunk(at)
+                    send = Send(key, source, target, self._kind(at), place)
+                    found.setdefault((key, target), send)
+        return list(found.values())
+
+    @cached_property
+    def after(self) -> After:
+        names, labels = self.names, self.labels
+        lines = names.after
+        left = {
+            lines.inputs[names.inputs + k]: labels.group(at)
+            for k, at in enumerate(labels.left_at)
+        }
+        users: dict[int, set[int]] = {}
+        for label, reads in enumerate(labels.reads):
+            for v in reads & labels.sides.parameters:
+                for i in self.apart.sources[names.of_piece[v] - 1] - self.apart.data:
+                    users.setdefault(i, set()).add(labels.group(label))
+        at = {i: min(of) for i, of in users.items()}
+        for slots in self.together:
+            if read := [at[i] for i in slots if i in at]:
+                at = {**dict.fromkeys(slots, min(read)), **at}
+        known = {lines.inputs[i]: group for i, group in at.items()}
+        ties = [
+            (v, lines.inputs[end.state_of])
+            for v, end in zip(
+                lines.outputs, self.apart.cut.program.outputs, strict=True
+            )
+            if v is not None and end.state_of is not None
+        ]
+        return After.of(lines, known, left, ties)
+
+    def _sends_after(self) -> list[Send]:
+        found = []
+        for sent in sorted(self.after.sent, key=lambda s: (s.round, s.value, s.target)):
+            key = self.names.read_after(sent.value)
+            kind, place = TaskKind.UPDATE, sent.round
+            if key.kind is Kind.SUM:
+                at = self.labels.left_at[key.number]
+                kind, place = self._kind(at), self.labels.chunk(at)
+            found.append(Send(key, sent.source, sent.target, kind, place))
+        return found
+
+    def _homes(
+        self, tasks: Iterable[Iterable[Task]]
+    ) -> tuple[tuple[int, ...], frozenset[tuple[int, int]]]:
+        """Of every input its group, and where else it is read."""
+        users: dict[int, set[int]] = {}
+        for group, mine in enumerate(tasks):
+            for key in (k for task in mine for k in task.reads):
+                if key.kind is Kind.INPUT:
+                    users.setdefault(key.number, set()).add(group)
+        home = []
+        for i, value in enumerate(self.names.after.inputs[: self.names.inputs]):
+            wanted = self.after.homes.get(value)
+            home.append(min(users.get(i, {0})) if wanted is None else wanted)
+        return tuple(home), frozenset(
+            (i, g) for i, groups in users.items() for g in groups if g != home[i]
+        )

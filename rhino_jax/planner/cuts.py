@@ -1,0 +1,129 @@
+"""Which passes a program is planned with: micro-batches, recompute, open sums.
+
+What needs none of them is planned once, as it is. Where that does not fit, or would be
+faster with more memory, variants that hold less are planned too (`variants`), each with
+shardings of its own, and the one with the shortest predicted step that fits is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from rhino_jax.ir.blocks import Stored
+from rhino_jax.passes.remat.unremat import has_remat
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Variant
+from rhino_jax.planner.deferred_reductions import with_open_sums
+from rhino_jax.planner.least_memory.refused import error_of
+from rhino_jax.planner.least_memory.variants import LeastMemory
+from rhino_jax.planner.per_microbatch import notes_of_places
+from rhino_jax.planner.storage import best_stored, stored_as, told_of_storage
+from rhino_jax.planner.variant_search import Search, Solved
+from rhino_jax.planner.variants import KEPT_INSTEAD, Explorer, Tried, cut_in
+from rhino_jax.utils.gc import no_garbage_collection
+
+
+AUTO = "auto"
+IN_BLOCKS = "blocks"
+
+
+@no_garbage_collection()
+def best_cut(
+    search: Search,
+    microbatches: int | str,
+    recompute: str,
+    storage: str | Stored = "as written",
+    places: tuple[str, ...] = (),
+) -> Plan:
+    """The plan of the variant of a program that is predicted fastest within memory.
+
+    Args:
+      search: of the program as its user wrote it.
+      microbatches, recompute, storage: as of `auto_shard`; or what is stored in blocks.
+      places: as of `auto_shard`, there `per_microbatch`.
+    Raises:
+      InfeasiblePlanError: nothing fits, whatever is done.
+      MicrobatchError: the program has no batch that can be cut as it is asked to be.
+    """
+    if storage == IN_BLOCKS:
+        search = best_stored(search)
+    elif not isinstance(storage, str):
+        search = stored_as(search, storage)
+    has_wish = has_remat(search.traced.program)
+    search = as_asked(search, recompute)
+    if isinstance(microbatches, int) and microbatches > 1:
+        search = search.after([cut_in(microbatches, places)])
+    written, search = search, replace(search, refine=0)
+    found = first = search.find()
+    # Has the recipes of the program as it is written, where that fits.
+    typed_search, typed = search, first
+    variants: tuple[Variant, ...] = ()
+    explorer = Explorer(
+        search, first, microbatches == AUTO, recompute == AUTO, has_wish, places
+    )
+    if not first.fits and (explorer.may_cut or explorer.may_recompute):
+        explorer.least = _least_memory(explorer)
+    if explorer.has_more:
+        search, found = explorer.best()
+        if not first.fits:
+            typed_search, typed = search, found
+        variants = explorer.variants()
+    if found.fits:
+        search, found = with_open_sums(search, found)
+    if written.refine:
+        plan = _fastest_compiled(
+            written if first.fits else None, search, written.refine
+        )
+    else:
+        plan = replace(search.plan(found), recipes=typed.recipes())
+    # Variants are planned on the mesh of the first plan, where that fits.
+    notes = (*plan.notes, *notes_of_places(plan.transforms))
+    meshes = plan.meshes or first.compared
+    plan = replace(plan, variants=variants, meshes=meshes, notes=notes)
+    if not written.refine:
+        solved = Solved(search, found, typed_search, typed)
+        plan = replace(plan, origin=solved.alone())
+    return told_of_storage(plan)
+
+
+def _least_memory(explorer: Explorer) -> Tried:
+    """The variant with the smallest peak.
+
+    Raises:
+      InfeasiblePlanError: it does not fit, and so none does.
+    """
+    least = LeastMemory(
+        explorer.search,
+        explorer.may_cut,
+        explorer.may_recompute,
+        explorer.has_wish,
+        explorer.places,
+    )
+    best = least.best()
+    peak = best.found.solved[0].solution.peak
+    if peak > explorer.search.request.memory_budget_bytes:
+        raise error_of(least, best)
+    return best
+
+
+def as_asked(search: Search, recompute: str) -> Search:
+    """The search of the program without `jax.checkpoint`, where that was asked for."""
+    if recompute == "none" and has_remat(search.traced.program):
+        return search.after([KEPT_INSTEAD])
+    return search
+
+
+def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> Plan:
+    """What the compiler makes fastest, of the plans of the variant that is predicted to
+    be, and of the program as it is written where it fits, plain recipes among them."""
+    searches = [replace(chosen.asking(has_recipes=True), refine=refine)]
+    if written is not None and written.transforms != chosen.transforms:
+        searches.append(written)
+    return min((s.plan() for s in searches), key=_compiled_s)
+
+
+def _compiled_s(plan: Plan) -> float:
+    """Of the fastest that fits, which is the plan; infinite where none does."""
+    fitting = [c.compiled_s for c in plan.refined if c.is_fitting]
+    return min(fitting, default=math.inf)

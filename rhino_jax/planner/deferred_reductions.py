@@ -1,0 +1,187 @@
+"""Plans in which partial sums stay open: sites found in a first plan, planned again."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rhino_jax.cost.collectives import collective_s, wire_bytes
+from rhino_jax.cost.combine import combine_steps
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.spec import Spec, replicated, share_of, without
+from rhino_jax.ir.traits import OpKind
+from rhino_jax.ir.transform import PARTIAL_SUMS, Transform
+from rhino_jax.passes.deferred_reductions import Site, accumulated, as_text, sites
+from rhino_jax.plan.decisions import Decisions
+from rhino_jax.planner.search.driver import brief_step_s
+from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.variant_search import Search
+
+
+LEAST_GAIN = 0.005
+"""Share of the predicted step that open sums must gain: plans at level "best" are
+proved to within 0.4 % (`bench plan`)."""
+
+
+@dataclass(frozen=True)
+class PlannedPrices:
+    """What a plan says of a program; see `passes.deferred_reductions.sites.Prices`."""
+
+    program: Program
+    decisions: Decisions
+    mesh: LaidMesh
+    target: Target
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.mesh.sizes
+
+    @cached_property
+    def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+        return {op.id: self._cut(op) for op in self.program.ops if op.rule}
+
+    def _cut(self, op: Op) -> tuple[tuple[int, ...], ...]:
+        """The axes that cut every factor, as the op reads its operands."""
+        assert op.rule is not None
+        found: dict[int, tuple[int, ...]] = {}
+        for i, layout in enumerate(op.rule.operands):
+            held = self._spec(op.operands[i])
+            spec = self.decisions.operands.get((op.id, i), held)
+            if len(spec) == len(layout):
+                for dim, axes in zip(layout, spec, strict=True):
+                    if len(dim) == 1 and axes:
+                        found[dim[0]] = axes
+        return tuple(found.get(f, ()) for f in range(len(op.rule.factors)))
+
+    def _spec(self, value: int) -> Spec:
+        rank = self.program.values[value].rank
+        spec = self.decisions.values.get(value)
+        return spec if spec is not None and len(spec) == rank else replicated(rank)
+
+    def _made(self, value: int, axes: Sequence[int]) -> tuple[Spec, float]:
+        """How a value is laid out while it is a sum over mesh axes, and the bytes of it
+        on one device."""
+        spec = without(self._spec(value), axes)
+        whole = self.program.values[value]
+        return spec, whole.bytes * share_of(spec, whole.shape, self.mesh.sizes)
+
+    def close(self, value: int, axes: tuple[int, ...]) -> tuple[float, float]:
+        made, local = self._made(value, axes)
+        steps = combine_steps(made, self._spec(value), axes, local, self.mesh)
+        seconds = sum(
+            s.runs * collective_s(s.kind, s.local_bytes, self.mesh.over(s.axes))
+            for s in steps
+        )
+        sent = sum(
+            s.runs
+            * wire_bytes(
+                s.kind, s.local_bytes, math.prod(self.mesh.sizes[a] for a in s.axes)
+            )
+            for s in steps
+        )
+        return seconds, sent
+
+    def held_s(self, op: Op, axes: tuple[int, ...]) -> float:
+        value, device = op.results[0], self.target.device
+        whole, sizes = self.program.values[value], self.mesh.sizes
+        made, local = self._made(value, axes)
+        less = whole.bytes * share_of(self._spec(value), whole.shape, sizes)
+        memory_s = (local - less) / (device.hbm_bytes_per_s * device.memory_efficiency)
+        if not op.traits.is_contraction:
+            return memory_s
+        shares = [share_of(s, whole.shape, sizes) for s in (made, self._spec(value))]
+        peak = device.matmul_efficiency * max(f for _, f in device.peak_flops_per_s)
+        return memory_s + op.flops * (shares[0] - shares[1]) / peak
+
+
+def sites_of(program: Program, found: Found, target: Target) -> list[Site]:
+    """Where a plan of a program sums what could stay open; the most useful first."""
+    mesh = lay_out(target, found.mesh_axes)
+    return sites(program, PlannedPrices(program, found.decisions(), mesh, target))
+
+
+def with_open_sums(search: Search, found: Found) -> tuple[Search, Found]:
+    """The plan in which partial sums stay open, where one is predicted to be faster.
+
+    Sums that the plan has are left open by it; sums of loops whatever it has, since a
+    plan that sums in every trip has none.
+
+    Args:
+      search: what was searched.
+      found: what was found.
+    Returns:
+      The search of the program with open sums, and what it found; or what was given.
+    """
+    program, sizes = search.running.program, [size for _, size in found.mesh_axes]
+    variants = _Variants(search.on(found.mesh_axes), found)
+    variants.find(sites_of(program, found, search.target))
+    supposed = variants.find(accumulated(program, [math.prod(sizes)]))
+    if supposed is not None:
+        used = _axes_of_pieces(*supposed, math.prod(sizes))
+        if 0 < math.prod(sizes[a] for a in used) < math.prod(sizes):
+            variants.find(accumulated(program, [sizes[a] for a in used]))
+    return variants.best() or (search, found)
+
+
+@dataclass(slots=True, eq=False)
+class _Variants:
+    """A program with some sums open.
+
+    Attributes:
+      search, first: of the program, and what was found of it.
+      found: searches of variants, and what they found briefly.
+    """
+
+    search: Search
+    first: Found
+    found: list[tuple[Search, Found]] = field(default_factory=list)
+
+    def find(self, sites: Sequence[Site]) -> tuple[Program, Found] | None:
+        """Search with the sums of these sites open; None where nothing fits, or where
+        they are estimated to save less than they must gain."""
+        if sum(s.saved_s for s in sites) < LEAST_GAIN * self.first.step_s:
+            return None
+        choice = as_text(site.group for site in sites)
+        search = self.search.after([Transform(PARTIAL_SUMS, 0, 0, choice)])
+        search = search.asking(has_recipes=False)
+        found = search.asking(level="fast").find()
+        if not found.fits:
+            return None
+        self.found.append((search, found))
+        return search.running.program, found
+
+    def best(self) -> tuple[Search, Found] | None:
+        """The fastest, searched as it is asked for; None where none gains enough."""
+        if not self.found:
+            return None
+        search, found = min(self.found, key=lambda f: f[1].step_s)
+        if found.step_s >= self.first.step_s:
+            return None
+        if found.step_s >= (1 - LEAST_GAIN) * self.first.step_s:
+            # Variants are searched briefly: they are compared to as brief a search.
+            if search.request.level == "fast":
+                return None
+            written_s = brief_step_s(self.first, self.search.request)
+            if found.step_s >= (1 - LEAST_GAIN) * written_s:
+                return None
+        return search, search.again(found)
+
+
+def _axes_of_pieces(program: Program, found: Found, count: int) -> tuple[int, ...]:
+    """The mesh axes by which most of what is summed over `count` pieces is cut."""
+    weights: Counter[tuple[int, ...]] = Counter()
+    values, held = program.values, found.decisions().values
+    for op in program.ops:
+        value = values[op.operands[0]] if op.operands else None
+        is_sum = op.traits.kind is OpKind.REDUCTION
+        if is_sum and value and value.rank and value.shape[0] == count:
+            spec = held.get(value.id)
+            if spec:
+                weights[tuple(sorted(spec[0]))] += value.bytes
+    return weights.most_common(1)[0][0] if weights else ()

@@ -1,0 +1,121 @@
+"""The mesh, and the layout of what several programs share: searched, and agreed on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.explain.report.progress import shown
+from rhino_jax.hardware.target import Target
+from rhino_jax.plan.shared import SharedLayout, Slot
+from rhino_jax.plan.trees import axes_text
+from rhino_jax.planner.joint.programs import WHAT, Programs
+from rhino_jax.runtime.processes.agree import decided_by_first
+from rhino_jax.units import format_bytes
+
+
+if TYPE_CHECKING:
+    from rhino_jax.planner.meshes import MeshAxes
+    from rhino_jax.planner.search.adding import Member
+    from rhino_jax.planner.search.together import Layout
+
+
+def decided_layout(
+    programs: Programs, target: Target, shared: list[list[Slot]]
+) -> SharedLayout:
+    """The mesh and the layout of what is shared: found here, or by the first of the
+    processes that plan together.
+
+    Args:
+      programs: what is planned.
+      target: the hardware.
+      shared: inputs that are one array.
+    Raises:
+      InfeasiblePlanError: nothing fits.
+      ProcessError: processes plan something else, or one is lost.
+    """
+    first = next(iter(programs.wishes.values()))
+
+    def decide() -> Any:
+        with shown(first.progress) as report:
+            axes, found = _search(programs, target, shared, report)
+        return SharedLayout(tuple(axes), found.specs, found.bound_s).to_json()
+
+    asked = {
+        "hardware": repr(target),
+        "weights": repr(sorted(programs.weights.items())),
+        "what is asked for": repr(
+            [
+                (name, w.memory_budget_bytes, w.level, w.time_limit_s, w.seed)
+                for name, w in programs.wishes.items()
+            ]
+        ),
+    }
+    return SharedLayout.from_json(
+        decided_by_first(
+            list(programs.traced.values()),
+            first.processes(programs.mesh, programs.meshes(target)),
+            asked,
+            decide,
+            WHAT,
+        )
+    )
+
+
+def _search(
+    programs: Programs,
+    target: Target,
+    shared: list[list[Slot]],
+    report: Callable[[float | None, float | None], None],
+) -> tuple[MeshAxes, Layout]:
+    """The best mesh, and the best layout on it."""
+    # The solver takes a second to import; who only loads plans need not wait.
+    from rhino_jax.analysis.program_analysis import ProgramAnalysis
+    from rhino_jax.planner.search.compare import COMPARED
+    from rhino_jax.planner.search.driver import distinct_meshes
+    from rhino_jax.planner.search.together import search_layout
+    from rhino_jax.solver.incumbents import EFFORTS
+
+    wishes = next(iter(programs.wishes.values()))
+    analyses = [ProgramAnalysis.of(program, target) for program in programs.programs]
+    meshes = programs.meshes(target)
+    limit = wishes.time_limit_s
+    deadline = programs.started + (math.inf if limit is None else limit / 2)
+
+    def layout(axes: MeshAxes, effort: Any, *, is_brief: bool) -> Layout:
+        members = programs.members(target, axes, shared)
+        effort = replace(effort, deadline=deadline, seed=wishes.seed)
+        return search_layout(
+            members, analyses, shared, axes, effort, report, is_brief=is_brief
+        )
+
+    if len(meshes) > 1:
+        every = [
+            (layout(tuple(axes), COMPARED, is_brief=True), i, tuple(axes))
+            for i, axes in enumerate(distinct_meshes(meshes, target))
+        ]
+        meshes = [min((found.objective_s, i, axes) for found, i, axes in every)[2]]
+    found = layout(meshes[0], EFFORTS[wishes.level], is_brief=False)
+    if not found.fits:
+        members = programs.members(target, meshes[0], shared)
+        raise _nothing_fits(programs, found, members, meshes[0])
+    return meshes[0], found
+
+
+def _nothing_fits(
+    programs: Programs, layout: Layout, members: Sequence[Member], axes: MeshAxes
+) -> InfeasiblePlanError:
+    request = min((m.request for m in members), key=lambda r: r.memory_budget_bytes)
+    least = request.budget_for(layout.smallest_peak_bytes)
+    return InfeasiblePlanError(
+        f"{WHAT}: no layout of the shared state fits the memory budget.",
+        where=f"programs {', '.join(programs.names)} on mesh ({axes_text(axes)});"
+        f" {request.budget_text}",
+        numbers=f"smallest peak found {format_bytes(layout.smallest_peak_bytes)}, with"
+        " what the other programs need later",
+        fix=f"raise memory_budget_bytes to {least} ({format_bytes(least)}); or plan"
+        " fewer programs together, whose state need not stay.",
+    )

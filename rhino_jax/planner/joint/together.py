@@ -1,0 +1,154 @@
+"""The face of `rhino.plan_together`: programs that share state, planned as one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rhino_jax._compat import context_mesh
+from rhino_jax.errors import RhinoError, nearest
+from rhino_jax.explain.results.plan import Plan
+from rhino_jax.frontend.call import split_call
+from rhino_jax.frontend.parameters import read_parameters
+from rhino_jax.frontend.trace import Traced, trace_call
+from rhino_jax.hardware.target import Target
+from rhino_jax.plan.plans import Plans
+from rhino_jax.planner.joint.programs import WHAT
+from rhino_jax.planner.joint.shared import Together
+from rhino_jax.planner.options import Wishes
+from rhino_jax.runtime.constraints import auto_twin
+from rhino_jax.runtime.meshes import read_mesh
+from rhino_jax.runtime.processes.agree import attending
+from rhino_jax.runtime.sharded import ShardedFunction
+
+
+def plan_together(
+    programs: Mapping[str, Sequence[Any]],
+    *,
+    weights: Mapping[str, float] | None = None,
+    mesh: Any = None,
+    hardware: str | Path | Target | None = None,
+    memory_budget_bytes: int | str | None = None,
+    pins: Mapping[str, Any] | None = None,
+    level: str = "best",
+    time_limit_s: float | str | None = None,
+    seed: int = 0,
+    progress: bool | Callable[[float | None, float | None], None] = True,
+) -> Plans[Plan]:
+    """Plan programs that share state as one problem; allocates and runs nothing.
+
+    Arguments of equal tree path and shape (or of equal structure, where that is
+    unambiguous) have one sharding in all programs, and the mesh is one. What is made
+    least is the weighted sum of their steps. While one runs, what the others need later
+    is held: all but the last argument of each, unless it is fed back. Where no mesh is
+    given, those of one and two axes are compared.
+
+    Args:
+      programs: name → (function, args) or (function, args, kwargs), arrays or
+        `jax.ShapeDtypeStruct`s. What is donated or static is said by `jax.jit` or
+        `auto_shard` around the function; all else that `auto_shard` was told (mesh,
+        pins, budget) is said here.
+      weights: name → how often it runs, beside the others; 1 where nothing is said.
+      pins: name → pins of that program, as of `auto_shard`.
+      Others: see `auto_shard`.
+    Returns:
+      A mapping of name to `Plan`; `print` it to read it.
+    Raises:
+      RhinoError: `programs` or `weights` are not understood.
+      MeshError, PinError, HardwareError, InfeasiblePlanError, TraceError.
+    Example:
+      >>> plans = rhino.plan_together(
+      ...     {"train": (train_step, (params, opt_state, batch)),
+      ...      "eval": (evaluate, (params, batch))},
+      ...     weights={"train": 10, "eval": 1})
+      >>> evaluate = plans["eval"].jit(evaluate)
+    """
+    started = time.monotonic()
+    given = read_mesh(mesh if mesh is not None else context_mesh(), WHAT)
+    pins = _by_name("pins", pins, programs)
+    shares = {**dict.fromkeys(programs, 1.0), **_by_name("weights", weights, programs)}
+    wishes = {
+        name: Wishes(
+            hardware=hardware,
+            memory_budget_bytes=memory_budget_bytes,
+            pins=pins.get(name),
+            level=level,
+            time_limit_s=time_limit_s,
+            seed=seed,
+            refine=0,
+            progress=progress,
+            what=WHAT,
+        )
+        for name in programs
+    }
+    with attending(given):
+        together = Together(
+            {name: _traced(name, entry, given) for name, entry in programs.items()},
+            {name: _weight(name, x) for name, x in shares.items()},
+            wishes,
+            given,
+            started,
+        )
+        return together.plans()
+
+
+def _by_name(
+    keyword: str, given: Mapping[str, Any] | None, programs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is said of each program.
+
+    Raises:
+      RhinoError: no mapping, or it names a program that there is not.
+    """
+    if not isinstance(programs, Mapping) or not programs:
+        raise RhinoError(
+            f"{WHAT}: give a mapping of names to programs.",
+            where="the first argument",
+            numbers=f"got {type(programs).__name__}",
+            fix='write {"train": (train_step, args), "eval": (evaluate, args)}.',
+        )
+    if given is None:
+        return {}
+    names = given if isinstance(given, Mapping) else [type(given).__name__]
+    for name in names:
+        if name not in programs:
+            raise RhinoError(
+                f"{WHAT}: {keyword}= names no program: {name!r}."
+                + nearest(str(name), map(str, programs)),
+                where=f"{keyword}=",
+                numbers=f"programs: {', '.join(map(str, programs))}",
+                fix=f"write {keyword}={{{next(iter(programs))!r}: …}}.",
+            )
+    return dict(given)
+
+
+def _weight(name: str, weight: Any) -> float:
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if is_number and 0 < weight < math.inf:
+        return float(weight)
+    raise RhinoError(
+        f"{WHAT}: a weight must be a positive number.",
+        where=f"weights[{name!r}]",
+        numbers=f"got {weight!r}",
+        fix="say how often the program runs beside the others, as 10 or 0.1.",
+    )
+
+
+def _traced(name: str, entry: Any, mesh: Any) -> Traced:
+    is_entry = isinstance(entry, tuple | list) and len(entry) in (2, 3)
+    if not is_entry or not callable(entry[0]) or not isinstance(entry[1], tuple | list):
+        raise RhinoError(
+            f"{WHAT}: a program is (function, args) or (function, args, kwargs).",
+            where=f"programs[{name!r}]",
+            numbers=f"got {type(entry).__name__}",
+            fix=f'write {{"{name}": (fn, (params, batch))}}; args is a tuple.',
+        )
+    fn, args, kwargs = entry[0], entry[1], (entry[2] if len(entry) == 3 else {})
+    is_sharded = isinstance(fn, ShardedFunction)
+    parameters = fn.parameters if is_sharded else read_parameters(fn, what=WHAT)
+    call = split_call(parameters, tuple(args), kwargs, WHAT)
+    twin = None if mesh is None else auto_twin(mesh)
+    return trace_call(parameters, call, mesh=twin, what=WHAT)

@@ -1,0 +1,135 @@
+"""The variant of a program with the smallest memory peak, whatever its step takes.
+
+A budget below the peak that is found is refused, and one above it has a plan. Nothing
+here depends on the budget but which copies are too small to be counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rhino_jax.errors import MicrobatchError
+from rhino_jax.ir.transform import CHUNKS, MICROBATCHES, RECOMPUTE, Transform, chosen
+from rhino_jax.passes.microbatch import may_cut
+from rhino_jax.planner.chunking import counts_of_chunks
+from rhino_jax.planner.search.minimum_memory import find_minimum_memory
+from rhino_jax.planner.search.remat.choice import least_choice
+from rhino_jax.planner.variant_search import Search
+from rhino_jax.planner.variants import KEPT_INSTEAD, MOST_COUNTS, Tried, cut_in
+
+
+MOST_MESHES = 2
+"""Meshes on which variants are tried: those with the smallest peaks of the program as
+it is written."""
+
+Passes = tuple[Transform, ...]
+
+
+@dataclass(slots=True, eq=False)
+class LeastMemory:
+    """Searches variants for the smallest peak.
+
+    Attributes:
+      search: of the program as it is.
+      may_cut, may_recompute, has_wish, places: as of `planner.variants.Explorer`.
+      tried: the variants so far, each with the plan of its smallest peak.
+      refused: why the batch is not cut into micro-batches.
+    """
+
+    search: Search
+    may_cut: bool
+    may_recompute: bool
+    has_wish: bool
+    places: tuple[str, ...] = ()
+    tried: list[Tried] = field(default_factory=list)
+    refused: MicrobatchError | None = None
+
+    def best(self) -> Tried:
+        """Return the variant with the smallest peak."""
+        written = self._try("as written", ())
+        assert written is not None, "the program as it is needs no pass"
+        self.search = self.search.on_any(written.found.meshes[:MOST_MESHES])
+        for done in self._recomputed(written):
+            before = len(self.tried)
+            self._cut(done)
+            if before == len(self.tried) and done:
+                self._try(_name(done), done)
+        if self.may_cut:
+            self._in_chunks()
+        return min(self.tried, key=lambda t: t.peak_bytes)
+
+    def _recomputed(self, written: Tried) -> Iterator[Passes]:
+        """Passes without micro-batches: none, and the policies that save least."""
+        yield ()
+        if not self.may_recompute:
+            return
+        every = [(), (KEPT_INSTEAD,)] if self.has_wish else [()]
+        for before in every:
+            kept = self._try("all kept", before) if before else written
+            least = kept and least_choice(kept.found.solved[0])
+            if least:
+                yield (*before, Transform(RECOMPUTE, 0, 0, str(least.choice)))
+
+    def _cut(self, before: Passes) -> None:
+        """From the largest number of micro-batches down, while the peak gets lower."""
+        last: Tried | None = None
+        for count in self._counts():
+            done = (*before, cut_in(count, self.places))
+            cut = self._try(_name(done), done)
+            if cut is None or (last is not None and cut.peak_bytes >= last.peak_bytes):
+                return
+            last = cut
+
+    def _counts(self) -> list[int]:
+        if not self.may_cut or self.refused is not None:
+            return []
+        running = self.search.running
+        closed, program = running.closed_jaxpr, running.program
+        cut = may_cut(closed, program, 2, per_microbatch=self.places)
+        if isinstance(cut, MicrobatchError):
+            self.refused = cut
+            return []
+        counts = (2**k for k in range(MOST_COUNTS, 0, -1))
+        return [count for count in counts if count <= cut.rows]
+
+    def _in_chunks(self) -> None:
+        """The best so far with the loss in chunks."""
+        best = min(self.tried, key=lambda t: t.peak_bytes)
+        cuts = [t for t in best.search.transforms if t.name == MICROBATCHES]
+        for count in counts_of_chunks(self.search, best.peak_bytes)[-1:]:
+            name = f"{count} chunks of the loss"
+            chunks: Passes = (chosen(CHUNKS, {"count": count}),)
+            kept = self._try(name, chunks)
+            if kept is None:
+                return
+            least = least_choice(kept.found.solved[0]) if self.may_recompute else None
+            if least:
+                chunks = (*chunks, Transform(RECOMPUTE, 0, 0, str(least.choice)))
+            if cuts or least:
+                self._try(f"{_name((*chunks, *cuts))}, {name}", (*chunks, *cuts))
+
+    def _try(self, name: str, transforms: Sequence[Transform]) -> Tried | None:
+        if self.tried and time.monotonic() > self.search.request.deadline:
+            return None
+        try:
+            search = self.search.after(transforms)
+        except MicrobatchError:
+            return None
+        found = find_minimum_memory(
+            search.running.program, search.meshes, search.target, search.request
+        )
+        self.tried.append(Tried(name, search, found))
+        return self.tried[-1]
+
+
+def _name(done: Sequence[Transform]) -> str:
+    """Name the passes, for people."""
+    words = [
+        f"{t.chosen['count']} micro-batches" for t in done if t.name == MICROBATCHES
+    ]
+    again = [t.chosen for t in done if t.name == RECOMPUTE]
+    words += ["recompute of all layers"] * any("recompute" in c for c in again)
+    words += ["offload"] * any("offload" in c for c in again)
+    return ", ".join(words)

@@ -1,0 +1,186 @@
+"""`like=`: another function's plan, whose mesh and state layout are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import eq
+from pathlib import Path
+from typing import Any
+
+from rhino_jax.errors import HardwareError, InfeasiblePlanError, MeshError, RhinoError
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.files import load_target
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.blocks import Stored
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.kept import Part, kept_blocks, kept_specs, kept_stages
+from rhino_jax.plan.pins.resolve import ResolvedPins
+from rhino_jax.plan.plan import AnyPlan, Plan
+from rhino_jax.plan.trees import axes_text
+from rhino_jax.runtime.meshes import axes_of_mesh, make_mesh
+from rhino_jax.runtime.sharded import ShardedFunction
+from rhino_jax.units import format_bytes
+
+
+Like = ShardedFunction | Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a plan keeps of another.
+
+    Attributes:
+      source: what it is kept of, for people.
+      mesh: the mesh of both.
+      specs: position of an argument array → the spec that it keeps.
+      is_asked: the user said `like=`; else it is the function's own last plan.
+      places: of every stage of the plan, along the axis of the stages.
+      stored: which of them are stored in blocks, and how.
+      stages: position of an argument array → the stages that have it there.
+    """
+
+    source: str
+    mesh: Any
+    specs: Mapping[int, Spec]
+    is_asked: bool
+    places: tuple[int, ...] = ()
+    stored: Stored = field(default_factory=dict)
+    stages: Mapping[int, Part] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, plan: Plan, traced: Traced, mesh: Any, what: str, *, is_asked: bool
+    ) -> Kept:
+        """
+        Raises:
+          MeshError: `mesh` is given and has other axes than the plan's.
+        """
+        if mesh is None:
+            mesh = plan.mesh
+        if mesh is None:
+            mesh = make_mesh(plan.mesh_axes, what)
+        if axes_of_mesh(mesh) != tuple(plan.mesh_axes):
+            raise MeshError(
+                f"{what}: mesh= and like= name different meshes.",
+                where=f"like=, the plan of `{plan.program_name}`",
+                numbers=f"mesh= has {axes_text(axes_of_mesh(mesh))}, like= has"
+                f" {axes_text(plan.mesh_axes)}",
+                fix="leave out mesh= (the mesh of like= is used), or leave out like=.",
+            )
+        source = f"like=`{plan.program_name}`" if is_asked else "as before"
+        program = traced.program
+        specs, stored = kept_specs(plan, program), kept_blocks(plan, program)
+        stages = kept_stages(plan, program)
+        return cls(source, mesh, specs, is_asked, plan.places, stored, stages)
+
+    def and_of(self, other: Plan | None, program: Program) -> Kept:
+        """The same, and what else another plan on this mesh has."""
+        if other is None or other.mesh_axes != axes_of_mesh(self.mesh):
+            return self
+        mine = self.specs.keys()
+        stored = {
+            at: blocks
+            for at, blocks in kept_blocks(other, program).items()
+            if at[0] not in mine
+        }
+        return replace(
+            self,
+            specs={**kept_specs(other, program), **self.specs},
+            stored={**stored, **self.stored},
+        )
+
+    def beside(self, pins: ResolvedPins) -> Kept:
+        """What is kept where the user pins nothing."""
+        left = {i: s for i, s in self.specs.items() if i not in pins.inputs}
+        return replace(self, specs=left)
+
+    def told_in(self, plan: AnyPlan, program: Program) -> AnyPlan:
+        """The plan with what was kept told in a note, not as the user's pins."""
+        kept = {program.inputs[i].path for i in self.specs}
+        count = sum(not entry.is_const for entry in program.inputs)
+        note = (
+            f"{self.source}: the mesh, and the sharding of {len(kept)} of {count}"
+            " argument arrays, are kept."
+        )
+        if self.stages and plan.pipeline is not None:
+            mine = (plan.inputs[i] for i in self.stages)
+            now = [(leaf.stage, leaf.num_stages) for leaf in mine]
+            same = sum(map(eq, now, self.stages.values()))
+            note += f" {same} of {len(now)} are in the stages where they were."
+        pins = {path: spec for path, spec in plan.pins.items() if path not in kept}
+        return replace(plan, pins=pins, notes=(*plan.notes, note))
+
+
+def check_like(like: Any, what: str) -> None:
+    """
+    Raises:
+      RhinoError: `like` is neither a sharded function nor a plan.
+    """
+    if like is None or isinstance(like, Like):
+        return
+    raise RhinoError(
+        f"{what}: like= must be a sharded function or a plan.",
+        where="like=",
+        numbers=f"got {type(like).__name__}",
+        fix="give what `auto_shard` made of the other function, or a `Plan`.",
+    )
+
+
+def plan_of_like(like: Like | None, what: str) -> Plan | None:
+    """The plan that is meant; of a function its last one.
+
+    Raises:
+      RhinoError: the function has not been planned yet.
+    """
+    if like is None or isinstance(like, Plan):
+        return like
+    found = like.last_plan
+    if found is not None:
+        return found
+    name = like.__name__
+    raise RhinoError(
+        f"{what}: like=`{name}` has no plan yet.",
+        where="like=",
+        numbers=f"`{name}` was neither called nor planned",
+        fix=f"call `{name}` first, or plan it: {name}.plan(*args) takes shapes too.",
+    )
+
+
+def like_is_in_the_way(
+    error: InfeasiblePlanError, kept: Kept, freely: Callable[[], Plan]
+) -> InfeasiblePlanError:
+    """The error to raise where nothing fits with what `like=` keeps.
+
+    Args:
+      error: what planning with it raised.
+      kept: what was kept.
+      freely: plans without.
+    """
+    try:
+        free = freely()
+    except InfeasiblePlanError as without:
+        return without
+    held = sum(leaf.bytes_per_device for leaf in free.inputs)
+    axes = axes_text(axes_of_mesh(kept.mesh))
+    return InfeasiblePlanError(
+        error.what,
+        where=f"{kept.source}, which fixes {len(kept.specs)} argument arrays"
+        f" on mesh ({axes}); {error.where}",
+        numbers=f"{error.numbers}; without like= the peak is"
+        f" {format_bytes(free.predicted.peak_bytes)}, arguments"
+        f" {format_bytes(held)} of it",
+        fix=f"plan without like=, or plan both as one: rhino.plan_together; or"
+        f" {error.fix}",
+    )
+
+
+def hardware_of_like(like: Like | None) -> str | Path | Target | None:
+    """The hardware that the other was planned for; None: that of the mesh."""
+    if not isinstance(like, Plan):
+        return None if like is None else like.hardware
+    try:
+        return load_target(like.hardware)
+    except HardwareError:  # of a file that the user gave then
+        return None

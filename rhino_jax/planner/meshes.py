@@ -1,0 +1,239 @@
+"""The meshes that are compared: of all devices, or of groups of them.
+
+Of several stages the outermost axis is `stage`. Groups of equal size have a place each
+along it. Those of unequal size have as many as they are larger: four, two and two
+devices are 2 + 1 + 1 places of two devices, in a mesh stage=4, x=2. A group's own mesh
+is its part of that: the other axes are those of all groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rhino_jax.errors import PinError, StageError
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.blocks import Stored
+from rhino_jax.ir.program import Program
+from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
+from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.utils.keywords import brief, read_count_or, whole
+
+
+AUTO = "auto"
+
+MeshAxes = tuple[tuple[str, int], ...]
+
+
+def read_stages(what: str, value: Any) -> int | str | tuple[int, ...]:
+    """`stages=`, checked: how many, "auto", or the devices of every group."""
+    if isinstance(value, list | tuple) and value:
+        sizes = tuple(n for x in value if (n := whole(x)) is not None and n > 0)
+        if len(sizes) == len(value):
+            return sizes
+    also = "; or the devices of every group, as [4, 2, 2]"
+    return read_count_or(what, "stages", value, AUTO, also=also)
+
+
+def places_of(
+    asked: int | str | tuple[int, ...],
+    axes: MeshAxes | None,
+    devices: int,
+    *,
+    on_torus: bool = False,
+) -> tuple[int, ...]:
+    """Of every stage, how many places along the axis of the stages it has; "auto": as
+    many stages as a mesh has places by name, or one.
+
+    Args:
+      asked: of the user.
+      axes: of the mesh that was given, if any.
+      devices: how many there are.
+      on_torus: whether they are TPUs, which do not run collectives in groups of any
+        size.
+    Raises:
+      StageError: the mesh has none of these, or groups are not of all devices, or do
+        not tile the torus.
+    """
+    of_mesh = dict(axes or ()).get(STAGE_AXIS)
+    if isinstance(asked, tuple):
+        _check_sizes(asked, devices, on_torus)
+        return _unequal(asked, axes)
+    if isinstance(asked, str):
+        return (1,) * (of_mesh or 1)
+    if axes is None and asked > devices:
+        raise _not_equal(devices, asked)
+    if asked == 1 or axes is None or of_mesh == asked:
+        return (1,) * asked
+    raise StageError(
+        f"the mesh has no axis `{STAGE_AXIS}` of size {asked}.",
+        where="`stages=` and `mesh=`",
+        numbers="mesh " + ", ".join(f"{n}={s}" for n, s in axes),
+        fix=f'give a mesh as {{"{STAGE_AXIS}": {asked}, "data": …}}, or none: rhino'
+        " forms the groups.",
+    )
+
+
+def _check_sizes(sizes: tuple[int, ...], devices: int, on_torus: bool) -> None:
+    asked = " + ".join(map(str, sizes))
+    near = _near(sizes, devices)
+    instead = f", as stages={near}" if near else ""
+    if sum(sizes) != devices:
+        raise StageError(
+            f"groups of {asked} devices are not all devices.",
+            where="`stages=`",
+            numbers=f"{asked} = {sum(sizes)}, and there are {devices} devices",
+            fix=f"give sizes that sum up to {devices}{instead}, or a number of equal"
+            " groups.",
+        )
+    # libtpu 0.0.52 does not compile a reduce-scatter over 3, 5 or 6 of 8 chips, nor an
+    # all-reduce over 6: "total_device_count % num_participants_per_group == 0".
+    wrong = [size for size in dict.fromkeys(sizes) if devices % size]
+    if on_torus and wrong:
+        raise StageError(
+            f"groups of {asked} devices do not tile the topology: TPUs have collectives"
+            " in groups whose size divides the number of all devices.",
+            where="`stages=`",
+            numbers=f"{devices} devices, which "
+            + " and ".join(map(str, wrong))
+            + f" {'does' if len(wrong) == 1 else 'do'} not divide",
+            fix=f"take sizes of {_divisors(devices)}{instead}.",
+        )
+
+
+def _near(sizes: tuple[int, ...], devices: int) -> list[int]:
+    """Sizes of as many groups that divide the number of all devices and sum up to it,
+    nearest to these; empty where there are none."""
+    choices = _divisors(devices)
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    for size in sizes:
+        more: dict[int, tuple[int, list[int]]] = {}
+        for used, (off, found) in best.items():
+            for n in choices:
+                if used + n <= devices:
+                    way = off + abs(n - size), [*found, n]
+                    more[used + n] = min(way, more.get(used + n, way))
+        best = more
+    return best.get(devices, (0, []))[1]
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _unequal(sizes: tuple[int, ...], axes: MeshAxes | None) -> tuple[int, ...]:
+    unit = math.gcd(*sizes)
+    places = tuple(size // unit for size in sizes)
+    if axes is None:
+        return places
+    of_mesh = dict(axes).get(STAGE_AXIS, 1)
+    if of_mesh % sum(places):
+        asked = " + ".join(map(str, sizes))
+        raise StageError(
+            f"groups of {asked} devices are no parts of the mesh along `{STAGE_AXIS}`.",
+            where="`stages=` and `mesh=`",
+            numbers="mesh " + ", ".join(f"{n}={s}" for n, s in axes),
+            fix=f'give a mesh as {{"{STAGE_AXIS}": {sum(places)}, "x": {unit}}}, or'
+            " none: rhino forms the groups.",
+        )
+    return tuple(n * of_mesh // sum(places) for n in places)
+
+
+def check_in_stages(storage: str | Stored, stages: int) -> None:
+    """
+    Raises:
+      StageError: state is to be stored in blocks, and in several stages.
+    """
+    if storage and storage != "as written":
+        raise StageError(
+            "several stages store no fused weights in blocks.",
+            where="`storage=` and `stages=`",
+            numbers=f"{stages} stages",
+            fix="plan with storage='as written', or with stages=1.",
+        )
+
+
+def candidates(
+    traced: Traced, target: Target, count: int, places: tuple[int, ...] = (1,)
+) -> list[MeshAxes]:
+    """Meshes of `count` devices: the one for which the program itself has code
+    (`shard_map`), or else all that the topology has; with stages, outermost.
+
+    Args:
+      places: of every stage along its axis.
+    Raises:
+      StageError: groups would not be equal.
+    """
+    if len(places) > 1:
+        return _staged(target, count, sum(places))
+    by_hand = {op.manual.mesh_axes for op in traced.program.ops if op.manual}
+    own = [axes for axes in by_hand if math.prod(n for _, n in axes) == count]
+    if len(own) == 1:
+        return own
+    return [
+        tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
+        for shape in mesh_shapes(target, count)
+    ]
+
+
+def _staged(target: Target, devices: int, places: int) -> list[MeshAxes]:
+    if devices % places:
+        raise _not_equal(devices, places)
+    return [
+        (
+            (STAGE_AXIS, places),
+            *zip(mesh_axis_names(target, len(shape)), shape, strict=True),
+        )
+        for shape in mesh_shapes(target, devices // places)
+    ]
+
+
+def _not_equal(devices: int, places: int) -> StageError:
+    counts = _divisors(devices)[1:]
+    return StageError(
+        f"{devices} devices do not make {brief(places)} equal groups.",
+        where="`stages=`",
+        numbers=f"{devices} devices, {brief(places)} stages",
+        fix=f"take one of {counts} stages, or the devices of every group, as"
+        f" stages={_nearly_equal(devices, places)}."
+        if devices >= places
+        else "take fewer stages, or more devices.",
+    )
+
+
+def _nearly_equal(devices: int, stages: int) -> list[int]:
+    each, more = divmod(devices, stages)
+    return [each + (s < more) for s in range(stages)]
+
+
+def own_mesh(mesh_axes: MeshAxes, places: int) -> MeshAxes:
+    """Of one group."""
+    return tuple((n, places if n == STAGE_AXIS else size) for n, size in mesh_axes)
+
+
+def where_pins_hold(
+    every: Iterable[MeshAxes], pinned: Mapping[str, Any], program: Program
+) -> tuple[list[MeshAxes], ResolvedPins]:
+    """The meshes on which all pins hold, and the pins on the last of them.
+
+    Raises:
+      PinError: there is none.
+    """
+    meshes: list[MeshAxes] = []
+    resolved: ResolvedPins | None = None
+    error: PinError | None = None
+    for axes in every:
+        try:
+            resolved = resolve_pins(pinned, program, axes)
+        except PinError as failed:
+            # The last has the most axes, so what it says is the most useful.
+            error = failed
+            continue
+        meshes.append(axes)
+    if resolved is None:
+        assert error is not None
+        raise error
+    return meshes, resolved

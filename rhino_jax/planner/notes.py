@@ -1,0 +1,164 @@
+"""What users are told of ops without a rule, of rules without an op, of ops that
+micro-batches leave out, and of arguments that take more memory than they need."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rhino_jax.errors import RhinoWarning, nearest
+from rhino_jax.frontend.registry import unmet_rules
+from rhino_jax.ir.coverage import KERNELS, rule_name, uncovered
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.microbatch.flow.batch import data_inputs
+from rhino_jax.plan.kept import keys_of
+from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.units import format_bytes, format_share
+
+
+LARGE_SHARE = 0.05
+"""Share of FLOPs, or of result bytes, from which an op without a rule is warned of; and
+of the peak, from which a note tells of memory."""
+
+_TOLD: set[tuple[str, str]] = set()
+
+
+def warn_of_uncovered(program: Program) -> None:
+    """Warn of large ops without a rule, once for each name and function.
+
+    The warning stands at the user's line.
+    """
+    for found in uncovered(program):
+        key = (program.name, found.name)
+        if max(found.flops, found.bytes) <= LARGE_SHARE or key in _TOLD:
+            continue
+        _TOLD.add(key)
+        source = found.source
+        warnings.warn_explicit(
+            f"`{program.name}`: `{found.name}` has no rule, so every device computes"
+            f" all of it: {format_share(found.flops)} of the FLOPs and"
+            f" {format_share(found.bytes)} of the bytes that ops make"
+            f" (at {source}). {_advice(found.name)}"
+            + nearest(found.name, unmet_rules()),
+            RhinoWarning,
+            filename=source.file or "<unknown>",
+            lineno=source.line or 1,
+        )
+
+
+def warn_of_left_out(program: Program, plan: Plan) -> None:
+    """Warn of ops that give nothing, as `jax.debug.print`, where the batch is cut in
+    time: what runs then is what results need. Once for each line and function.
+    """
+    if plan.microbatches <= 1:
+        return
+    for op in (program.ops[o] for o in program.body.ops):
+        key = (program.name, f"{op.name} at {op.source}")
+        if op.results or key in _TOLD:
+            continue
+        _TOLD.add(key)
+        warnings.warn_explicit(
+            f"`{program.name}`: `{op.name}` at {op.source} gives no result, and does"
+            f" not run: the plan is in {plan.microbatches} micro-batches. Return what"
+            " it should see, or plan with `stages=1, microbatches=1`.",
+            RhinoWarning,
+            filename=op.source.file or "<unknown>",
+            lineno=op.source.line or 1,
+        )
+
+
+def _advice(name: str) -> str:
+    """How to give an op a rule; many kernels share the name of their primitive."""
+    if name in KERNELS:
+        return (
+            "Give the kernel a name, and say under it how it may be cut:"
+            " rhino.register_rule('my_kernel', 'b s d, d f -> b s f')."
+        )
+    return (
+        f"Say how it may be cut: rhino.register_rule({name!r}, 'b s d, d f -> b s f')."
+    )
+
+
+def notes_of_rules(program: Program) -> tuple[str, ...]:
+    """Notes on rules that were registered under names that no program has had."""
+    names = unmet_rules()
+    if not names:
+        return ()
+    there = {rule_name(op) for op in program.ops}
+    said = [f"{name!r}.{nearest(name, there)}" for name in names]
+    return (
+        "rules are registered for names that no op has had so far: " + " ".join(said),
+    )
+
+
+def notes_of_arguments(program: Program, plan: Plan) -> tuple[str, ...]:
+    """Return notes on state that is not donated, and on a batch that does not divide.
+
+    Args:
+      program: as its user wrote it.
+      plan: its plan.
+    """
+    return (*_not_donated(program, plan), *_uneven(program, plan))
+
+
+def _not_donated(program: Program, plan: Plan) -> Iterator[str]:
+    """State is held twice where it comes back and is not donated."""
+    inputs = program.inputs
+    back = sorted({o.state_of for o in program.outputs if o.state_of is not None})
+    kept = [i for i in back if not (inputs[i].is_donated or inputs[i].is_const)]
+    leaves = [plan.inputs[i] for i in kept]
+    total = sum(leaf.bytes_per_device for leaf in leaves)
+    if total <= LARGE_SHARE * plan.predicted.peak_bytes:
+        return
+    names = list(dict.fromkeys(keys_of(leaf.path)[0] for leaf in leaves))
+    yield (
+        f"{_listed(names)} {_verb(names, 'comes', 'come')} back and"
+        f" {_verb(names, 'is', 'are')} not donated: a device holds"
+        f" {format_bytes(total)} more. Give donate_argnums= or donate_argnames=, and"
+        " use what the step returns."
+    )
+
+
+def _uneven(program: Program, plan: Plan) -> Iterator[str]:
+    """Arguments are cut evenly or not at all."""
+    axes = [(name, size) for name, size in plan.mesh_axes if size > 1]
+    data = [plan.inputs[i] for i in data_inputs(program)]
+    counts = Counter(leaf.shape[0] for leaf in data)
+    has_state = any(o.state_of is not None for o in program.outputs)
+    if not axes or not counts or plan.num_stages > 1:
+        return
+    if len(counts) > 1 and not has_state:
+        return  # these may be parameters
+    rows = counts.most_common(1)[0][0]
+    widest = max(size for _, size in axes)
+    batch = [leaf for leaf in data if leaf.shape[0] == rows and not any(leaf.spec)]
+    if not batch or rows < widest or rows % widest == 0:
+        return
+    devices = math.prod(size for _, size in axes)
+    padded = rows + -rows % devices
+    whole = sum(leaf.bytes_per_device for leaf in batch)
+    yield (
+        f"{_paths(batch)} {_verb(batch, 'lies', 'lie')} whole on every device, as"
+        f" {rows} rows do not divide over {_axes(axes)}: {format_bytes(whole)} where an"
+        f" even batch has {format_bytes(math.ceil(whole / devices))}. Pad it to"
+        f" {padded} rows whose loss counts none of those added, or leave some out."
+    )
+
+
+def _paths(leaves: Sequence[Leaf]) -> str:
+    paths = [leaf.path for leaf in leaves]
+    return _listed(paths[:3]) + (f" and {len(paths) - 3} more" if paths[3:] else "")
+
+
+def _axes(axes: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in axes)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _verb(things: Sequence[object], one: str, several: str) -> str:
+    return one if len(things) == 1 else several

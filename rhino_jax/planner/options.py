@@ -1,0 +1,375 @@
+"""From what a user asks for to a plan: keywords checked, mesh and hardware read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jax.sharding import Mesh
+
+from rhino_jax.cost.utilisation import model_flops
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.explain.results.plan import Plan
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.files import detect_target, load_target
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
+from rhino_jax.pipeline.schedules.table import TABLE
+from rhino_jax.plan import plan as data
+from rhino_jax.plan.files.cache import kept
+from rhino_jax.plan.files.cache_key import cache_key
+from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
+from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins
+from rhino_jax.plan.stages import IN_ONE_PROGRAM
+from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
+from rhino_jax.planner.like import (
+    Kept,
+    Like,
+    check_like,
+    hardware_of_like,
+    like_is_in_the_way,
+    plan_of_like,
+)
+from rhino_jax.planner.meshes import (
+    MeshAxes,
+    candidates,
+    places_of,
+    read_stages,
+    where_pins_hold,
+)
+from rhino_jax.planner.notes import (
+    notes_of_arguments,
+    notes_of_rules,
+    warn_of_left_out,
+    warn_of_uncovered,
+)
+from rhino_jax.planner.origin import with_origin
+from rhino_jax.planner.per_microbatch import (
+    check_places,
+    read_microbatches,
+    read_places,
+)
+from rhino_jax.planner.staging.pins import without_stages
+from rhino_jax.planner.staging.slices.asked import read_schedule
+from rhino_jax.runtime.meshes import axes_of_mesh, devices_here, make_mesh
+from rhino_jax.runtime.processes.agree import is_alone, made_by_first, processes_of_mesh
+from rhino_jax.runtime.with_plan import with_trees
+from rhino_jax.utils.keywords import (
+    LARGEST_SEED,
+    read_bytes,
+    read_choice,
+    read_count,
+    read_folder,
+    read_progress,
+    read_seconds,
+)
+
+
+if TYPE_CHECKING:
+    from rhino_jax.planner.search.records import Request
+
+
+LEVELS = ("fast", "best")
+AUTO = "auto"
+RECOMPUTE = (AUTO, "as written", "none")
+SCHEDULES = (AUTO, *TABLE, IN_ONE_PROGRAM)
+CUTS = ("microbatches", "recompute", "stages", "schedule")
+"""Keywords that say how a program is cut; "auto" where nothing was said."""
+AS_WRITTEN = "as written"
+STORAGE = (AS_WRITTEN, "blocks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user asked for; see `auto_shard`.
+
+    Numbers may be given as text with a unit; here they are what was read of it.
+    """
+
+    hardware: str | Path | Target | None
+    memory_budget_bytes: Any
+    pins: Any
+    level: str
+    time_limit_s: Any
+    seed: int
+    refine: int
+    progress: bool | Callable[[float | None, float | None], None]
+    what: str
+    like: Like | None = None
+    dump: Any = None
+    microbatches: Any = AUTO
+    recompute: str = AUTO
+    stages: Any = AUTO
+    schedule: str = AUTO
+    storage: str = AS_WRITTEN
+    per_microbatch: Any = ()
+    while_trips: Any = None
+
+    def __post_init__(self) -> None:
+        check_like(self.like, self.what)
+        what = self.what
+        budget = read_bytes(what, "memory_budget_bytes", self.memory_budget_bytes)
+        for name, value in (
+            ("memory_budget_bytes", budget),
+            ("pins", check_pins(what, self.pins)),
+            ("level", read_choice(what, "level", self.level, LEVELS)),
+            ("time_limit_s", read_seconds(what, "time_limit_s", self.time_limit_s)),
+            ("seed", read_count(what, "seed", self.seed, most=LARGEST_SEED)),
+            ("refine", read_count(what, "refine", self.refine, most=1000)),
+            ("progress", read_progress(what, self.progress)),
+            ("dump", read_folder(what, "dump", self.dump)),
+            ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),
+            ("storage", read_choice(what, "storage", self.storage, STORAGE)),
+            ("microbatches", read_microbatches(what, self.microbatches)),
+            ("stages", read_stages(what, self.stages)),
+            ("schedule", read_schedule(what, self.schedule, SCHEDULES)),
+            ("per_microbatch", read_places(what, self.per_microbatch)),
+            ("while_trips", read_while_trips(what, self.while_trips)),
+        ):
+            object.__setattr__(self, name, value)
+
+    def beside(self, said: Wishes, is_elsewhere: bool) -> Wishes:
+        """These, and of others what is not said here.
+
+        Args:
+          is_elsewhere: on another mesh or hardware, which `like` would contradict.
+        """
+        names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
+        names += [*CUTS, "storage", "per_microbatch", "while_trips"]
+        names += [] if is_elsewhere else ["like"]
+        return replace(
+            self,
+            **{n: getattr(said, n) for n in names if not self._says(n)},
+        )
+
+    def _says(self, name: str) -> bool:
+        value = getattr(self, name)
+        if name in CUTS:
+            return bool(value != AUTO)
+        if name == "storage":
+            return bool(value != AS_WRITTEN)
+        is_many = name in ("pins", "per_microbatch", "while_trips")
+        return bool(value) if is_many else value is not None
+
+    def plan(
+        self, traced: Traced, mesh: Any | None, before: Plan | None = None
+    ) -> Plan:
+        """Plan a traced function, on this mesh or on the best that rhino finds.
+
+        Args:
+          before: the function's last plan, for another signature; its mesh and its
+            arguments' sharding are kept where that fits.
+        """
+        program = with_stated_trips(self.what, traced.program, self.while_trips)
+        if program is not traced.program:
+            traced = replace(traced, program=program, remade={})
+        warn_of_uncovered(traced.program)
+        check_places(self.what, self.per_microbatch, traced.program)
+        like = plan_of_like(self.like, self.what)
+        if (base := like or before) is None:
+            return self.plan_with(traced, mesh, None)
+        basis = Kept.of(base, traced, mesh, self.what, is_asked=like is not None)
+        basis = basis.and_of(before, traced.program)
+        try:
+            return self.plan_with(traced, basis.mesh, basis)
+        except InfeasiblePlanError as error:
+            if not basis.is_asked:
+                return self.plan_with(traced, mesh, None)
+            raise like_is_in_the_way(
+                error, basis, lambda: self.plan_with(traced, basis.mesh, None)
+            ) from None
+
+    def plan_with(
+        self,
+        traced: Traced,
+        mesh: Any | None,
+        basis: Kept | None,
+        before: tuple[int, ...] = (),
+    ) -> Plan:
+        given = mesh
+        found, basis = self.found_with(traced, mesh, basis, before)
+        if mesh is None:
+            mesh = make_mesh(found.mesh_axes, self.what)
+        if basis is not None:
+            found = basis.told_in(found, traced.program)
+        made = with_trees(Plan.of(found), traced, mesh)
+        return with_origin(made, self, traced, given, basis)
+
+    def found_with(
+        self,
+        traced: Traced,
+        mesh: Any | None,
+        basis: Kept | None,
+        before: tuple[int, ...] = (),
+    ) -> tuple[data.Plan, Kept | None]:
+        """The plan without trees and mesh, and what it keeps of another."""
+        target = self.target_of(mesh)
+        pinned = expand_pins(self.pins, traced)
+        axes = None if mesh is None else axes_of_mesh(mesh)
+        places = self.places_on(target, axes, before if basis is None else basis.places)
+        pinned, stage_pins = without_stages(pinned, len(places))
+        if axes is not None:
+            meshes, pins = [axes], resolve_pins(pinned, traced.program, axes)
+            check_devices(pinned, mesh)
+            if basis is not None:
+                basis = basis.beside(pins)
+                pins = replace(pins, inputs={**basis.specs, **pins.inputs})
+        else:
+            meshes, pins = self.meshes_of(traced, target, pinned, places)
+        # State that there is already is stored as it is.
+        storage = self.storage if basis is None else basis.stored
+        program = traced.program
+        wished = self._asked(mesh, meshes, target, pins)
+        stages = {} if basis is None or self.stages != AUTO else basis.stages
+        asked = (*wished, repr(storage), stage_pins, places, stages)
+
+        def make() -> data.Plan:
+            def searched() -> data.Plan:
+                # The solver takes a second to import; who loads plans need not wait.
+                from rhino_jax.planner.searched import (
+                    Asked,
+                    search_for,
+                    with_own_variant,
+                )
+
+                asked = Asked(traced, mesh, target, pinned, storage, stage_pins, stages)
+                found = search_for(self, asked, meshes, pins, places)
+                return with_own_variant(found)
+
+            if self.dump is not None:
+                return searched()  # a kept plan has no passes to show
+            return kept(
+                cache_key(program, target, asked),
+                searched,
+                belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
+                # On a machine that is less busy it would be another.
+                is_worth_keeping=lambda p: not data.is_cut_by_clock(p),
+            )
+
+        found = made_by_first(
+            traced,
+            self.processes(mesh, meshes),
+            {"hardware": repr(target), "what is asked for": repr(asked)},
+            make,
+            self.what,
+        )
+        return _told(found, program, target), basis
+
+    def places_on(
+        self, target: Target, axes: MeshAxes | None, before: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Of every stage its places: as of a plan on this mesh (`before`), unless the
+        user says how many stages."""
+        if before and self.stages == AUTO:
+            return before
+        on_torus = any(tier.topology == "torus" for tier in target.tiers)
+        count = self.count_on(target, axes)
+        return places_of(self.stages, axes, count, on_torus=on_torus)
+
+    def processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
+        """Those that must have the same plan; empty: this one plans for itself."""
+        if is_alone():
+            return ()
+        if mesh is None:  # all of them have as many devices
+            mesh = make_mesh(meshes[0], self.what)
+        return processes_of_mesh(mesh)
+
+    def _asked(
+        self,
+        mesh: Any | None,
+        meshes: list[MeshAxes],
+        target: Target,
+        pins: ResolvedPins,
+    ) -> tuple[object, ...]:
+        """All that a plan depends on beside program and target."""
+        asked: tuple[object, ...] = (
+            meshes,
+            sorted(pins.inputs.items()),
+            sorted(pins.outputs.items()),
+            # A `rhino.pin` is a part of the program, wherever it stands.
+            sorted(
+                (v, p.spec, "" if p.is_in_program else p.key)
+                for v, p in pins.values.items()
+            ),
+            self.budget_bytes(target),
+            self.level,
+            self.time_limit_s,
+            self.seed,
+            self.microbatches,
+            self.recompute,
+            self.stages,
+            self.schedule,
+            self.per_microbatch,
+        )
+        if not self.refine:
+            return asked
+        # Compiled on the mesh itself where its devices are there.
+        devices = list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
+        return (*asked, self.refine, sorted({str(d.device_kind) for d in devices}))
+
+    def target_of(self, mesh: Any | None) -> Target:
+        hardware = self.hardware
+        if hardware is None:
+            hardware = hardware_of_like(self.like)
+        if hardware is not None:
+            return load_target(hardware)
+        if isinstance(mesh, Mesh):
+            return detect_target(list(mesh.devices.flat))
+        return detect_target(devices_here(self.what))
+
+    def request_of(self, target: Target, pins: ResolvedPins) -> Request:
+        from rhino_jax.planner.search.records import Request
+
+        reserve = target.device.reserve_share
+        return Request(
+            memory_budget_bytes=(1 - reserve) * self.budget_bytes(target),
+            reserve_share=reserve,
+            pins=pins.inputs,
+            output_pins=pins.outputs,
+            value_pins=pins.values,
+            level=self.level,
+            time_limit_s=self.time_limit_s,
+            deadline=time.monotonic() + (self.time_limit_s or math.inf),
+            seed=self.seed,
+        )
+
+    def count_of(self, target: Target) -> int:
+        """Devices, where no mesh says how many."""
+        return target.num_devices or len(devices_here(self.what))
+
+    def count_on(self, target: Target, axes: MeshAxes | None) -> int:
+        """Devices of a mesh; None: of the hardware."""
+        if axes is None:
+            return self.count_of(target)
+        return math.prod(size for _, size in axes)
+
+    def budget_bytes(self, target: Target) -> float:
+        budget = self.memory_budget_bytes
+        return target.hbm_bytes if budget is None else budget
+
+    def meshes_of(
+        self,
+        traced: Traced,
+        target: Target,
+        pinned: Mapping[str, Any],
+        places: tuple[int, ...] = (1,),
+    ) -> tuple[list[MeshAxes], ResolvedPins]:
+        """The meshes to compare: those on which all pins hold."""
+        every = candidates(traced, target, self.count_of(target), places)
+        return where_pins_hold(every, pinned, traced.program)
+
+
+def _told(found: data.Plan, program: Program, target: Target) -> data.Plan:
+    """The plan with what is said of the program as its user wrote it."""
+    warn_of_left_out(program, found)
+    notes = (
+        *notes_of_arguments(program, found),
+        *found.notes,
+        *notes_of_rules(program),
+    )
+    return replace(found, notes=notes, model_flops=model_flops(program, target))

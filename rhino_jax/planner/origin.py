@@ -1,0 +1,331 @@
+"""What a plan was made of, to plan again from there: `plan.with_`, `plan.recipe`,
+`plan.why`.
+
+A plan that was made in this process has its traced function and what was asked for at
+hand. The problems that were solved last are kept too (`MOST_KEPT`, since those of large
+programs are large); of other plans, as of those that the cache had, the problem of
+their mesh is solved once more when it is first asked for. A plan from a file has none
+of this.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rhino_jax.errors import StageError
+from rhino_jax.explain.report.progress import shown
+from rhino_jax.explain.results.plan import Plan
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan import plan as data
+from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
+from rhino_jax.plan.pins.trees import check_pins, expand_pins
+from rhino_jax.planner.like import Kept
+from rhino_jax.planner.notes import notes_of_arguments, notes_of_rules
+from rhino_jax.planner.per_microbatch import notes_of_places
+from rhino_jax.planner.staging.pins import without_stages
+from rhino_jax.runtime.meshes import read_mesh
+from rhino_jax.runtime.with_plan import with_trees
+
+
+if TYPE_CHECKING:
+    from rhino_jax.explain.why import Why
+    from rhino_jax.planner.variant_search import Search
+
+
+MOST_KEPT = 2
+"""Solved problems that are kept: a plan's, and that of the one made of it."""
+
+_SOLVED: deque[Origin] = deque()
+
+
+@dataclass(slots=True, eq=False)
+class Origin:
+    """What a plan was made of.
+
+    Attributes:
+      wishes: what was asked for (`rhino_jax.planner.options.Wishes`).
+      traced: the function.
+      mesh: as it was given; None: rhino chose.
+      basis: what the plan keeps of another, if anything.
+      solved: the problem and its solution, while it is kept: `search.Solved`, or of
+        several stages `staging.again.SolvedStages`, or `SolvedInOne` in one program.
+    """
+
+    wishes: Any
+    traced: Traced
+    mesh: Any
+    basis: Kept | None
+    solved: Any = None
+
+    def with_(self, plan: data.Plan, changes: Mapping[str, Any]) -> Plan:
+        """See `Plan.with_`."""
+        changes = {k: v for k, v in changes.items() if v is not None}
+        wishes, mesh = self.wishes, changes.pop("mesh", None)
+        if "pins" in changes:
+            changes["pins"] = self._and_pins(changes["pins"])
+        wishes = replace(wishes, what="`plan.with_`", **changes)
+        is_here = mesh is None and changes.keys() <= {"pins", "memory_budget_bytes"}
+        if is_here and not wishes.refine:
+            found = None
+            if plan.is_one_mesh:
+                found = self._again(plan, wishes)
+            elif plan.is_one_program:
+                found = self._again_in_one(plan, wishes)
+            else:
+                found = self._again_in_stages(plan, wishes)
+            if found is not None:
+                return found
+        if mesh is not None:
+            mesh = read_mesh(mesh, "`plan.with_`")
+            other = replace(wishes, like=None)
+            found = other.plan_with(self.traced, mesh, None)
+        else:
+            is_anew = "stages" in changes
+            given = self.mesh if is_anew else plan.mesh
+            basis, places = (None, ()) if is_anew else (self.basis, plan.places)
+            found = wishes.plan_with(self.traced, given, basis, places)
+        assert isinstance(found, Plan)
+        return found
+
+    def recipe(self, plan: data.Plan, name: str) -> Plan:
+        """See `Plan.recipe`."""
+        from rhino_jax.explain.recipe import plan_of_recipe
+
+        _check_one_mesh(plan, "recipe")
+        solved = self.solved_for(plan)
+        search = _now(solved.typed_search)
+        found = plan_of_recipe(solved.typed, search.request, name)
+        return self._finished(search.told(found), plan, self.wishes, None)
+
+    def why(self, plan: data.Plan, key: str, spec: Any = None) -> Why:
+        """See `Plan.why` and `Plan.why_not`."""
+        from rhino_jax.explain.explaining import explain
+
+        if plan.has_tasks:
+            return self._why_in_stages(plan, key, spec)
+        solved = self.solved_for(plan)
+        with shown(self.wishes.progress) as report:
+            if plan.is_one_program:
+                found: Why = solved.why(plan, key, spec, report)
+                return found
+            request = _now(solved.search).request
+            return explain(solved.found, request, plan, key, spec, report)
+
+    def _why_in_stages(self, plan: data.Plan, key: str, spec: Any) -> Why:
+        from rhino_jax.explain.in_stages import Asking, moved
+
+        if type(spec) is int:
+            started = time.monotonic()
+            other = self.with_(plan, {"pins": {key: spec}})
+            return moved(plan, key, spec, other, time.monotonic() - started)
+        solved, pins = self.solved_for(plan), self._stage_pins(self.wishes, plan)
+        asking = Asking(solved, self.traced.program, self.wishes.level, pins)
+        return asking.why(key, spec)
+
+    def worth(self, plan: data.Plan, held: Mapping[str, Spec]) -> dict[str, float]:
+        """How much longer the step is with one argument held in another layout,
+        everything else solved again, in seconds; for each path by itself."""
+        from rhino_jax.explain.holding import steps_held
+
+        solved = self.solved_for(plan)
+        with shown(self.wishes.progress) as report:
+            return steps_held(solved.found, _now(solved.search).request, held, report)
+
+    def solved_for(self, plan: data.Plan) -> Any:
+        """The problem that gave a plan, solved once more where it is not kept."""
+        found = self.solved
+        if found is None:
+            found = self.solved = self._solve(plan)
+        _keep(self)
+        return found
+
+    def _solve(self, plan: data.Plan) -> Any:
+        from rhino_jax.planner.cuts import as_asked
+        from rhino_jax.planner.variant_search import Search, Solved, tell_nobody
+
+        wishes, axes = self.wishes, plan.mesh_axes
+        target = wishes.target_of(self.mesh)
+        pins, pinned = self._pins(wishes, plan)
+        written = Search(
+            self.traced,
+            self.mesh,
+            [axes],
+            target,
+            wishes.request_of(target, pins),
+            pinned,
+            0,
+            wishes.what,
+            tell_nobody,
+        )
+        if plan.has_tasks:
+            from rhino_jax.planner.staging.again import solved_again
+
+            written = as_asked(written, wishes.recompute)
+            return solved_again(written, plan, wishes.schedule)
+        done = [t for t in plan.transforms if t.choice]
+        if plan.is_one_program:
+            from rhino_jax.planner.staging.spmd_pipeline.again import SolvedInOne
+
+            return SolvedInOne.again(written, plan.num_stages, done)
+        if not done:
+            found = written.find()
+            return Solved(written, found, written, found).alone()
+        search = written.after(done)
+        found, typed = search.find(), written.find()
+        if not typed.fits:
+            written, typed = search, found
+        return Solved(search, found, written, typed).alone()
+
+    def _and_pins(self, more: Any) -> dict[str, Any]:
+        """The pins of the plan, and others in any form; what is said later holds."""
+        every: dict[str, Any] = {}
+        for pins in (self.wishes.pins, check_pins("`plan.with_`", more)):
+            every.update(expand_pins(pins, self.traced))
+        return every
+
+    def _pins(
+        self, wishes: Any, plan: data.Plan, program: Program | None = None
+    ) -> tuple[ResolvedPins, Mapping[str, Any]]:
+        """
+        Args:
+          program: of which values are pinned; by default as the user wrote it.
+        """
+        pinned = expand_pins(wishes.pins, self.traced)
+        pinned, _ = without_stages(pinned, plan.num_stages)
+        pins = resolve_pins(pinned, program or self.traced.program, plan.mesh_axes)
+        if self.basis is not None:
+            pins = replace(pins, inputs={**self.basis.specs, **pins.inputs})
+        return pins, pinned
+
+    def _again(self, plan: data.Plan, wishes: Any) -> Plan | None:
+        """The plan with other pins or another budget, of the program with the passes
+        of the plan at hand; None where nothing fits so."""
+        if wishes.processes(plan.mesh, []):
+            return None  # they must agree
+        solved = self.solved_for(plan)
+        program = solved.search.running.program
+        pins, pinned = self._pins(wishes, plan, program)
+        target = solved.search.target
+        with shown(wishes.progress) as report:
+            search = replace(
+                solved.search,
+                request=wishes.request_of(target, pins),
+                pinned=pinned,
+                report=report,
+            )
+            found = search.held(solved.found)
+            if not found.fits:
+                return None
+            made = search.plan(found)
+        from rhino_jax.planner.variant_search import Solved
+
+        again = Solved(search, found, solved.typed_search, solved.typed).alone()
+        return self._finished(made, plan, wishes, again)
+
+    def _again_in_one(self, plan: data.Plan, wishes: Any) -> Plan | None:
+        """The same of a plan in one program."""
+        if wishes.processes(plan.mesh, []):
+            return None
+        solved = self.solved_for(plan)
+        pins, pinned = self._pins(wishes, plan)
+        written = solved.stage.search
+        request = wishes.request_of(written.target, pins)
+        search = replace(written, request=request, pinned=pinned)
+        with shown(wishes.progress) as report:
+            found = solved.planned_with(search, report)
+        return found and self._finished(found[0], plan, wishes, found[1])
+
+    def _again_in_stages(self, plan: data.Plan, wishes: Any) -> Plan | None:
+        """The same of a plan of several stages, with other pins of layouts; None where
+        it might better be cut otherwise."""
+        said = (w.memory_budget_bytes for w in (wishes, self.wishes))
+        stages = (self._stage_pins(w, plan) for w in (wishes, self.wishes))
+        is_cut_alike = len(set(said)) == 1 and operator.eq(*stages)
+        if not is_cut_alike or wishes.processes(plan.mesh, []):
+            return None
+        solved = self.solved_for(plan)
+        program = solved.search.running.program
+        pins, pinned = self._pins(wishes, plan, program)
+        request = wishes.request_of(solved.search.target, pins)
+        search = replace(solved.search, request=request, pinned=pinned)
+        found = solved.planned_with(search)
+        return found and self._finished(found[0], plan, wishes, found[1])
+
+    def _stage_pins(self, wishes: Any, plan: data.Plan) -> dict[str, int]:
+        pinned = expand_pins(wishes.pins, self.traced)
+        return without_stages(pinned, plan.num_stages)[1]
+
+    def _finished(
+        self, made: data.Plan, plan: data.Plan, wishes: Any, solved: Any
+    ) -> Plan:
+        """A plan that was made of the problem at hand, as those of the planner are."""
+        from rhino_jax.planner.storage import told_of_storage
+
+        notes = (*made.notes, *notes_of_places(made.transforms))
+        program = self.traced.program
+        notes = notes_of_arguments(program, made) + notes + notes_of_rules(program)
+        made = told_of_storage(replace(made, notes=notes, recipes=plan.recipes))
+        made = replace(made, model_flops=plan.model_flops)
+        found = with_trees(Plan.of(made), self.traced, plan.mesh)
+        origin = Origin(wishes, self.traced, self.mesh, self.basis, solved)
+        _keep(origin)
+        return replace(found, origin=origin)
+
+
+def with_origin(
+    plan: Plan, wishes: Any, traced: Traced, mesh: Any, basis: Kept | None
+) -> Plan:
+    """The plan, able to be planned again; of a function that lives in an outer trace,
+    which must not be held, as it is.
+
+    Args:
+      plan: its origin is what solved it, or None.
+      wishes, traced, mesh, basis: as of `Origin`.
+    """
+    if traced.has_captured_tracers:
+        return replace(plan, origin=None)
+    origin = Origin(wishes, traced, mesh, basis, plan.origin)
+    _keep(origin)
+    return replace(plan, origin=origin)
+
+
+def _check_one_mesh(plan: data.Plan, what: str) -> None:
+    """
+    Raises:
+      StageError: the plan has several stages, each of a program of its own.
+    """
+    if not plan.is_one_mesh:
+        raise StageError(
+            f"`plan.{what}`: a plan of several stages cannot be asked.",
+            where=f"the plan of `{plan.program_name}`",
+            numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
+            fix="ask the plan of one: plan.with_(stages=1, mesh=…), on a mesh without"
+            " the axis `stage`."
+            + " `plan.code('specs')` says what each stage holds, and how."
+            * plan.is_one_program,
+        )
+
+
+def _keep(origin: Origin) -> None:
+    """Keep what was solved, and let go of what was solved longest ago."""
+    if origin.solved is None:
+        return
+    if origin in _SOLVED:
+        _SOLVED.remove(origin)
+    _SOLVED.append(origin)
+    while len(_SOLVED) > MOST_KEPT:
+        _SOLVED.popleft().solved = None
+
+
+def _now(search: Search) -> Search:
+    """The search with the time that it has from now on."""
+    limit = search.request.time_limit_s or math.inf
+    return search.asking(deadline=time.monotonic() + limit)

@@ -1,0 +1,80 @@
+"""Statistics of each micro-batch: the places that were named, found and told of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rhino_jax.errors import MicrobatchError, nearest
+from rhino_jax.ir.places import at_place, known_places
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import MICROBATCHES, Transform
+from rhino_jax.utils.keywords import brief, read_count_or
+
+
+AUTO = "auto"
+KEYWORD = "per_microbatch"
+
+
+def read_microbatches(what: str, value: Any) -> int | str:
+    """`microbatches=`, checked."""
+    return read_count_or(what, "microbatches", value, AUTO)
+
+
+def read_places(what: str, value: Any) -> tuple[str, ...]:
+    """Names of places, one or several.
+
+    Raises:
+      MicrobatchError: they are none.
+    """
+    names = [value] if isinstance(value, str) else value
+    if isinstance(names, list | tuple) and all(
+        isinstance(n, str) and n.strip() for n in names
+    ):
+        return tuple(dict.fromkeys(names))
+    raise MicrobatchError(
+        f"{what}: {KEYWORD} takes names of modules, scopes, functions or lines.",
+        where=f"{KEYWORD}=",
+        numbers=f"got {brief(value)}",
+        fix=f"write {KEYWORD}=('BatchNorm',), or a line as ('model.py:61',).",
+    )
+
+
+def check_places(what: str, names: Iterable[str], program: Program) -> None:
+    """Refuse names of nothing.
+
+    Raises:
+      MicrobatchError: a name is of no op of the program.
+    """
+    for name in names:
+        is_there = at_place(name)
+        if any(is_there(op.source) for op in program.ops):
+            continue
+        known = known_places(program)
+        parts = {p for op in program.ops for p in _parts(op.source)}
+        raise MicrobatchError(
+            f"{what}: {KEYWORD} names {name!r}, where `{program.name}` does nothing."
+            + nearest(name, [*sorted(parts), *known]),
+            where=f"{KEYWORD}={name!r}",
+            numbers=f"{len(program.ops)} ops, at {len(known)} lines and scopes",
+            fix="name a module ('BatchNorm'), a scope ('encoder/norm_*'), a function"
+            " ('batch_norm') or a line ('model.py:61').",
+        )
+
+
+def _parts(source: Any) -> set[str]:
+    return {p for p in (*source.scopes.split("/"), source.function) if p}
+
+
+def notes_of_places(transforms: Sequence[Transform]) -> tuple[str, ...]:
+    """What a plan says of statistics that are not the whole batch's."""
+    for transform in transforms:
+        if transform.name == MICROBATCHES and transform.choice:
+            names = transform.chosen.get(KEYWORD, ())
+            if names:
+                return (
+                    f"as `{KEYWORD}=` asks, sums over the batch in {', '.join(names)}"
+                    f" are of each of the {transform.chosen['count']} micro-batches,"
+                    " not of the whole batch; running statistics take their mean.",
+                )
+    return ()

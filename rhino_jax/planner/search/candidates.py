@@ -1,0 +1,185 @@
+"""Plans whose predicted step is near the best one's: what the compiler is asked about.
+
+The model's errors are mostly in what communication costs, so besides the recipes the
+runners-up are the best choices where communication is dearer and cheaper than the
+model says. One recipe is annotated as people do it, around matmuls only: where
+annotating every value misleads the compiler, that one shows it. And beyond the number
+that is asked for, data parallelism, ZeRO-1 and FSDP always come along as most people
+type them: what is kept is then never slower, once compiled, than these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rhino_jax.plan.plan import Plan
+from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.records import MeshProblem, SolvedMesh
+from rhino_jax.solver.incumbents import Effort
+from rhino_jax.solver.problem import Labels, PairTable, Problem
+from rhino_jax.solver.solve import solve
+from rhino_jax.utils.cache import Memo
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan to compile.
+
+    Attributes:
+      name: "best", a recipe, "fsdp@matmul" (a recipe that is annotated around matmuls
+        only), "fsdp@batch" (of which only parameters, optimizer state and the batch
+        are), "less communication", "more communication", or "best on 2x4" (another
+        mesh).
+      plan: the plan.
+    """
+
+    name: str
+    plan: Plan
+
+
+def candidates_of(
+    found: Sequence[SolvedMesh], around_matmuls: MeshProblem, effort: Effort, count: int
+) -> list[tuple[str, SolvedMesh]]:
+    """The choices with the shortest predicted steps that differ, at most `count`.
+
+    First is the best. The best recipe, annotated around matmuls only, comes along
+    wherever it fits, then the others by their predicted step.
+
+    Args:
+      found: the searched meshes, best first; there is a plan for the first.
+      around_matmuls: the first mesh, priced for programs that are annotated around
+        matmuls only.
+      effort: for runners-up.
+      count: most choices to return.
+    """
+    best = found[0]
+    annotated = [
+        (f"{name}@matmul", one)
+        for name, one in _recipes(replace(best, mesh_problem=around_matmuls))
+    ]
+    annotated.sort(key=_predicted_s)
+    others = [
+        *_reweighted(best, effort),
+        *((f"best on {_shape(f)}", f) for f in found[1:]),
+        *_recipes(best),
+    ]
+    ranked = [("best", best), *annotated[:1], *sorted(others, key=_predicted_s)]
+    kept: list[tuple[str, SolvedMesh]] = []
+    for name, one in ranked:
+        if one.solution.labels is not None and not any(
+            _is_same(one, other) for _, other in kept
+        ):
+            kept.append((name, one))
+    return kept[:count]
+
+
+def plain_of(
+    best: SolvedMesh, plain: MeshProblem
+) -> tuple[list[tuple[str, SolvedMesh]], list[str]]:
+    """The recipes as most people type them that may be faster once compiled.
+
+    Args:
+      best: what was found.
+      plain: the mesh, with plain recipes of density "batch".
+    Returns:
+      Those that fit and whose predicted step is within `LIMITS.prediction_error` of
+      the best plan's, and notes on the others.
+    """
+    kept: list[tuple[str, SolvedMesh]] = []
+    left_out: list[str] = []
+    limit = (1 + LIMITS.prediction_error) * best.solution.objective
+    named = [
+        (f"{n}@batch", one) for n, one in _recipes(replace(best, mesh_problem=plain))
+    ]
+    for name, one in sorted(named, key=_predicted_s):
+        predicted = one.solution.objective
+        if any(_is_same(one, other) for _, other in kept):
+            continue
+        if predicted > limit:
+            slower = predicted / best.solution.objective
+            left_out.append(f"{name} ({slower:.3g} times the plan)")
+        else:
+            kept.append((name, one))
+    if not left_out:
+        return kept, []
+    error = f"{LIMITS.prediction_error:.0%}"
+    note = (
+        "recipes that were not compiled, since what they promise is slower by more than"
+        f" the error of prediction, {error}: {', '.join(left_out)}."
+    )
+    return kept, [note]
+
+
+def _predicted_s(candidate: tuple[str, SolvedMesh]) -> float:
+    return candidate[1].solution.objective
+
+
+def _is_same(one: SolvedMesh, other: SolvedMesh) -> bool:
+    a, b = one.solution.labels, other.solution.labels
+    if a is None or b is None or one.mesh_problem is not other.mesh_problem:
+        return False
+    return bool((a == b).all())
+
+
+def _shape(found: SolvedMesh) -> str:
+    return "x".join(str(a.size) for a in found.mesh_problem.model.mesh.axes)
+
+
+def _recipes(found: SolvedMesh) -> list[tuple[str, SolvedMesh]]:
+    """The recipes that fit."""
+    return [
+        (name, chosen(found, labels))
+        for name, labels in found.mesh_problem.recipes.items()
+        if labels is not None and _fits(found, labels)
+    ]
+
+
+def _fits(found: SolvedMesh, labels: Labels) -> bool:
+    problem = found.mesh_problem.model.problem
+    return problem.peak(labels) <= problem.limit
+
+
+def chosen(found: SolvedMesh, labels: Labels) -> SolvedMesh:
+    """Another choice in the same model, under the same bound."""
+    overlap = found.mesh_problem.overlap
+    peak = overlap.problem.peak(labels)
+    solution = replace(
+        found.solution, labels=labels, objective=overlap.step_s(labels), peak=peak
+    )
+    return replace(found, solution=solution)
+
+
+def _reweighted(found: SolvedMesh, effort: Effort) -> list[tuple[str, SolvedMesh]]:
+    """The best choices where communication costs more, and less."""
+    symmetry, folded = found.mesh_problem.symmetry, found.mesh_problem.folded
+    assert found.solution.labels is not None
+    best = symmetry.contract(found.solution.labels)
+    named = []
+    for weight in LIMITS.communication_weights:
+        problem = _with_weight(folded.problem, folded.compute.costs, weight)
+        labels = solve(problem, [best], effort).labels
+        if labels is None:
+            continue  # only repeats that choose differently fit
+        name = "less communication" if weight > 1 else "more communication"
+        named.append((name, chosen(found, symmetry.expand(labels))))
+    return named
+
+
+def _with_weight(
+    problem: Problem, compute: Sequence[np.ndarray], weight: float
+) -> Problem:
+    memo = Memo()
+    return replace(
+        problem,
+        costs=[
+            c + weight * (total - c)
+            for total, c in zip(problem.costs, compute, strict=True)
+        ],
+        edges=[
+            PairTable(e.source, e.target, memo.scaled(e.table, weight))
+            for e in problem.edges
+        ],
+    )

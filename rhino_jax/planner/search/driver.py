@@ -1,0 +1,305 @@
+"""The one visible driver: program and target in, plan out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
+from rhino_jax.plan.plan import Plan
+from rhino_jax.planner.search.candidates import Candidate, candidates_of, plain_of
+from rhino_jax.planner.search.carried import carried
+from rhino_jax.planner.search.compare import Comparison
+from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.more_axes import MoreAxes
+from rhino_jax.planner.search.passes import ANALYSE, INLINE, RECIPES, SOLVE
+from rhino_jax.planner.search.read_back.assemble import assemble
+from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
+from rhino_jax.planner.search.records import Progress, Request, SolvedMesh
+from rhino_jax.planner.search.solve_on_mesh import as_solution, is_over
+from rhino_jax.recipes.recipes import plain_recipes
+from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
+from rhino_jax.solver.problem import Labels
+from rhino_jax.utils.gc import no_garbage_collection
+
+
+LIKE = replace(EFFORTS["fast"], max_rounds=0, max_fusions=0)
+"""How a program is searched that is nearly another one: by climbing from that one's
+choice, and from recipes (from that one alone: 3 % dearer for a T5 of four times the
+batch, with recipes 0.3 %, with ten rounds of messages 2 %)."""
+
+
+def make_plan(
+    program: Program,
+    mesh_axes: Sequence[tuple[str, int]],
+    target: Target,
+    request: Request,
+    *,
+    progress: Progress | None = None,
+) -> Plan:
+    """Plan a program on one mesh.
+
+    Args:
+      program: what to plan.
+      mesh_axes: (name, size), major first.
+      target: the hardware.
+      request: budget, pins, level and limits.
+      progress: called with new best objectives and bounds, in seconds.
+    Raises:
+      InfeasiblePlanError: nothing fits; says what conflicts and what would help.
+    """
+    return choose_plan(program, [mesh_axes], target, request, progress=progress)
+
+
+@no_garbage_collection()
+def choose_plan(
+    program: Program,
+    meshes: Sequence[Sequence[tuple[str, int]]],
+    target: Target,
+    request: Request,
+    *,
+    progress: Progress | None = None,
+) -> Plan:
+    """Plan a program on the best of several meshes.
+
+    Each is searched fast, the best of them then as asked for. Those of three and more
+    axes are left out where the axis before gained little or the search would take long
+    (`Limits.axis_gain`, `Limits.meshes_s`), which the notes say.
+    """
+    return find(program, meshes, target, request, progress=progress).plan()
+
+
+@no_garbage_collection()
+def find(
+    program: Program,
+    meshes: Sequence[Sequence[tuple[str, int]]],
+    target: Target,
+    request: Request,
+    *,
+    progress: Progress | None = None,
+    like: Found | None = None,
+    is_estimate: bool = False,
+) -> Found:
+    """What `choose_plan` finds, before it is read back.
+
+    Args:
+      like: what was found for a program that is nearly the same; on its mesh alone, the
+        search climbs from there and from recipes, and proves nothing.
+      is_estimate: of several meshes, the best is not searched beyond what it took to
+        compare them.
+    """
+    started = time.monotonic()
+    request = _with_deadline(request, started)
+    solved, compared, notes = _search(
+        program, meshes, target, request, progress, like, is_estimate=is_estimate
+    )
+    return Found(solved, compared, notes, target, request, started)
+
+
+@no_garbage_collection()
+def search_again(
+    found: Found, request: Request, *, progress: Progress | None = None
+) -> Found:
+    """The best mesh of what was found, searched as another request says, from there.
+
+    Args:
+      request: with the pins of before; level, memory and limits may be others.
+    """
+    started = time.monotonic()
+    request = _with_deadline(request, started)
+    best = found.solved[0]
+    mesh_problem = best.mesh_problem.within(request.memory_budget_bytes)
+    known = best.solution.labels
+    starts = first_choices(mesh_problem) if known is None else [known]
+    effort = EFFORTS[request.level]
+    if request.has_recipes and not mesh_problem.recipes:
+        mesh_problem = RECIPES.run(
+            request.watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
+        )
+    solved = SOLVE.run(request.watch, mesh_problem, effort, request, progress, starts)
+    return replace(found, solved=[solved], request=request)
+
+
+def brief_step_s(found: Found, request: Request) -> float:
+    """Return the step that level "fast" finds on the best mesh of what was found."""
+    request = _with_deadline(replace(request, level="fast"), time.monotonic())
+    mesh_problem = found.solved[0].mesh_problem
+    starts = first_choices(mesh_problem)
+    solved = SOLVE.run(None, mesh_problem, EFFORTS["fast"], request, None, starts)
+    return replace(found, solved=[solved]).step_s
+
+
+@no_garbage_collection()
+def make_candidates(
+    program: Program,
+    meshes: Sequence[Sequence[tuple[str, int]]],
+    target: Target,
+    request: Request,
+    count: int,
+    *,
+    progress: Progress | None = None,
+) -> tuple[Candidate, ...]:
+    """The plan of `choose_plan`, and others of nearly its predicted step to compile.
+
+    Args:
+      count: most plans to give, fewer where fewer differ; besides plain recipes, as
+        most people type them.
+    """
+    started = time.monotonic()
+    request = _with_deadline(request, started)
+    found, compared, notes = _search(program, meshes, target, request, progress)
+    variants = [("best", found[0])]
+    if found[0].solution.labels is not None and not is_over(request):
+        model, effort = found[0].mesh_problem.model, _recipe_effort(request)
+        axes = [(a.name, a.size) for a in model.mesh.axes]
+        annotated = build_mesh_problem(
+            model.analysis, axes, replace(request, density="matmul")
+        )
+        plain = replace(annotated, density="batch")
+        plain = with_recipes(plain, effort, every=plain_recipes(model.mesh))
+        recipes, left_out = plain_of(found[0], plain)
+        notes = [*notes, *left_out]
+        if count > 1:
+            annotated = with_recipes(annotated, effort)
+            fast = replace(EFFORTS["fast"], deadline=request.deadline)
+            variants = candidates_of(found, annotated, fast, count)
+        variants = [*variants, *recipes]
+    return tuple(
+        Candidate(
+            name,
+            replace(plan, notes=(*plan.notes, *notes)),
+        )
+        for name, one in variants
+        for plan in [assemble(target, request, one, started, compared)]
+    )
+
+
+@no_garbage_collection()
+def make_recipe_plans(
+    program: Program,
+    mesh_axes: Sequence[tuple[str, int]],
+    target: Target,
+    request: Request,
+) -> dict[str, Plan | None]:
+    """The experts' recipes at their best, as plans of their own.
+
+    Whether they fit or not; None where the program does not allow a recipe. Each is
+    the cheapest plan within the recipe under the request's density (all values, or
+    those around matmuls); with density "batch" it is as most people type it.
+    """
+    started = time.monotonic()
+    mesh_problem = build_mesh_problem(
+        ProgramAnalysis.of(program, target), mesh_axes, request
+    )
+    every = (
+        plain_recipes(mesh_problem.model.mesh) if request.density == "batch" else None
+    )
+    mesh_problem = with_recipes(
+        mesh_problem, RECIPE_EFFORTS[request.level], every=every
+    )
+    return {
+        name: None
+        if labels is None
+        else assemble(
+            target,
+            request,
+            SolvedMesh(mesh_problem, as_solution(mesh_problem, labels)),
+            started,
+            (),
+        )
+        for name, labels in mesh_problem.recipes.items()
+    }
+
+
+def _search(
+    program: Program,
+    meshes: Sequence[Sequence[tuple[str, int]]],
+    target: Target,
+    request: Request,
+    progress: Progress | None,
+    like: Found | None = None,
+    *,
+    is_estimate: bool = False,
+) -> tuple[list[SolvedMesh], tuple[tuple[tuple[int, ...], float], ...], list[str]]:
+    """Search all meshes that are worth it.
+
+    Returns:
+      What was found, the best first; where there are several meshes, shapes and
+      objectives of those that were searched; notes.
+    """
+    begun, watch = time.monotonic(), request.watch
+    analysis = ANALYSE.run(watch, INLINE.run(watch, program), target)
+    # To make a plan of what is found takes about as long as this did.
+    analysis_s = time.monotonic() - begun
+    request = replace(request, deadline=request.deadline - analysis_s)
+    effort = EFFORTS[request.level]
+    different = distinct_meshes(meshes, target)
+    if len(meshes) == 1:
+        one = _on_one_mesh(analysis, different[0], request, progress, like)
+        return [one], (), []
+    comparison = Comparison(analysis, request, progress, MoreAxes.of(request))
+    comparison.run(different)
+    every, in_order = comparison.solved, comparison.in_order
+    notes = comparison.limits.notes()
+    if is_estimate:
+        return every, in_order, notes
+    mesh_problem = every[0].mesh_problem
+    if request.has_recipes:
+        mesh_problem = RECIPES.run(
+            watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
+        )
+    known = every[0].solution.labels
+    starts = [] if known is None else [known]
+    every[0] = SOLVE.run(watch, mesh_problem, effort, request, progress, starts)
+    return every, in_order, notes
+
+
+def _on_one_mesh(
+    analysis: ProgramAnalysis,
+    axes: Sequence[tuple[str, int]],
+    request: Request,
+    progress: Progress | None,
+    like: Found | None,
+) -> SolvedMesh:
+    mesh_problem = build_mesh_problem(analysis, axes, request)
+    effort, starts = EFFORTS[request.level], list[Labels]()
+    if request.has_recipes:
+        mesh_problem = RECIPES.run(
+            request.watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
+        )
+    else:
+        starts = first_choices(mesh_problem)
+    if like is not None and like.mesh_axes == tuple(axes):
+        choice, effort = carried(like.solved[0], mesh_problem), LIKE
+        starts = starts if choice is None else [choice, *starts]
+    return SOLVE.run(request.watch, mesh_problem, effort, request, progress, starts)
+
+
+def distinct_meshes(
+    meshes: Sequence[Sequence[tuple[str, int]]], target: Target
+) -> list[Sequence[tuple[str, int]]]:
+    """Meshes that differ only in the names of their axes have the same plans."""
+    found: dict[frozenset[object], Sequence[tuple[str, int]]] = {}
+    for axes in meshes:
+        found.setdefault(lay_out(target, axes).signature, axes)
+    return list(found.values())
+
+
+def _with_deadline(request: Request, started: float) -> Request:
+    """The request with the time at which it is over."""
+    deadline = started + (request.time_limit_s or math.inf)
+    return replace(request, deadline=min(request.deadline, deadline))
+
+
+def _recipe_effort(request: Request) -> Effort:
+    """Of the recipes, which leave time for the search that starts from them."""
+    left = LIMITS.recipes_share * (request.deadline - time.monotonic())
+    deadline = time.monotonic() + max(0.0, left)
+    return replace(RECIPE_EFFORTS[request.level], deadline=deadline)

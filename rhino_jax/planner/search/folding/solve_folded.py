@@ -1,0 +1,42 @@
+"""The folded problem of one mesh, solved, and its solution unfolded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rhino_jax.planner.search.folding.unfold import unfold
+from rhino_jax.planner.search.records import MeshProblem
+from rhino_jax.solver.incumbents import Effort, Report
+from rhino_jax.solver.least_peak import least_possible, smallest_peak
+from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.solve import Solution, solve_overlapped
+
+
+def solve_mesh_problem(
+    mesh_problem: MeshProblem,
+    starts: Sequence[Labels],
+    effort: Effort,
+    report: Report = lambda best, bound: None,
+) -> Solution:
+    """Search the folded problem, and the whole one where only that fits the limit.
+
+    Args:
+      mesh_problem: what to search.
+      starts: known choices of all nodes.
+      effort: limits.
+      report: called with new best objectives and bounds.
+    Returns:
+      A choice of all nodes; None where nothing fits.
+    """
+    symmetry, whole = mesh_problem.symmetry, mesh_problem.overlap
+    contracted = [symmetry.contract(s) for s in starts]
+    found = solve_overlapped(mesh_problem.folded, contracted, effort, report)
+    if symmetry.is_identity:
+        return found
+    unfolded = unfold(whole, symmetry, found, effort)
+    if unfolded.labels is None and least_possible(whole.problem) <= whole.problem.limit:
+        smallest = smallest_peak(whole.problem)
+        if whole.problem.peak(smallest) <= whole.problem.limit:
+            return solve_overlapped(whole, [smallest, *starts], effort, report)
+    return replace(unfolded, nodes=(len(symmetry.orbits), found.nodes[1]))

@@ -1,0 +1,196 @@
+"""Repeats folded: nodes that look alike, in surroundings that do, choose alike.
+
+Layers that are unrolled in the program, forward, backward and update, are many copies
+of a few nodes. Every node begins with a colour, which says what it can choose and what
+that costs; in each round its new colour is made of its own, its edges' tables and its
+neighbours' colours. After some rounds nodes of one colour have equal surroundings as
+far as that many steps, and become one orbit with one choice. First and last layers
+differ only near their borders, and every second layer folds with every second.
+
+How many rounds, the program says. The first tell apart what nodes do, each fewer than
+the one before. Once that is done, what is still told apart is how far a node is from
+where repeats begin and end, from more such places each round. The first round that
+tells no fewer orbits apart than the one before is the last.
+
+The folded problem's objective and memory are those of the plan in which every node
+does as its orbit: nothing is approximated but that repeats choose alike.
+
+Source: Weisfeiler and Leman (1968); Grohe, Kersting, Mladenov, Selman, "Dimension
+reduction via colour refinement", ESA 2014.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.recipes.recipe_book import RecipeBook
+from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.problem import (
+    EdgeUsage,
+    Labels,
+    NodeUsage,
+    PairTable,
+    Problem,
+)
+from rhino_jax.solver.slack import Slack
+from rhino_jax.utils.cache import Memo
+from rhino_jax.utils.unique_ids import groups, number, number_objects, number_rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Symmetry:
+    """Which nodes choose alike.
+
+    Attributes:
+      orbits: node → orbit.
+      first: orbit → its first node.
+    """
+
+    orbits: np.ndarray
+    first: np.ndarray
+
+    @classmethod
+    def none(cls, num_nodes: int) -> Symmetry:
+        """Every node chooses on its own."""
+        return cls(np.arange(num_nodes), np.arange(num_nodes))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every node chooses on its own."""
+        return len(self.first) == len(self.orbits)
+
+    def expand(self, labels: Labels) -> Labels:
+        """The choice in which every node does as its orbit."""
+        return labels[self.orbits]
+
+    def contract(self, labels: Labels) -> Labels:
+        """The choice in which every orbit does as its first node."""
+        return labels[self.first]
+
+    def overlap(self, whole: Overlap) -> Overlap:
+        """The folded problem, with what can hide of it.
+
+        Args:
+          whole: of all nodes; those of an orbit have equal costs and slack.
+        """
+        problem, memo = whole.problem, Memo()
+        counts = np.bincount(self.orbits).tolist()
+        ends = self.orbits.tolist()
+        edges = problem.edges
+        alike = groups(
+            number_rows(
+                self.orbits[[e.source for e in edges]],
+                self.orbits[[e.target for e in edges]],
+                number_objects([e.table for e in edges]),
+                np.array(whole.slack.edges, dtype=np.int64),
+            )
+        )
+        alike.sort(key=lambda members: int(members[0]))
+        pairs = [
+            PairTable(
+                ends[edges[k].source],
+                ends[edges[k].target],
+                len(members) * edges[k].table if len(members) > 1 else edges[k].table,
+            )
+            for members in alike
+            for k in members[:1].tolist()
+        ]
+        firsts = self.first.tolist()
+        folded = Problem(
+            [memo.scaled(problem.costs[n], counts[c]) for c, n in enumerate(firsts)],
+            pairs,
+            limit=problem.limit,
+            end=problem.end,
+        )
+        self._fold_memory(problem, folded)
+        slack = Slack(
+            tuple(whole.slack.nodes[n] for n in firsts),
+            tuple(whole.slack.edges[members[0]] for members in alike),
+        )
+        compute = [
+            memo.scaled(whole.compute.costs[n], counts[c]) for c, n in enumerate(firsts)
+        ]
+        return Overlap.of(
+            folded,
+            compute,
+            slack,
+            share=whole.share,
+            shares=whole.shares,
+        )
+
+    def _fold_memory(self, problem: Problem, folded: Problem) -> None:
+        ends = self.orbits.tolist()
+        for use in problem.node_usages:
+            mine = NodeUsage(ends[use.node], use.usage, use.start, use.stop)
+            folded.node_usages.append(mine)
+        own: dict[int, np.ndarray] = {}
+        for pair in problem.edge_usages:
+            a, b = ends[pair.source], ends[pair.target]
+            if a != b:
+                both = EdgeUsage(a, b, pair.usage, pair.start, pair.stop)
+                folded.edge_usages.append(both)
+                continue
+            # An orbit that reads its own kind holds what it would choose for both.
+            if id(pair.usage) not in own:
+                own[id(pair.usage)] = np.diagonal(pair.usage).copy()
+            mine = NodeUsage(a, own[id(pair.usage)], pair.start, pair.stop)
+            folded.node_usages.append(mine)
+
+
+def marks_of(book: RecipeBook) -> np.ndarray:
+    """[nodes], equal where options, their costs, and what recipes see of them are."""
+    model = book.model
+    nodes, values = model.graph.nodes, model.graph.program.values
+    return number_rows(
+        # Equal nodes share one object of options; a border node's says no type.
+        number_objects(model.options),
+        number(values[node.value].dtype for node in nodes),
+        np.array([node.count for node in nodes], dtype=np.int64),
+        number_objects(book.views),
+    )
+
+
+def find_symmetry(overlap: Overlap, marks: np.ndarray) -> Symmetry:
+    """Find the nodes that choose alike.
+
+    Args:
+      overlap: the whole problem; equal tables are one array.
+      marks: [nodes], equal numbers where nodes may be of one orbit: see `marks_of`.
+    """
+    own = number_rows(marks, np.array(overlap.slack.nodes))
+    colours = _mix(own.astype(np.uint64))
+    edges = overlap.problem.edges
+    source = np.array([e.source for e in edges], dtype=np.int64)
+    target = np.array([e.target for e in edges], dtype=np.int64)
+    looks = number_objects([e.table for e in edges]), np.array(overlap.slack.edges)
+    tables = number_rows(*looks).astype(np.uint64)
+    memo, reads = _mix(2 * tables), _mix(2 * tables + 1)
+    count, split = len(np.unique(colours)), len(marks)
+    while True:
+        around = np.zeros(len(colours), dtype=np.uint64)
+        np.add.at(around, source, _mix(memo ^ colours[target]))
+        np.add.at(around, target, _mix(reads ^ colours[source]))
+        colours = _mix(_mix(colours) ^ around)
+        _, first, orbits = np.unique(colours, return_index=True, return_inverse=True)
+        before, split, count = split, len(first) - count, len(first)
+        if not split or split >= before:
+            break
+    # Orbits in the program's order, so that neighbours stay close together.
+    order = np.argsort(first)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return Symmetry(place[orbits.ravel()], first[order])
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """Scrambles 64 bits: sums of scrambled numbers tell sets of numbers apart.
+
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
+    OOPSLA 2014, figure 17 (mix64variant13).
+    """
+    x = values + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

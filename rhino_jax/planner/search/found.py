@@ -1,0 +1,91 @@
+"""What a search found, before it is read back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from rhino_jax.hardware.target import Target
+from rhino_jax.plan.decisions import Decisions
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Predicted
+from rhino_jax.planner.search.passes import READ_BACK
+from rhino_jax.planner.search.read_back.assemble import recipes_of, said_by
+from rhino_jax.planner.search.records import Request, SolvedMesh
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What a search found, to be read back as a plan.
+
+    Attributes:
+      solved: the searched meshes, the best first.
+      compared: where there are several, shapes and objectives of those searched.
+      notes: on what was left out.
+      target, request: as of `choose_plan`.
+      started: `time.monotonic()` when the search began.
+    """
+
+    solved: list[SolvedMesh]
+    compared: tuple[tuple[tuple[int, ...], float], ...]
+    notes: list[str]
+    target: Target
+    request: Request
+    started: float
+
+    @property
+    def fits(self) -> bool:
+        return self.solved[0].solution.labels is not None
+
+    @property
+    def step_s(self) -> float:
+        """Predicted step of the best; infinite where nothing fits."""
+        return self.solved[0].solution.objective if self.fits else math.inf
+
+    @property
+    def compute_s(self) -> float:
+        """Compute of the best, which fits."""
+        best = self.solved[0]
+        assert best.solution.labels is not None, "nothing fits"
+        return best.mesh_problem.overlap.compute.objective(best.solution.labels)
+
+    @property
+    def is_bound_by_memory(self) -> bool:
+        """Whether another choice would be cheaper, or fit, with more memory."""
+        return not self.fits or self.solved[0].solution.dual is not None
+
+    @property
+    def mesh_axes(self) -> tuple[tuple[str, int], ...]:
+        """(name, size) of the best mesh's axes."""
+        return self.meshes[0]
+
+    @property
+    def meshes(self) -> list[tuple[tuple[str, int], ...]]:
+        """Axes of the best few meshes, as `mesh_axes`, the best first."""
+        meshes = (found.mesh_problem.model.mesh for found in self.solved)
+        return [tuple((a.name, a.size) for a in mesh.axes) for mesh in meshes]
+
+    def decisions(self) -> Decisions:
+        """The specs of the plan, where there is one."""
+        labels = self.solved[0].solution.labels
+        assert labels is not None, "nothing fits"
+        return said_by(self.solved[0].mesh_problem, labels, self.request)
+
+    def recipes(self) -> dict[str, Predicted | None]:
+        """What the recipes do, those of them that the program allows."""
+        return recipes_of(self.solved[0].mesh_problem)
+
+    def plan(self) -> Plan:
+        """
+        Raises:
+          InfeasiblePlanError: nothing fits; says what conflicts and what would help.
+        """
+        plan = READ_BACK.run(
+            self.request.watch,
+            self.target,
+            self.request,
+            self.solved[0],
+            self.started,
+            self.compared,
+        )
+        return replace(plan, notes=(*plan.notes, *self.notes))

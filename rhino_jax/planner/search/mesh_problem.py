@@ -1,0 +1,108 @@
+"""A program on one mesh: its priced model, folded, and the recipes' choices in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rhino_jax.analysis.graph import Graph, NodeKind
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.model.neighbourhood import (
+    Seed,
+    centres_of,
+    count_cells,
+    groupings,
+    least_cells,
+    neighbourhood,
+    taken_together,
+)
+from rhino_jax.model.options import NodePin, OptionBuilder, Options
+from rhino_jax.model.pricing import PRICING
+from rhino_jax.planner.search.folding.solve_folded import solve_mesh_problem
+from rhino_jax.planner.search.passes import FOLD, PRICE
+from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
+from rhino_jax.planner.search.records import MeshProblem, Request
+from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS
+
+
+def build_mesh_problem(
+    analysis: ProgramAnalysis,
+    mesh_axes: Sequence[tuple[str, int]],
+    request: Request,
+) -> MeshProblem:
+    """Enumerate and price the options on one mesh; recipes are left for later."""
+    pinned = pinned_nodes(analysis.graph, request)
+    mesh = lay_out(analysis.target, mesh_axes)
+    if request.density != "all":
+        mesh = replace(mesh, lowering=mesh.lowering.without_waypoints())
+    return _on(analysis, mesh, pinned, request)
+
+
+def pinned_nodes(graph: Graph, request: Request) -> dict[int, NodePin]:
+    """Node → what is pinned of it."""
+    pinned: dict[int, NodePin] = {
+        n.id: ((0, spec),)
+        for n in graph.nodes
+        for kind, pins in (
+            (NodeKind.INPUT, request.pins),
+            (NodeKind.OUTPUT, request.output_pins),
+        )
+        if n.kind is kind and (spec := pins.get(n.slot)) is not None
+    }
+    for value, pin in request.value_pins.items():
+        port = graph.held.get(value)
+        if port is not None:
+            pinned[port.node] = (*pinned.get(port.node, ()), (port.result, pin.spec))
+    return pinned
+
+
+def _on(
+    analysis: ProgramAnalysis,
+    mesh: LaidMesh,
+    pinned: dict[int, NodePin],
+    request: Request,
+) -> MeshProblem:
+    def narrow(builder: OptionBuilder) -> tuple[list[Options], bool]:
+        has_few, graph = len(mesh.long) <= 2, analysis.graph
+        if not has_few and least_cells(builder) > PRICING.most_cells:
+            seeds = _seeds(analysis, mesh, request)
+            builder.centres = centres_of(graph, mesh.long, seeds)
+            return neighbourhood(builder, builder.build(), seeds), True
+        options = builder.build()
+        if has_few or count_cells(graph, options) <= PRICING.most_cells:
+            return options, False
+        seeds = _seeds(analysis, mesh, request)
+        return neighbourhood(builder, options, seeds), True
+
+    budget = request.memory_budget_bytes
+    watch = request.watch
+    model = PRICE.run(watch, analysis, mesh, pinned, budget, narrow)
+    return FOLD.run(watch, model, request.density)
+
+
+def _seeds(analysis: ProgramAnalysis, mesh: LaidMesh, request: Request) -> list[Seed]:
+    """Plans of meshes in which axes are taken together: of each the best, and all
+    recipes of the first. Pins are not kept there, since they may name one of them."""
+    seeds: list[Seed] = []
+    request = replace(request, watch=None)  # of all meshes, only those asked for
+    effort = replace(EFFORTS["fast"], seed=request.seed, deadline=request.deadline)
+    for places in groupings(len(mesh.long)):
+        groups = tuple(tuple(mesh.long[k] for k in group) for group in places)
+        if seeds and time.monotonic() > request.deadline:
+            break
+        joined = taken_together(mesh, groups)
+        mesh_problem = _on(analysis, joined, {}, request)
+        if not seeds:
+            of_recipes = replace(RECIPE_EFFORTS["fast"], deadline=request.deadline)
+            mesh_problem = with_recipes(mesh_problem, of_recipes)
+            known = [x for x in mesh_problem.recipes.values() if x is not None]
+            seeds += [Seed(mesh_problem.model, labels, groups) for labels in known]
+        else:
+            known = first_choices(mesh_problem)
+        labels = solve_mesh_problem(mesh_problem, known, effort).labels
+        if labels is not None:
+            seeds.append(Seed(mesh_problem.model, labels, groups))
+    return seeds

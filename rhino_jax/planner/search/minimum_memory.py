@@ -1,0 +1,103 @@
+"""The plan of a program that holds the least memory, whatever its step takes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
+from rhino_jax.planner.search.driver import distinct_meshes
+from rhino_jax.planner.search.folding.minimum import minimum_memory
+from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.passes import ANALYSE, INLINE
+from rhino_jax.planner.search.records import Request, SolvedMesh
+from rhino_jax.planner.search.solve_on_mesh import as_solution
+from rhino_jax.solver.problem import Labels, Problem
+
+
+def find_minimum_memory(
+    program: Program,
+    meshes: Sequence[Sequence[tuple[str, int]]],
+    target: Target,
+    request: Request,
+) -> Found:
+    """Return the choice with the smallest peak on each mesh, the smallest first.
+
+    Args:
+      program: what to plan.
+      meshes: (name, size) of the axes of each; where there are several, those of more
+        than `LIMITS.minimum_axes` axes are left out.
+      target: the hardware.
+      request: pins; its memory budget limits nothing, and says what is too small to
+        be counted (`PRICING.small_share`).
+    Returns:
+      Choices of all nodes with their peaks, under no memory limit.
+    """
+    started = time.monotonic()
+    analysis = ANALYSE.run(None, INLINE.run(None, program), target)
+    # What is too small to be counted depends on the budget, and on no larger one.
+    budget = min(request.memory_budget_bytes, target.hbm_bytes)
+    free = replace(request, memory_budget_bytes=budget, watch=None)
+    every = distinct_meshes(meshes, target)
+    short = [axes for axes in every if len(axes) <= LIMITS.minimum_axes]
+    found = [_on(analysis, axes, free) for axes in short or every[:1]]
+    found.sort(key=lambda one: one.solution.peak)
+    unlimited = replace(free, memory_budget_bytes=math.inf)
+    return Found(found, (), [], target, unlimited, started)
+
+
+def _on(
+    analysis: ProgramAnalysis, axes: Sequence[tuple[str, int]], request: Request
+) -> SolvedMesh:
+    mesh_problem = build_mesh_problem(analysis, axes, request).within(math.inf)
+    labels = minimum_memory(mesh_problem)
+    return SolvedMesh(mesh_problem, as_solution(mesh_problem, labels))
+
+
+def refused(found: Found, request: Request) -> Found:
+    """Return the same as a search that no plan fits.
+
+    Args:
+      found: of `find_minimum_memory`.
+      request: with a memory budget below the smallest peak.
+    """
+    limit = request.memory_budget_bytes
+    solved = [
+        SolvedMesh(
+            one.mesh_problem.within(limit),
+            replace(one.solution, labels=None, objective=math.inf),
+        )
+        for one in found.solved[:1]
+    ]
+    return replace(found, solved=solved, request=request)
+
+
+def divided_peak(found: Found) -> float:
+    """Return the peak in bytes if every value were divided evenly over all devices: a
+    bound on what stages of the same program hold.
+
+    Args:
+      found: of `find_minimum_memory`.
+    """
+    one = found.solved[0]
+    labels = one.solution.labels
+    assert labels is not None, "nothing has no peak"
+    devices = math.prod(axis.size for axis in one.mesh_problem.model.mesh.axes)
+    return _divided(one.mesh_problem.model.problem, labels, devices)
+
+
+def _divided(problem: Problem, labels: Labels, devices: int) -> float:
+    change = np.zeros(problem.end + 1)
+    for use in problem.node_usages:
+        least = min(use.usage[labels[use.node]], use.usage.max() / devices)
+        change[use.start] += least
+        change[use.stop] -= least
+    return float(np.cumsum(change)[: problem.end].max(initial=0.0))

@@ -1,0 +1,191 @@
+"""A solution read back: specs of all values, predictions, memory."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind
+from rhino_jax.cost.combine import combine_route
+from rhino_jax.hardware.lowering import LoweringPolicy
+from rhino_jax.ir.printer import format_type
+from rhino_jax.ir.program import Op
+from rhino_jax.ir.spec import Spec, replicated
+from rhino_jax.model.build import Model
+from rhino_jax.model.strategies import Strategy
+from rhino_jax.plan.decisions import Decisions
+from rhino_jax.plan.records import Holding, Predicted
+from rhino_jax.planner.search.read_back.traffic import ChoiceTraffic, name_of
+from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.slack import Wait
+
+
+def decisions_of(model: Model, labels: Labels) -> Decisions:
+    """The specs of all values and uses under a choice."""
+    graph, program = model.graph, model.graph.program
+    every = zip(model.options, labels.tolist(), strict=True)
+    chosen = [options.strategies[label] for options, label in every]
+    values = {v: chosen[p.node].results[p.result] for v, p in graph.held.items()}
+    operands: dict[tuple[int, int], Spec] = {}
+    through: dict[tuple[int, int], tuple[Spec, ...]] = {}
+    region_outputs: dict[tuple[int, int, int], Spec] = {}
+    outputs = [
+        values.get(o.value, replicated(program.values[o.value].rank))
+        for o in program.outputs
+    ]
+    for edge in graph.edges:
+        wanted = chosen[edge.target].operands[edge.operand]
+        site, is_new = edge.site, wanted != values[edge.value]
+        reader = graph.nodes[edge.target]
+        if reader.kind is NodeKind.OP:
+            if is_new:
+                assert reader.op is not None
+                operands[reader.op.id, edge.operand] = wanted
+                if copies := _copies_before(graph, chosen, edge):
+                    through[reader.op.id, edge.operand] = copies
+        elif site is None:
+            continue
+        elif site.kind == "output":
+            outputs[site.key[0]] = wanted
+        elif is_new and site.kind == "operand":
+            operands[site.key[0], site.key[1]] = wanted
+        elif is_new and site.kind == "region":
+            region_outputs[site.key[0], site.key[1], site.key[2]] = wanted
+    return Decisions(
+        values,
+        operands,
+        region_outputs,
+        tuple(outputs),
+        waypoints=_waypoints(model, chosen),
+        through=through,
+        lowering=model.mesh.lowering.routes,
+    )
+
+
+def _copies_before(
+    graph: Graph, chosen: list[Strategy], edge: Edge
+) -> tuple[Spec, ...]:
+    """The specs of the shared copies that an op reads through, where they are new."""
+    found: list[Spec] = []
+    while (node := graph.nodes[edge.source.node]).kind is NodeKind.COPY:
+        found.insert(0, chosen[node.id].results[0])
+        (edge,) = graph.incoming[node.id]
+    befores = chosen[node.id].results[edge.source.result], *found
+    return tuple(s for s, before in zip(found, befores, strict=False) if s != before)
+
+
+def _waypoints(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ...]]:
+    """Where partial sums pass through on the way to how they are held."""
+    found: dict[int, tuple[Spec, ...]] = {}
+    for node, strategy in zip(model.graph.nodes, chosen, strict=True):
+        if node.op is not None:
+            found |= waypoints_of(node.op, strategy, model.mesh.lowering)
+    return found
+
+
+def waypoints_of(
+    op: Op, strategy: Strategy, lowering: LoweringPolicy
+) -> dict[int, tuple[Spec, ...]]:
+    """Return the specs that results of an op pass through on the way from partial sums
+    to how they are held, by value.
+
+    Args:
+      op: the op.
+      strategy: how it is run.
+      lowering: of the compiler.
+    """
+    if not strategy.partial:
+        return {}
+    ends = zip(op.results, strategy.made, strategy.results, strict=True)
+    return {
+        value: route
+        for value, made, done in ends
+        if (route := combine_route(made, done, lowering, op.traits.kind))
+    }
+
+
+def led_by_batch(model: Model) -> frozenset[int]:
+    """The values whose leading dim is the batch's."""
+    graph, dim_classes = model.graph, model.analysis.dim_classes
+    batch, found = model.analysis.roles.batch, set()
+    for value, port in graph.held.items():
+        dims = dim_classes.results(graph.nodes[port.node], port.result)
+        if dims and dims[0] in batch:
+            found.add(value)
+    return frozenset(found)
+
+
+def overlap_of(model: Model) -> Overlap:
+    """What the target can hide of the model's collectives."""
+    target = model.builder.target
+    return Overlap.of(
+        model.problem,
+        model.compute_costs(),
+        model.analysis.slack,
+        share=target.overlap_share,
+        shares={
+            Wait.BACK: target.hidable_share,
+            Wait.LATER: target.hidable_share,
+            Wait.FREE: target.free_share,
+        },
+    )
+
+
+def predicted_of(overlap: Overlap, traffic: ChoiceTraffic, labels: Labels) -> Predicted:
+    """Time, memory and arithmetic of a choice, per device: of all nodes, or of orbits
+    where overlap and traffic are folded."""
+    step_time_s = overlap.step_s(labels)
+    exposed_s = traffic.seconds(labels) - overlap.hidden_s(labels)
+    communication_s = max(exposed_s, 0.0)
+    return Predicted(
+        step_time_s=step_time_s,
+        compute_s=max(step_time_s - communication_s, 0.0),
+        communication_s=communication_s,
+        peak_bytes=math.ceil(overlap.problem.peak(labels)),
+        flops_per_device=traffic.flops(labels),
+        slack_s=overlap.slack_s(labels),
+    )
+
+
+def live_at(
+    model: Model, labels: Labels, time: int, most: int = 50
+) -> tuple[Holding, ...]:
+    """What is in memory at a time, largest first."""
+    problem = model.problem
+    held: dict[tuple[str, str, str], float] = defaultdict(float)
+    for usage in [u for u in problem.node_usages if u.start <= time < u.stop]:
+        node = model.graph.nodes[usage.node]
+        amount = float(usage.usage[labels[usage.node]])
+        name = name_of(model, node.ports[0])
+        if node.kind is not NodeKind.INPUT:
+            name += f" {format_type(model.graph.program.values[node.value])}"
+        held[name, *_place(model, node)] += amount
+    for pair in [u for u in problem.edge_usages if u.start <= time < u.stop]:
+        amount = float(pair.usage[labels[pair.source], labels[pair.target]])
+        node = model.graph.nodes[pair.target]
+        source = model.graph.nodes[pair.source].ports[0]
+        name = f"resharded {name_of(model, source)}"
+        held[name, *_place(model, node)] += amount
+    largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(
+        Holding(what, math.ceil(amount), source, context)
+        for (what, source, context), amount in largest[:most]
+        if amount > 0
+    )
+
+
+def _place(model: Model, node: Node) -> tuple[str, str]:
+    """The user's line, and the scopes around it.
+
+    Where nothing names scopes (NNX does not), the argument that the op reads.
+    """
+    if node.op is None:
+        return "", ""
+    program, source = model.graph.program, node.op.source
+    paths = {i.value: i.path for i in program.inputs}
+    reads = [paths[v] for v in node.op.operands if v in paths]
+    if source.scopes:
+        gradient = "the gradient of " if source.is_backward else ""
+        return str(source), f"in {gradient}{source.scopes}"
+    return str(source), f"reading {reads[0]}" if reads else ""

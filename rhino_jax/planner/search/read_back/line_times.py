@@ -1,0 +1,72 @@
+"""The compute of a choice by the user's lines, and what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Node
+from rhino_jax.model.build import Model
+from rhino_jax.plan.line_times import sent, summed
+from rhino_jax.plan.records import Collective, LineTime, Predicted
+from rhino_jax.solver.problem import Labels
+
+
+ALMOST = 0.99
+"""Share of an op's seconds from which on its arithmetic is all of them: padding and
+rates are rounded."""
+
+
+def line_times(
+    model: Model,
+    labels: Labels,
+    predicted: Predicted,
+    collectives: Sequence[Collective],
+) -> tuple[LineTime, ...]:
+    """Return the seconds of a step by line; together they are the predicted step.
+
+    Seconds of compute that no op has (copies between layouts on one device) stand
+    without a line.
+    """
+    lines = [*_compute(model, labels)]
+    rest_s = predicted.compute_s - sum(line.seconds for line in lines)
+    lines.append(LineTime("", memory_s=max(rest_s, 0.0)))
+    return summed([*lines, *sent(collectives, predicted.communication_s)])
+
+
+def _compute(model: Model, labels: Labels) -> Iterator[LineTime]:
+    kernels = model.analysis.liveness.kernels
+    launch_s = model.builder.target.launch_s
+    for node, label in zip(model.graph.nodes, labels.tolist(), strict=True):
+        options = model.options[node.id]
+        if node.op is None or not options.compute_s.size:
+            continue
+        seconds = node.count * float(options.compute_s[label])
+        if not seconds:
+            continue
+        starts_s = min(seconds, node.count * launch_s * kernels.launches[node.id])
+        flops = node.count * float(options.flops[label])
+        busy_s = seconds - starts_s
+        is_matrix = (
+            node.is_matmul
+            and _arithmetic_s(model, node, label) * (node.count) >= ALMOST * busy_s
+        )
+        yield LineTime(
+            str(node.op.source),
+            matrix_s=busy_s if is_matrix else 0.0,
+            memory_s=0.0 if is_matrix else busy_s,
+            launch_s=starts_s,
+            flops=flops,
+        )
+
+
+def _arithmetic_s(model: Model, node: Node, label: int) -> float:
+    """Seconds of a product at the rate of the matrix unit, padding counted."""
+    op, options, target = node.op, model.options[node.id], model.builder.target
+    assert op is not None and op.rule is not None
+    dtype = model.graph.program.values[op.operands[0]].dtype
+    strategy = options.strategies[label]
+    padding = float(np.ravel(model.builder.array_paddings(op.rule, (strategy,)))[0])
+    rate = target.peak_flops_per_s(dtype) * target.matmul_efficiency
+    return padding * float(options.flops[label]) / rate

@@ -1,0 +1,225 @@
+"""Why a collective is there, in words that its user knows: the tree paths of arguments,
+their dims, the batch, gradients.
+
+A value is called by the argument that it is, perhaps in another type or shape; by the
+argument whose gradient it becomes; failing both, by the op that makes it, with a line.
+A dim that is summed over is the batch or a dim of an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rhino_jax.analysis.dim_classes import Element
+from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
+from rhino_jax.cost.collectives import PERMUTE
+from rhino_jax.cost.reshard import Step
+from rhino_jax.ir.factor import FactorKind
+from rhino_jax.ir.printer import format_type
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.ir.traits import OpKind
+from rhino_jax.model.build import Model
+from rhino_jax.model.strategies import Strategy
+from rhino_jax.planner.search.limits import LIMITS
+
+
+_MOVES = {"all-gather": "gathers", "all-to-all": "cuts anew", PERMUTE: "reorders"}
+
+
+@dataclass(slots=True, eq=False)
+class Reasons:
+    """Says why something is sent under a choice.
+
+    Attributes:
+      model: the search model.
+    """
+
+    model: Model
+    _paths: dict[int, str | None] = field(default_factory=dict)
+    _gradients: dict[int, str | None] = field(default_factory=dict)
+    _dims: dict[Element, list[tuple[bool, str, int]]] | None = None
+
+    def of_op(self, node: Node, strategy: Strategy, step: Step) -> str:
+        """Of what an op sends after its compute, in one step of a strategy."""
+        op = node.op
+        assert op is not None and op.rule is not None
+        if op.manual is not None:
+            return f"{op.name} says so itself"
+        cut = [f for f, axes in enumerate(strategy.cut) if set(axes) & set(step.axes)]
+        cut_factors = [op.rule.factors[f] for f in cut]
+        if step.kind == PERMUTE and all(f.shift is not None for f in cut_factors):
+            return f"borders that {op.name} shifts along {self._over(node, cut)}"
+        if step.kind == PERMUTE and all(f.halo != (0, 0) for f in cut_factors):
+            return f"borders of the window of {op.name} along {self._over(node, cut)}"
+        if any(op.rule.factors[f].kind is FactorKind.MERGE for f in cut):
+            return f"merges {op.name} of shards along {self._over(node, cut)}"
+        summed = [f for f in range(len(op.rule.factors)) if op.rule.partial_results(f)]
+        over = [f for f in cut if f in summed] or [f for f in summed if strategy.cut[f]]
+        how = f"{_reduction(op, over)} over {self._over(node, over)}"
+        gradient = self._gradient(node.ports[0])
+        if gradient is not None:
+            return f"{gradient}: {how}"
+        return f"{how}, going backward" if _is_backward(op) else how
+
+    def of_edge(self, edge: Edge, step: Step, have: Spec, want: Spec) -> str:
+        """Of what is sent to read a value in another layout than it is held in."""
+        names = self.model.mesh.names
+        return (
+            f"{_MOVES.get(step.kind, step.kind)} {self.name(edge.source)}:"
+            f" {format_spec(have, names)} → {format_spec(want, names)}"
+        )
+
+    def name(self, port: Port) -> str:
+        """What people call the value that a port holds."""
+        path = self._path(port)
+        if path is not None:
+            return path
+        gradient = self._gradient(port)
+        if gradient is not None:
+            return gradient
+        node = self.model.graph.nodes[port.node]
+        if node.op is None:
+            return f"%{node.value}"
+        kind = "" if node.kind is NodeKind.OP else f" ({node.kind.value})"
+        place = str(node.op.source).partition(" (")[0]
+        array = format_type(self.model.graph.program.values[node.value])
+        return f"the result of {node.op.name}{kind} {array} at {place}"
+
+    def _path(self, port: Port) -> str | None:
+        """Of the argument that a value is, whatever its type and shape now are."""
+        if port.id not in self._paths:
+            self._paths[port.id] = self._find_path(port)
+        return self._paths[port.id]
+
+    def _find_path(self, port: Port) -> str | None:
+        graph = self.model.graph
+        for _ in range(LIMITS.most_visited):
+            node = graph.nodes[port.node]
+            if node.kind is NodeKind.INPUT:
+                return graph.program.inputs[node.slot].path
+            before = graph.incoming[node.id]
+            if len(before) != 1 or not _keeps_name(node):
+                return None
+            port = before[0].source
+        return None
+
+    def _gradient(self, port: Port) -> str | None:
+        """Of a value of the backward pass: whose gradient, or which result, it is."""
+        if port.id not in self._gradients:
+            self._gradients[port.id] = self._find_gradient(port)
+        return self._gradients[port.id]
+
+    def _find_gradient(self, port: Port) -> str | None:
+        graph, roles = self.model.graph, self.model.analysis.roles
+        made_by = graph.nodes[port.node].op
+        if made_by is None or not _is_backward(made_by):
+            return None
+        seen, queue = {port.id}, deque([port])
+        while queue and len(seen) < LIMITS.most_visited:
+            at = queue.popleft()
+            for edge in graph.readers[at.id]:
+                reader = graph.nodes[edge.target]
+                if reader.kind is NodeKind.INPUT:  # what it is the next state of
+                    if reader.slot in roles.params:
+                        path = graph.program.inputs[reader.slot].path
+                        return f"gradient of {path}"
+                elif reader.kind is NodeKind.OUTPUT:
+                    return graph.program.outputs[reader.slot].path
+                elif self._passes(edge, reader):
+                    queue += [p for p in reader.ports if p.id not in seen]
+                    seen |= {p.id for p in reader.ports}
+        return None
+
+    def _passes(self, edge: Edge, reader: Node) -> bool:
+        """Whether a gradient that an op reads may be what it makes."""
+        if reader.kind is not NodeKind.OP:
+            return True
+        op, values = reader.op, self.model.graph.program.values
+        assert op is not None
+        if op.traits.kind is OpKind.REDUCTION:  # of dims of one, as of broadcast biases
+            return math.prod(values[edge.value].shape) == math.prod(
+                values[op.results[0]].shape
+            )
+        if _keeps_data(op):
+            return op.traits.kind is not OpKind.BROADCAST
+        shape = values[edge.value].shape
+        return op.is_fusible and values[op.results[0]].shape == shape
+
+    def _over(self, node: Node, factors: Sequence[int]) -> str:
+        """The dims that factors are, as "the batch and dim 1 of tokens"."""
+        return _and(dict.fromkeys(self._dim(node, f) for f in factors))
+
+    def _dim(self, node: Node, factor: int) -> str:
+        model, op = self.model, node.op
+        assert op is not None and op.rule is not None
+        roles = model.analysis.roles
+        element = model.dim_classes.factors(node)[factor]
+        if element in roles.batch:
+            return "the batch"
+        near = {self._path(e.source) for e in model.graph.incoming[node.id]}
+        known = self._dims_of_inputs().get(element, [])
+        if known:
+            _, path, dim = max(known, key=lambda k: (k[1] in near, k[0]))
+            return f"dim {dim} of {path}"
+        return _dim_of_operand(self.model.graph.program, op, factor)
+
+    def _dims_of_inputs(self) -> dict[Element, list[tuple[bool, str, int]]]:
+        """By class: (whether a parameter, path, dim) of the arguments that have one."""
+        if self._dims is None:
+            self._dims = {}
+            for element, place in self._every_dim():
+                self._dims.setdefault(element, []).append(place)
+        return self._dims
+
+    def _every_dim(self) -> Iterator[tuple[Element, tuple[bool, str, int]]]:
+        graph, dim_classes = self.model.graph, self.model.dim_classes
+        params = self.model.analysis.roles.params
+        for node in graph.nodes:
+            if node.kind is NodeKind.INPUT:
+                path = graph.program.inputs[node.slot].path
+                for dim, element in enumerate(dim_classes.results(node, 0)):
+                    if element is not None:
+                        yield element, (node.slot in params, path, dim)
+
+
+def _dim_of_operand(program: Program, op: Op, factor: int) -> str:
+    """Return a dim of what an op reads, as "dim 0 of f32[64,128]"."""
+    assert op.rule is not None
+    for value, dims in zip(op.operands, op.rule.operands, strict=False):
+        for d, factors in enumerate(dims):
+            if factor in factors:
+                return f"dim {d} of {format_type(program.values[value])}"
+    return f"a dim of {op.rule.factors[factor].size:,}"
+
+
+def _keeps_name(node: Node) -> bool:
+    """Whether what a node makes still goes by the name of what it reads."""
+    if node.kind is NodeKind.OP:
+        return node.op is not None and _keeps_data(node.op)
+    return node.kind in (NodeKind.CONST, NodeKind.SLICE, NodeKind.COPY)
+
+
+def _keeps_data(op: Op) -> bool:
+    return op.is_fusible and op.traits.keeps_data
+
+
+def _reduction(op: Op, factors: Sequence[int]) -> str:
+    """How partial results over these factors combine, in a word."""
+    assert op.rule is not None
+    if op.traits.kind is OpKind.LOOKUP:
+        return "look-up"
+    reducers = [op.rule.factors[f].reducer or "sum" for f in factors]
+    return {"prod": "product"}.get(reducers[0], reducers[0]) if reducers else "sum"
+
+
+def _is_backward(op: Op) -> bool:
+    return "transpose(" in op.source.name_stack
+
+
+def _and(words: Sequence[str] | dict[str, None]) -> str:
+    *first, last = words or ["its dims"]
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,251 @@
+"""What a choice sends: its collectives one by one, and the seconds of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
+from rhino_jax.cost.collectives import collective_s, wire_bytes
+from rhino_jax.cost.reshard import Step, reshard_steps
+from rhino_jax.hardware.mesh import size_of
+from rhino_jax.hardware.observed import OBSERVED
+from rhino_jax.ir.program import Manual
+from rhino_jax.ir.spec import Spec, padding_of
+from rhino_jax.model.build import Model
+from rhino_jax.model.op_collectives import own_steps
+from rhino_jax.model.packing import is_combined
+from rhino_jax.plan.records import Collective
+from rhino_jax.planner.search.folding.symmetry import Symmetry
+from rhino_jax.planner.search.read_back.reasons import Reasons
+from rhino_jax.solver.lookups import Lookups
+from rhino_jax.solver.problem import Labels
+from rhino_jax.utils.unique_ids import groups, number_objects, number_rows
+
+
+class PricedStep(NamedTuple):
+    """A collective, and its seconds in one run of what sends it."""
+
+    step: Step
+    seconds: float
+
+
+class SendSite(NamedTuple):
+    """Where something may be sent.
+
+    Attributes:
+      every: a node, after its compute, or an edge, and those that send the same.
+      source, target: whose options decide, by position in the labels; of a node both
+        are its own.
+    """
+
+    every: Sequence[Node] | Sequence[Edge]
+    source: int
+    target: int
+
+    @property
+    def at(self) -> Node | Edge:
+        """The first of them."""
+        return self.every[0]
+
+    @property
+    def runs(self) -> int:
+        """In a step, of all together."""
+        return len(self.every) * self.at.count
+
+
+@dataclass(slots=True)
+class ChoiceTraffic:
+    """The collectives of a model's choices. Those of equal nodes, and of equal changes
+    of layout, are found once.
+
+    Attributes:
+      model: the search model.
+      sites: all nodes and edges, or one of each that are folded.
+    """
+
+    model: Model
+    sites: list[SendSite]
+    _reasons: Reasons = field(init=False)
+    _flops: tuple[Lookups, np.ndarray] | None = None
+    _own: dict[tuple[int, int], tuple[PricedStep, ...]] = field(default_factory=dict)
+    _moves: dict[tuple[Spec, Spec, int, bool], tuple[PricedStep, ...]] = field(
+        default_factory=dict
+    )
+    _combined: tuple[list[bool], frozenset[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reasons = Reasons(self.model)
+        graph = self.model.graph
+        of_nodes, of_edges = is_combined(self.model.analysis)
+        edges = zip(graph.edges, of_edges, strict=True)
+        self._combined = of_nodes, frozenset(id(e) for e, is_so in edges if is_so)
+
+    @classmethod
+    def of(cls, model: Model) -> ChoiceTraffic:
+        """Of choices of all nodes."""
+        sites = [SendSite([n], n.id, n.id) for n in model.graph.nodes]
+        sites += [SendSite([e], e.source.node, e.target) for e in model.graph.edges]
+        return cls(model, sites)
+
+    @classmethod
+    def folded(cls, model: Model, symmetry: Symmetry) -> ChoiceTraffic:
+        """Of choices of orbits: what repeats is looked at once."""
+        graph, orbits, columns = model.graph, symmetry.orbits, model.graph.columns
+        sites = [
+            SendSite([graph.nodes[n] for n in members.tolist()], c, c)
+            for c, members in enumerate(groups(orbits))
+        ]
+        # Edges between the same orbits that share a table send the same.
+        source = orbits[columns.maker[columns.source]]
+        target = orbits[columns.target]
+        tables = number_objects([e.table for e in model.problem.edges])
+        for members in groups(number_rows(source, target, tables)):
+            edges, k = [graph.edges[k] for k in members.tolist()], members[0]
+            sites.append(SendSite(edges, int(source[k]), int(target[k])))
+        return cls(model, sites)
+
+    def seconds(self, labels: Labels) -> float:
+        """Of all collectives of a choice, hidden or not."""
+        return sum(
+            place.runs * priced.seconds
+            for place, steps in self._sending(labels)
+            for priced in steps
+        )
+
+    def flops(self, labels: Labels) -> float:
+        """Floating-point operations of a choice on one device."""
+        if self._flops is None:
+            nodes = [(p, at) for p in self.sites if isinstance(at := p.at, Node)]
+            sources = [p.source for p, _ in nodes]
+            flops = [self.model.options[at.id].flops for _, at in nodes]
+            counts = np.array([p.runs for p, _ in nodes])
+            self._flops = Lookups.of(sources, sources, flops), counts
+        lookups, counts = self._flops
+        return float(counts @ lookups.entries(labels))
+
+    def collectives(self, labels: Labels) -> tuple[Collective, ...]:
+        """All collectives of a choice, the most expensive first."""
+        chosen = labels.tolist()
+        found = [
+            self._record(at, priced, chosen[place.source], chosen[place.target])
+            for place, steps in self._sending(labels)
+            for at in place.every
+            for priced in steps
+        ]
+        return tuple(sorted(found, key=lambda c: (-c.seconds, c.kind, c.op, c.reason)))
+
+    def _sending(
+        self, labels: Labels
+    ) -> Iterator[tuple[SendSite, tuple[PricedStep, ...]]]:
+        """The sites that send something, and what."""
+        model, chosen = self.model, labels.tolist()
+        for place in self.sites:
+            at, source, target = place.at, chosen[place.source], chosen[place.target]
+            if isinstance(at, Node):
+                steps = self._after(at, source)
+            else:
+                have, want = model.spec(at.source, source), model.wanted(at, target)
+                steps = self._move(at, have, want) if have != want else ()
+            if steps:
+                yield place, steps
+
+    def _after(self, node: Node, label: int) -> tuple[PricedStep, ...]:
+        """What a node sends after its compute."""
+        options, model = self.model.options[node.id], self.model
+        # Equal nodes share one object of options.
+        key = id(options), label
+        found = self._own.get(key)
+        if found is None:
+            strategy = options.strategies[label]
+            steps = own_steps(model.graph.program, node.op, strategy, model.mesh)
+            found = self._own[key] = self._price(steps, self._combined[0][node.id])
+        return found
+
+    def _move(self, edge: Edge, have: Spec, want: Spec) -> tuple[PricedStep, ...]:
+        model, mesh = self.model, self.model.mesh
+        value = model.graph.program.values[edge.value]
+        padding = 1.0
+        if not model.builder.sizes.padded_dims.isdisjoint(value.shape):
+            padding = max(padding_of(s, value.shape, mesh.sizes) for s in (have, want))
+        change = have, want, round(value.bytes * padding)
+        is_combined = id(edge) in self._combined[1]
+        key = *change, is_combined
+        found = self._moves.get(key)
+        if found is None:
+            steps = reshard_steps(*change, mesh.sizes, mesh.lowering)
+            found = self._moves[key] = self._price(steps, is_combined)
+        return found
+
+    def _price(
+        self, steps: tuple[Step, ...], is_combined: bool
+    ) -> tuple[PricedStep, ...]:
+        """Collectives that are combined pay their latency together."""
+        mesh, saved = self.model.mesh, (1 - OBSERVED.combined_latency) * is_combined
+        found = []
+        for step in steps:
+            axes = mesh.over(step.axes)
+            seconds = collective_s(step.kind, step.local_bytes, axes)
+            latency_s = collective_s(step.kind, 0.0, axes)
+            found.append(PricedStep(step, step.runs * (seconds - saved * latency_s)))
+        return tuple(found)
+
+    def _record(
+        self, at: Node | Edge, priced: PricedStep, source: int, target: int
+    ) -> Collective:
+        """
+        Args:
+          at, priced: what is sent where.
+          source, target: what is chosen at both ends of it.
+        """
+        model, step = self.model, priced.step
+        if isinstance(at, Node):
+            strategy = model.options[at.id].strategies[source]
+            op, reason = at.op, self._reasons.of_op(at, strategy, step)
+        else:
+            nodes = model.graph.nodes
+            op = nodes[at.target].op or nodes[at.source.node].op
+            have, want = model.spec(at.source, source), model.wanted(at, target)
+            reason = self._reasons.of_edge(at, step, have, want)
+        per_run = wire_bytes(
+            step.kind, step.local_bytes, size_of(model.mesh, step.axes)
+        )
+        line = "" if op is None else str(op.source)
+        if op is not None and op.manual is not None and isinstance(at, Node):
+            line = _line_by_hand(op.manual, step) or line
+        return Collective(
+            kind=step.kind,
+            # In the mesh's order, as the compiler's are: the order says nothing.
+            axes=tuple(model.mesh.axes[a].name for a in sorted(step.axes)),
+            bytes=round(per_run * step.runs * at.count),
+            count=step.runs * at.count,
+            seconds=priced.seconds * at.count,
+            op="" if op is None else f"{op.name} #{op.id}",
+            source=line,
+            reason=reason,
+        )
+
+
+def _line_by_hand(manual: Manual, step: Step) -> str:
+    """Where the user's code asks for what it sends."""
+    for c in manual.collectives:
+        have = c.kind, len(c.axes), float(c.local_bytes), c.runs
+        if have == (step.kind, len(step.axes), step.local_bytes, step.runs):
+            return str(c.source)
+    return ""
+
+
+def name_of(model: Model, port: Port) -> str:
+    """What people call the value that a port holds."""
+    program, node = model.graph.program, model.graph.nodes[port.node]
+    if node.kind is NodeKind.INPUT:
+        return program.inputs[node.slot].path
+    if node.kind is NodeKind.COPY:
+        return f"copy of %{node.value}"
+    if node.op is None:
+        return f"%{node.value}"
+    kind = "" if node.kind is NodeKind.OP else f" {node.kind.value}"
+    return f"{node.op.name}{kind} %{node.value}"

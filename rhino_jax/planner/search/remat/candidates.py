@@ -1,0 +1,342 @@
+"""What a planned step keeps for its backward pass, with prices.
+
+Values and times are those of the model that was planned: bytes are of one device under
+the chosen specs, seconds those of the ops' strategies with their collectives and the
+reshards of what they read, all to be paid again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from rhino_jax.analysis.graph import NodeKind
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.model.build import Model
+from rhino_jax.passes.remat.late import Halves, halves_of
+from rhino_jax.passes.remat.regions import Block, Blocks, Line, may_run_again
+from rhino_jax.passes.remat.rerun import Again, again
+from rhino_jax.passes.remat.residual_stacks import Stack, call_of, find_stacks
+from rhino_jax.planner.search.folding.symmetry import Symmetry
+from rhino_jax.planner.search.remat.rows import Asked, Row, Work
+from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.remat.question import Candidate, Question
+
+
+def candidates_of(
+    model: Model,
+    labels: Labels,
+    symmetry: Symmetry | None = None,
+    host_bytes_per_s: float | None = None,
+) -> Asked:
+    """What a plan keeps for the backward pass, at the top of the program.
+
+    Args:
+      model: the program on a mesh, priced.
+      labels: what every node chooses.
+      symmetry: which nodes are of equal layers.
+      host_bytes_per_s: of the link to the host's memory, if values may wait there.
+    """
+    return Asking(model, labels, symmetry, host_bytes_per_s).asked()
+
+
+class Asking:
+    """Reads candidates off a model."""
+
+    def __init__(
+        self,
+        model: Model,
+        labels: Labels,
+        symmetry: Symmetry | None,
+        host_bytes_per_s: float | None,
+    ) -> None:
+        self.model, self.labels, self.symmetry = model, labels, symmetry
+        self.host_bytes_per_s = host_bytes_per_s
+        self.program: Program = model.graph.program
+        self.blocks = Blocks(self.program)
+        self.halves = self._halves()
+        self.bound = self.halves.bound
+        self.block: Block = self.blocks.top
+        self.stacks = {s.value: s for s in find_stacks(self.blocks, self.halves)}
+        self.early_readers: dict[int, list[Line]] = {}
+        for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
+            for v in () if is_late else line.reads:
+                self.early_readers.setdefault(v, []).append(line)
+        self.node_s = _seconds(model, labels)
+        self.nodes: dict[int, list[int]] = {}
+        for node in model.graph.nodes:
+            if node.op is not None:
+                self.nodes.setdefault(node.op.id, []).append(node.id)
+
+    def _halves(self) -> Halves:
+        return halves_of(self.blocks.top)
+
+    def asked(self) -> Asked:
+        """The question."""
+        stored = [v for v in self._kept() if self._is_stored(v)]
+        sources = self._sources(stored)
+        kept = {*stored, *sources, *self.bound}
+        followers = {
+            v: self._needs(self._again(v, kept - {v}))
+            for v in self._kept()
+            if v not in kept and v not in self.stacks
+        }
+        uses: dict[int, set[int]] = {v: self._late_times(v) for v in stored}
+        for v, needs in followers.items():
+            for need in needs:
+                if need in uses:
+                    uses[need] |= self._late_times(v)
+        rows = [self._row(v, kept, uses.get(v, set())) for v in (*stored, *sources)]
+        rows += self._carried(rows)
+        rows.sort(key=lambda row: row.place)
+        index = {row.value: i for i, row in enumerate(rows)}
+        found = tuple(row.candidate(index) for row in rows)
+        return Asked(
+            Question(
+                found, self._base(rows, found), min(map(min, uses.values()), default=0)
+            ),
+            tuple(row.value for row in rows),
+            self._loops(rows),
+            {
+                v: tuple(index[n] for n in needs if n in index)
+                for v, needs in followers.items()
+            },
+            tuple(row.work for row in rows),
+            self._together_s,
+        )
+
+    def _together_s(self, remade: Collection[int], kept: Collection[int]) -> float:
+        """See `Asked`."""
+        found = 0.0
+        plain = [v for v in remade if v not in self.stacks]
+        stay = {*kept, *self.bound}
+        lines = again(self.program, self.block, self._repeatable(plain), stay).lines
+        found += sum(self._line_s(self.block.lines[k]) for k in lines)
+        for loop in {s.loop for s in self.stacks.values()}:
+            mine = [s for s in self.stacks.values() if s.loop == loop]
+            body = self.blocks.of(self.block.lines[loop].op)
+            gone = [s for s in mine if s.value in remade]
+            rest = {s.inside for s in mine if s.value in kept}
+            lines = again(self.program, body, [s.inside for s in gone], rest).lines
+            found += sum(self._line_s(body.lines[k]) for k in lines)
+            found -= sum(self._pass_s(s) for s in gone)
+        return max(found, 0.0)
+
+    def _repeatable(self, values: list[int]) -> list[int]:
+        """Those of the block that may be made again."""
+        lines, maker = self.block.lines, self.block.maker
+        return [v for v in values if may_run_again(self.program, lines[maker[v]].op)]
+
+    def _loops(self, rows: list[Row]) -> dict[int, tuple[int, tuple[int, ...]]]:
+        found: dict[int, list[int]] = {}
+        at_top = self.halves.late_uses.keys() | self.block.maker.keys()
+        for i, row in enumerate(rows):
+            if row.value in self.stacks or row.value not in at_top:
+                found.setdefault(row.place[0], []).append(i)
+        lines = self.block.lines
+        return {
+            lines[k].op.id: (call_of(lines[k]).trip_count, tuple(members))
+            for k, members in found.items()
+        }
+
+    def _kept(self) -> list[int]:
+        return [v for v in self.halves.late_uses if v not in self.bound]
+
+    def _sources(self, stored: Collection[int]) -> list[int]:
+        """Values that no late line reads, and that others may be made again of."""
+        return []
+
+    def _is_stored(self, value: int) -> bool:
+        port = self.model.graph.held.get(value)
+        if port is None:
+            return False
+        is_op = self.model.graph.nodes[port.node].kind is NodeKind.OP
+        stored = self.model.analysis.liveness.is_materialised
+        return stored[port.id] or not is_op
+
+    def _is_in_memory(self, value: int) -> bool:
+        """Whether what all of a plan takes counts it."""
+        return True
+
+    def _again(self, value: int, kept: set[int]) -> Again:
+        line = self.block.lines[self.block.maker[value]]
+        wanted = [value] if may_run_again(self.program, line.op) else []
+        return again(self.program, self.block, wanted, kept)
+
+    def _needs(self, remade: Again) -> tuple[int, ...]:
+        found: dict[int, None] = {}
+        for read in remade.inputs.values():
+            found.update(dict.fromkeys(read))
+        return tuple(found)
+
+    def _row(self, value: int, kept: set[int], uses: set[int]) -> Row:
+        stack = self.stacks.get(value)
+        if stack is not None:
+            return self._stack_row(stack, uses)
+        k = self.block.maker[value]
+        remade = self._again(value, kept - {value})
+        lines = [self.block.lines[j] for j in remade.lines]
+        start = max(
+            [self._times(line)[1] for line in self.early_readers.get(value, ())],
+            default=self._times(self.block.lines[k])[1],
+        )
+        port = self.model.graph.held[value]
+        return Row(
+            (k, 0),
+            value,
+            self._bytes(value),
+            start + 1,
+            tuple(sorted(uses)),
+            self._needs(remade),
+            sum(map(self._line_s, lines)) if lines else None,
+            None,  # see `passes.remat.offload`
+            None,
+            *self._layer(port.node),
+            work=self._work(lines),
+        )
+
+    def _stack_row(self, stack: Stack, uses: set[int]) -> Row:
+        forward = self.block.lines[stack.loop]
+        body, call = self.blocks.of(forward.op), call_of(forward)
+        mine = [s for s in self.stacks.values() if s.loop == stack.loop]
+        others = {s.inside: s.value for s in mine if s.inside != stack.inside}
+        remade = again(self.program, body, [stack.inside], set(others))
+        lines = [body.lines[j] for j in remade.lines]
+        outside = dict(zip(body.inputs, forward.reads, strict=True))
+        carries = body.inputs[call.num_consts : call.num_consts + call.num_carry]
+        needs = [
+            others.get(v, v if v in carries else outside.get(v, v))
+            for v in self._needs(remade)
+        ]
+        can = bool(lines) and stack.inside not in carries
+        pass_s = self._pass_s(stack)
+        # Priced as it is now, where it is written into the stack.
+        remake_s = max(0.0, sum(map(self._line_s, lines)) - pass_s)
+        return Row(
+            (stack.loop, 1 + body.maker.get(stack.inside, -1)),
+            stack.value,
+            self._bytes(stack.value),
+            self._times(forward)[0],  # its memory is there when the loop starts
+            tuple(sorted(uses)),
+            tuple(needs),
+            remake_s if can else None,
+            self._host_s(stack.value),
+            self._bytes(stack.value) // max(call.trip_count, 1),
+            keep_s=2 * pass_s,
+            work=self._work(lines),
+        )
+
+    def _pass_s(self, stack: Stack) -> float:
+        """Seconds to write a stack whose slices would else stay in registers; of what
+        goes through memory anyway, as results of matmuls do, none."""
+        port = self.model.graph.held.get(stack.inside)
+        if port is None or not self.model.graph.nodes[port.node].is_fusible:
+            return 0.0
+        return self._memory_s(self._bytes(stack.value))
+
+    def _memory_s(self, size: int) -> float:
+        """Seconds to write, or to read, so many bytes."""
+        device = self.model.analysis.target.device
+        return size / (device.hbm_bytes_per_s * device.memory_efficiency)
+
+    def _carried(self, rows: list[Row]) -> list[Row]:
+        """What forward loops carry, and would stack for others to be made of."""
+        known = {row.value for row in rows}
+        found: dict[int, Row] = {}
+        for row in rows:
+            stack = self.stacks.get(row.value)
+            if stack is None:
+                continue
+            forward = self.block.lines[stack.loop]
+            call, body = call_of(forward), self.blocks.of(forward.op)
+            first = call.num_consts + call.num_carry
+            for v in set(row.needs) & set(body.inputs[call.num_consts : first]):
+                if v not in known:
+                    size = self._bytes(v) * call.trip_count
+                    place, start = (stack.loop, 0), row.start
+                    found[v] = Row(place, v, size, start, (), (), None, None, None)
+        return list(found.values())
+
+    def _bytes(self, value: int) -> int:
+        port = self.model.graph.held[value]
+        options = self.model.options[port.node].outs[port.result]
+        sizes = self.model.builder.sizes
+        held = sizes.held_bytes(options, self.program.values[value])
+        return int(held[self.labels[port.node]])
+
+    def _host_s(self, value: int) -> float | None:
+        if not self.host_bytes_per_s:
+            return None
+        return 2 * self._bytes(value) / self.host_bytes_per_s
+
+    def _line_s(self, line: Line) -> float:
+        return sum(
+            self.node_s[n]
+            for op in _within(self.program, line.op)
+            for n in self._of(op)
+        )
+
+    def _work(self, lines: list[Line]) -> Work:
+        ops = (op for line in lines for op in _within(self.program, line.op))
+        return max(map(Work.of, ops), default=Work.SMALL)
+
+    def _of(self, op: Op) -> list[int]:
+        return self.nodes.get(op.id, [])
+
+    def _times(self, line: Line) -> tuple[int, int]:
+        """When a line starts and ends."""
+        graph = self.model.graph
+        times: list[int] = []
+        for op in _within(self.program, line.op):
+            for n in self._of(op):
+                time = graph.nodes[n].time
+                times += [graph.loop_start.get(n, time), graph.loop_end.get(n, time)]
+        return (min(times), max(times)) if times else (0, 0)
+
+    def _late_times(self, value: int) -> set[int]:
+        found: set[int] = set()
+        for k in self.halves.late_uses[value]:
+            found.update(self._times(self.block.lines[k]))
+        return found - {0} or {self.model.graph.end}
+
+    def _layer(self, node: int) -> tuple[int | None, int]:
+        if self.symmetry is None:
+            return None, 0
+        orbits = self.symmetry.orbits
+        members = np.flatnonzero(orbits == orbits[node])
+        if len(members) < 2:
+            return None, 0
+        return int(orbits[node]), int(np.searchsorted(members, node))
+
+    def _base(
+        self, rows: list[Row], found: tuple[Candidate, ...]
+    ) -> tuple[tuple[int, int], ...]:
+        """Memory of all else, at its most between two times of candidates."""
+        profile = np.array(self.model.problem.profile(self.labels), dtype=float)
+        for row, c in zip(rows, found, strict=True):
+            if c.uses and self._is_in_memory(row.value):
+                profile[c.start : c.uses[-1] + 1] -= c.bytes
+        profile = np.maximum(profile, 0.0)
+        times = {0, *(c.start for c in found)}
+        times |= {t + d for c in found for t in c.uses for d in (0, 1)}
+        bounds = sorted(t for t in times if t < len(profile))
+        most = np.maximum.reduceat(profile, bounds)
+        return tuple(zip(bounds, np.ceil(most).astype(int).tolist(), strict=True))
+
+
+def _within(program: Program, op: Op) -> Iterator[Op]:
+    """An op, and those inside of it."""
+    yield op
+    for region in op.call.regions if op.call is not None else ():
+        for inner in region.ops:
+            yield from _within(program, program.ops[inner])
+
+
+def _seconds(model: Model, labels: Labels) -> np.ndarray:
+    """[nodes], seconds of each in all its runs, with the reshards of what it reads."""
+    problem = model.problem
+    found = np.array([c[k] for c, k in zip(problem.costs, labels, strict=True)])
+    for edge in problem.edges:
+        found[edge.target] += edge.table[labels[edge.source], labels[edge.target]]
+    return found

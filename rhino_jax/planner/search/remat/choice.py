@@ -1,0 +1,144 @@
+"""What to make again so that a plan fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.planner.search.records import SolvedMesh
+from rhino_jax.planner.search.remat.candidates import candidates_of
+from rhino_jax.planner.search.remat.parts import parted
+from rhino_jax.planner.search.remat.policies import fitting, of_all
+from rhino_jax.planner.search.remat.rows import Asked
+from rhino_jax.solver.remat.choose import choose
+from rhino_jax.solver.remat.question import (
+    KEEP,
+    OFFLOAD,
+    REMAKE,
+    Answer,
+    evaluate,
+)
+
+
+SOME = "some made again"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Attributes:
+    name: of a policy; "some made again" of what the engine found.
+    choice: for the pass "recompute".
+    answer: what it costs and holds.
+    """
+
+    name: str
+    choice: Choice
+    answer: Answer
+
+
+def recompute_choices(
+    solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
+) -> list[Chosen]:
+    """What to make again so that a plan fits: what the engine finds, and policies by
+    name, the cheapest first.
+
+    Args:
+      solved: a plan, which need not fit.
+      budget_bytes: of one device.
+      seconds: for each search.
+    """
+    labels = solved.solution.labels
+    assert labels is not None, "there is no plan to change"
+    problem = solved.mesh_problem
+    device = problem.model.analysis.target.device
+    asked = candidates_of(
+        problem.model, labels, problem.symmetry, device.host_bytes_per_s
+    )
+    best = _cheapest(asked, budget_bytes, seconds)
+    if best is not None and not best.answer.added_s:
+        return [best]
+    found = [best] if best is not None else []
+    for policy in fitting(asked, budget_bytes):
+        choice = choice_of(asked, policy.answer, policy.first)
+        found.append(Chosen(policy.name, choice, policy.answer))
+    ordered = [
+        replace(c, choice=replace(c.choice, ordered=device.defers_gradients))
+        if c.choice.recompute
+        else c
+        for c in found
+    ]
+    return sorted(ordered, key=lambda c: c.answer.added_s)
+
+
+def least_choice(solved: SolvedMesh) -> Chosen | None:
+    """Return the policy for all layers under which a plan holds the least memory, what
+    it saves in the host's memory if that holds less; None where there is nothing to
+    recompute or to offload.
+
+    Args:
+      solved: the plan of all nodes.
+    """
+    labels, problem = solved.solution.labels, solved.mesh_problem
+    assert labels is not None, "there is no plan to change"
+    device = problem.model.analysis.target.device
+    asked = candidates_of(
+        problem.model, labels, problem.symmetry, device.host_bytes_per_s
+    )
+    found: list[Chosen] = []
+    for name, what in of_all(asked):
+        for choices in dict.fromkeys([what, _offloaded(asked, what)]):
+            answer = evaluate(asked.question, choices)
+            if answer is not None:
+                found.append(Chosen(name, choice_of(asked, answer), answer))
+    least = min(found, key=lambda c: c.answer.peak_bytes, default=None)
+    if least is None or not (least.choice.recompute or least.choice.offload):
+        return None
+    is_ordered = device.defers_gradients and bool(least.choice.recompute)
+    return replace(least, choice=replace(least.choice, ordered=is_ordered))
+
+
+def _offloaded(asked: Asked, choices: tuple[str, ...]) -> tuple[str, ...]:
+    """Offload what is saved, where it can be offloaded."""
+    pairs = zip(asked.question.candidates, choices, strict=True)
+    return tuple(
+        OFFLOAD if what == KEEP and c.uses and c.offload_s is not None else what
+        for c, what in pairs
+    )
+
+
+def _cheapest(asked: Asked, budget_bytes: float, seconds: float) -> Chosen | None:
+    best: Chosen | None = None
+    for first, question, waits_s in parted(asked):
+        answer = choose(question, int(budget_bytes), seconds=seconds)
+        if answer is None:
+            continue
+        answer = replace(answer, added_s=answer.added_s + waits_s)
+        if best and answer.added_s >= best.answer.added_s:
+            continue
+        best = Chosen(SOME, choice_of(asked, answer, first), answer)
+        if not answer.added_s:
+            break
+    return best
+
+
+def choice_of(
+    asked: Asked, answer: Answer, first: tuple[tuple[int, int], ...] = ()
+) -> Choice:
+    """An answer as a choice for the pass "recompute".
+
+    Args:
+      asked: what was asked.
+      answer: what the engine found.
+      first: (forward loop, slices of its stacks that wait).
+    """
+    chosen = list(zip(asked.values, answer.choices, strict=True))
+    gone = {i for i, (_, what) in enumerate(chosen) if what == REMAKE}
+    remade = [v for v, what in chosen if what == REMAKE]
+    remade += [v for v, of in asked.followers.items() if not gone.isdisjoint(of)]
+    sent = [v for v, what in chosen if what == OFFLOAD]
+    kept = [
+        v
+        for (v, what), c in zip(chosen, asked.question.candidates, strict=True)
+        if what == KEEP and not c.uses
+    ]
+    return Choice(tuple(remade), tuple(kept), tuple(sent), first if gone else ())

@@ -1,0 +1,148 @@
+"""What people type to have less kept, as choices among others: policies by name.
+
+    nothing saved              all of a layer but what enters it is made again
+    products saved             what needs no product is (`dots_saveable`)
+    products of weights saved  so are products with a batch, as attention's scores
+                               (`dots_with_no_batch_dims_saveable`)
+
+Each may hold for all layers or for the last of them, while the first keep all, as
+Galvatron has it. What a policy costs and holds is read off the question that the engine
+is asked; where that is too large for it, policies are all that is known.
+
+Source: `jax.checkpoint_policies`; Miao et al., Galvatron (VLDB 2022), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.remat.parts import parted
+from rhino_jax.planner.search.remat.rows import Asked, Work
+from rhino_jax.solver.remat.question import KEEP, OFFLOAD, REMAKE, Answer, evaluate
+
+
+NOTHING_SAVED = "nothing saved"
+
+POLICIES: dict[str, Work] = {
+    NOTHING_SAVED: Work.PRODUCT,
+    "products saved": Work.SMALL,
+    "products of weights saved": Work.BATCHED,
+}
+"""Name → the most that is done again for a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy that fits.
+
+    Attributes:
+      name: with the share of layers that keep all, if any do.
+      answer: what it costs and holds.
+      first: (forward loop, slices of its stacks that wait), as of `Choice`.
+    """
+
+    name: str
+    answer: Answer
+    first: tuple[tuple[int, int], ...] = ()
+
+
+def fitting(asked: Asked, budget_bytes: float) -> list[Policy]:
+    """The cheapest that fits of every name, if one does."""
+    found: list[Policy] = []
+    for name, most in POLICIES.items():
+        tried = [p for p in _of(asked, name, most) if _fits(p, budget_bytes)]
+        if tried:
+            found.append(min(tried, key=lambda p: p.answer.added_s))
+    return found
+
+
+def whole(asked: Asked, name: str) -> Answer | None:
+    """Of a policy that holds for all layers; None where it does not apply."""
+    answer = evaluate(asked.question, _choices(asked, POLICIES[name], 0))
+    return answer and counted_once(asked, answer)
+
+
+def of_all(asked: Asked) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Policies for all layers: name, and what it does with every candidate."""
+    for name, most in POLICIES.items():
+        yield name, _choices(asked, most, 0)
+
+
+def _fits(policy: Policy, budget_bytes: float) -> bool:
+    return policy.answer.peak_bytes <= budget_bytes
+
+
+def _of(asked: Asked, name: str, most: Work) -> Iterator[Policy]:
+    layers = 1 + max((c.layer for c in asked.question.candidates), default=0)
+    for k in range(LIMITS.loop_parts if layers > 1 else 1):
+        choices = _choices(asked, most, round(k * layers / LIMITS.loop_parts))
+        answer = evaluate(asked.question, choices)
+        if answer is not None:
+            yield Policy(_named(name, k), counted_once(asked, answer))
+    whole = _choices(asked, most, 0)
+    for k, (first, question, waits_s) in enumerate(parted(asked)):
+        answer = evaluate(question, whole) if first else None
+        if answer is not None:
+            answer = replace(answer, added_s=answer.added_s + waits_s)
+            yield Policy(_named(name, k), counted_once(asked, answer, first), first)
+
+
+def counted_once(
+    asked: Asked, answer: Answer, first: tuple[tuple[int, int], ...] = ()
+) -> Answer:
+    """An answer whose cost counts once what several values are made again of.
+
+    Args:
+      first: (forward loop, slices of its stacks that wait).
+    """
+    several = {0: [i for i, c in enumerate(answer.choices) if c == REMAKE]}
+    share = 1.0
+    ((loop, count),) = first or ((0, 0),)
+    if first:
+        length, members = asked.loops[loop]
+        several = {
+            0: [i for i in several[0] if i not in members],
+            1: [i for i in several[0] if i in members],
+        }
+        share = 1 - count / length
+    there = [
+        v
+        for v, c in zip(asked.values, answer.choices, strict=True)
+        if c in (KEEP, OFFLOAD)
+    ]
+    added_s = answer.added_s
+    for k, again in several.items():
+        rest = share if k else 1.0
+        each = [asked.question.candidates[i].remake_s or 0.0 for i in again]
+        once = asked.together_s([asked.values[i] for i in again], there)
+        added_s += rest * min(0.0, once - sum(each))
+    return replace(answer, added_s=max(0.0, added_s))
+
+
+def _named(name: str, parts: int) -> str:
+    return f"{name}, {parts} in {LIMITS.loop_parts} layers whole" if parts else name
+
+
+def _choices(asked: Asked, most: Work, first: int) -> tuple[str, ...]:
+    """Under a policy; layers before `first` keep all. What later layers are made of, as
+    the terms of a residual stream, is kept: else all would be made again at once."""
+    candidates = asked.question.candidates
+    # Like values are counted, so that layers that begin otherwise are one off.
+    enters = {
+        j
+        for c in candidates
+        for j in c.needs
+        if c.like is not None and abs(candidates[j].layer - c.layer) > 1
+    }
+    within = {i for _, members in asked.loops.values() for i in members}
+    within |= {i for i, c in enumerate(candidates) if c.like is not None}
+
+    def is_remade(i: int) -> bool:
+        c = candidates[i]
+        is_late = c.like is None or c.layer >= first
+        is_small = c.remake_s is not None and asked.work[i] <= most
+        return is_late and is_small and i not in enters and (i in within or not within)
+
+    return tuple(REMAKE if is_remade(i) else KEEP for i in range(len(candidates)))

@@ -1,0 +1,93 @@
+"""What loops had better stack for the backward pass where to stack it costs time, be
+there memory or not: as where stacks are copied from loop to loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rhino_jax.planner.search.records import SolvedMesh
+from rhino_jax.planner.search.remat.candidates import candidates_of
+from rhino_jax.planner.search.remat.choice import SOME, Chosen, choice_of
+from rhino_jax.planner.search.remat.policies import NOTHING_SAVED, whole
+from rhino_jax.planner.search.remat.rows import Asked
+from rhino_jax.solver.remat.choose import choose
+from rhino_jax.solver.remat.question import KEEP, Answer, Question, evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Stacking:
+    """Choices of what the loops of a planned step stack.
+
+    Attributes:
+      asked: what there is to choose; what is in stacks costs nothing there to keep.
+      ordered: as of `Choice`.
+    """
+
+    asked: Asked
+    ordered: bool
+
+    @classmethod
+    def of(cls, solved: SolvedMesh) -> Stacking:
+        """
+        Args:
+          solved: the step with all of it kept.
+        """
+        problem, labels = solved.mesh_problem, solved.solution.labels
+        assert labels is not None, "there is no plan to change"
+        asked = candidates_of(problem.model, labels, problem.symmetry)
+        asked = replace(asked, question=_kept_at(asked, 0.0))
+        device = problem.model.analysis.target.device
+        return cls(asked, device.defers_gradients)
+
+    def all_kept(self) -> Chosen | None:
+        """As the step is."""
+        question = self.asked.question
+        answer = evaluate(question, (KEEP,) * len(question.candidates))
+        return None if answer is None else self._chosen("all kept", answer)
+
+    def nothing_saved(self) -> Chosen | None:
+        """Of a layer what enters it, as `jax.checkpoint` has it."""
+        answer = whole(self.asked, NOTHING_SAVED)
+        return None if answer is None else self._chosen(NOTHING_SAVED, answer)
+
+    def cheapest(
+        self, per_byte_s: float, budget_bytes: float, seconds: float
+    ) -> Chosen | None:
+        """What costs the least; None where nothing is found.
+
+        Args:
+          per_byte_s: seconds that each byte in a stack costs.
+          budget_bytes: that memory holds at every time.
+          seconds: for the search.
+        """
+        of = _kept_at(self.asked, per_byte_s)
+        answer = choose(of, int(budget_bytes), seconds=seconds)
+        return None if answer is None else self._chosen(SOME, answer)
+
+    def stacked_bytes(self, chosen: Chosen) -> int:
+        """What loops stack."""
+        pairs = zip(self.asked.question.candidates, chosen.answer.choices, strict=True)
+        stacks = _stacks(self.asked)
+        return sum(
+            c.bytes for i, (c, what) in enumerate(pairs) if i in stacks and what == KEEP
+        )
+
+    def _chosen(self, name: str, answer: Answer) -> Chosen:
+        choice = choice_of(self.asked, answer)
+        if choice.recompute:
+            choice = replace(choice, ordered=self.ordered)
+        return Chosen(name, choice, answer)
+
+
+def _stacks(asked: Asked) -> set[int]:
+    return {i for _, members in asked.loops.values() for i in members}
+
+
+def _kept_at(asked: Asked, per_byte_s: float) -> Question:
+    """The question where each byte in a stack costs so many seconds."""
+    stacks = _stacks(asked)
+    candidates = tuple(
+        replace(c, keep_s=c.bytes * per_byte_s) if i in stacks else c
+        for i, c in enumerate(asked.question.candidates)
+    )
+    return replace(asked.question, candidates=candidates)

@@ -1,0 +1,283 @@
+"""What forward tasks leave for backward tasks, with prices.
+
+A task is compiled on its own: all that another reads of it is written, though it would
+stay in registers in a program that is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from rhino_jax.analysis.graph import NodeKind
+from rhino_jax.model.build import Model
+from rhino_jax.passes.remat.late import Halves, with_late
+from rhino_jax.passes.remat.regions import Block
+from rhino_jax.passes.remat.rerun import again
+from rhino_jax.passes.remat.residual_stacks import Stack, call_of
+from rhino_jax.pipeline.offload import MOVING
+from rhino_jax.planner.search.remat.candidates import Asking
+from rhino_jax.planner.search.remat.rows import Asked, Row
+from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.remat.question import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Tasks of a program, each a call of its own.
+
+    Attributes:
+      before: op ids of the calls that run before all forward passes.
+      forward: of those whose values may be made again.
+      sums: results of these that are of all micro-batches so far.
+      received: inputs of the program that are of a micro-batch as well.
+      in_flight: micro-batches of which these are held.
+      keeps_stacks: whether what loops stack stays, as where backward passes are split.
+      hosted: results of the program's calls, and inputs, that may wait in the host's
+        memory.
+      host_bytes_per_s: of a device's link to it, one way.
+    """
+
+    before: frozenset[int]
+    forward: frozenset[int]
+    sums: frozenset[int]
+    received: frozenset[int]
+    in_flight: int
+    keeps_stacks: bool = False
+    hosted: frozenset[int] = frozenset()
+    host_bytes_per_s: float = 0.0
+
+
+class AskingTasks(Asking):
+    """All that crosses from task to task is stored, and may be made again if a forward
+    task makes it."""
+
+    def __init__(self, model: Model, labels: Labels, tasks: Tasks) -> None:
+        self.tasks, self.beside = tasks, dict[int, int]()
+        self.is_held = model.analysis.liveness.is_held
+        super().__init__(model, labels, None, None)
+        self.bound = frozenset()
+        self.free = {
+            v
+            for line in self.block.lines
+            if line.within and line.within[0].id in tasks.forward
+            for v in line.makes
+        }
+        self.free -= {self.block.named(v) for v in tasks.sums}
+        self.hosted = {self.block.named(v) for v in tasks.hosted}
+        self.hosted &= self.free | tasks.received
+
+    def _sources(self, stored: Collection[int]) -> list[int]:
+        """Results of products, which are in memory anyway: as attention's scores, of
+        which its exponentials are made."""
+        known, found = {*stored, *self.bound}, dict[int, None]()
+        for v in stored:
+            if v not in self.free or v in self.stacks:
+                continue
+            lines = (self.block.lines[k] for k in self._again(v, known - {v}).lines)
+            found.update(
+                (made, None)
+                for line in lines
+                if line.op.traits.is_contraction
+                for made in line.makes
+                if made not in known and self._is_stored(made)
+            )
+        return sorted(found)
+
+    @property
+    def most_saved_s(self) -> float:
+        """What it takes to write and read all that loops stack, and what would stay in
+        registers but for the border between tasks."""
+        stacks = [s for s in self.stacks.values() if self._may_go(s)]
+        plain = (v for v in self._kept() if v in self.free and v not in self.stacks)
+        return 2 * (sum(map(self._pass_s, stacks)) + sum(map(self._border_s, plain)))
+
+    def _border_s(self, value: int) -> float:
+        """Seconds to write a value, in all runs, that would else stay in registers."""
+        port = self.model.graph.held.get(value)
+        if port is None or port.id not in self.model.analysis.liveness.handed:
+            return 0.0
+        return self.micro_batches * self._memory_s(self._bytes(value))
+
+    def _may_go(self, stack: Stack) -> bool:
+        return stack.value in self.free and not self.tasks.keeps_stacks
+
+    def _pass_s(self, stack: Stack) -> float:
+        # Other seconds, too, are of all micro-batches.
+        within = self.block.lines[stack.loop].within
+        task = within[0].call if within else None
+        times = task.trip_count if task is not None else 1
+        return times * super()._pass_s(stack)
+
+    def _halves(self) -> Halves:
+        early = self.tasks.before | self.tasks.forward
+        lines = self.blocks.top.lines
+        is_late = [not line.within or line.within[0].id not in early for line in lines]
+        return with_late(self.blocks.top, is_late)
+
+    def asked(self) -> Asked:
+        found = super().asked()
+        question = found.question
+        candidates = tuple(
+            self._held(c, self.beside.get(v, 0)) if self._is_of_one(v) else c
+            for v, c in zip(found.values, question.candidates, strict=True)
+        )
+        question = replace(question, candidates=candidates, beside_s=self._beside_s())
+        return replace(found, question=question)
+
+    def _beside_s(self) -> float:
+        """Of all micro-batches, seconds of the shorter pass: what goes to the host
+        beside one, and comes back beside the other, may take that long each way."""
+        if not self.hosted:
+            return 0.0
+        passes = [0.0, 0.0]
+        for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
+            task = line.within[0] if line.within else None
+            if task is None or task.id in self.tasks.before or task.call is None:
+                continue
+            if task.call.trip_count == self.micro_batches:
+                passes[is_late] += self._line_s(line)
+        return min(passes)
+
+    def _sent(self, row: Row) -> Row:
+        """A candidate that may wait in the host's memory: it is written as ever, and
+        copies read and write the device's memory, whatever runs beside."""
+        if row.value not in self.hosted:
+            return replace(row, offload_s=None)
+        size = self.micro_batches * self._bytes(row.value)
+        link_s = size / self.tasks.host_bytes_per_s
+        offload_s = row.keep_s + 2 * self._memory_s(size)
+        return replace(row, offload_s=offload_s, link_s=link_s)
+
+    @property
+    def micro_batches(self) -> int:
+        """How often calls of forward tasks run."""
+        ops = (self.program.ops[i] for i in self.tasks.forward)
+        return max((o.call.trip_count for o in ops if o.call is not None), default=1)
+
+    def _held(self, c: Candidate, beside: int) -> Candidate:
+        """A task's arguments are in memory from its start to its end."""
+        own = c.bytes if c.remade_bytes is None else c.remade_bytes
+        always, moving = (
+            count * c.bytes
+            for count in (self.tasks.in_flight, min(self.tasks.in_flight, MOVING))
+        )
+        return replace(
+            c,
+            bytes=0,
+            remade_bytes=own,
+            always_bytes=always,
+            sent_bytes=moving,
+            extra_bytes=beside,
+        )
+
+    def _beside_bytes(self, value: int, lines: Sequence[int]) -> int:
+        """The largest of what is in memory while a value is made again of it."""
+        made = {v for k in lines for v in self.block.lines[k].makes} - {value}
+        stored = (v for v in made if self._is_stored(v) and self._is_in_memory(v))
+        return max(map(self._bytes, stored), default=0)
+
+    def _is_of_one(self, value: int) -> bool:
+        """Whether it is of one micro-batch: so are values of loops' bodies."""
+        is_inside = value not in self.block.maker and value not in self.block.inputs
+        return is_inside or value in self.free | self.tasks.received
+
+    def _is_stored(self, value: int) -> bool:
+        return value in self.model.graph.held
+
+    def _is_in_memory(self, value: int) -> bool:
+        port = self.model.graph.held[value]
+        is_op = self.model.graph.nodes[port.node].kind is NodeKind.OP
+        return not is_op or bool(self.is_held[port.id])
+
+    def _row(self, value: int, kept: set[int], uses: set[int]) -> Row:
+        row = super()._row(value, kept, uses)
+        if value in self.stacks:
+            return self._sent(row)
+        if value not in self.free:
+            return self._sent(replace(row, remake_s=None))
+        border_s = self._border_s(value)
+        row = replace(row, keep_s=2 * border_s)
+        if row.remake_s is not None:
+            lines = self._again(value, kept - {value}).lines
+            gone_s = self._gone_s(self.block, lines, self.block.outputs)
+            self.beside[value] = self._beside_bytes(value, lines)
+            # Priced as it is now, where it is written.
+            remake_s = max(row.remake_s - gone_s - border_s, 0.0)
+            row = replace(row, remake_s=remake_s)
+        # Made again it is made where it is read, as in a program that is one.
+        is_held = self._is_in_memory(value)
+        return self._sent(row if is_held else replace(row, remade_bytes=0))
+
+    def _stack_row(self, stack: Stack, uses: set[int]) -> Row:
+        row = super()._stack_row(stack, uses)
+        if not self._may_go(stack):
+            return replace(row, remake_s=None)
+        if row.remake_s is None:
+            return row
+        body = self.blocks.of(self.block.lines[stack.loop].op)
+        mine = [s for s in self.stacks.values() if s.loop == stack.loop]
+        others = {s.inside for s in mine if s.inside != stack.inside}
+        lines = again(self.program, body, [stack.inside], others).lines
+        carried = call_of(self.block.lines[stack.loop]).num_carry
+        left = [v for v in body.outputs[carried:] if v != stack.inside]
+        gone_s = self._gone_s(body, lines, (*body.outputs[:carried], *left))
+        return replace(row, remake_s=max(row.remake_s - gone_s, 0.0))
+
+    def _gone_s(
+        self, block: Block, lines: Sequence[int], outputs: Collection[int]
+    ) -> float:
+        """Seconds of lines that early ones need not run where late ones do again.
+
+        Args:
+          block: whose lines.
+          lines: that run again.
+          outputs: what early lines are for, beside values that are made again.
+        """
+        readers = self._early_readers(block)
+        needed, gone = {*outputs}, set[int]()
+        for k in reversed(lines):
+            makes = block.lines[k].makes
+            read = {r for v in makes for r in readers.get(v, ())}
+            if needed.isdisjoint(makes) and read <= gone:
+                gone.add(k)
+        return sum(self._line_s(block.lines[k]) for k in gone)
+
+    def _early_readers(self, block: Block) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        is_top = block is self.block
+        for k, line in enumerate(block.lines):
+            for v in () if is_top and self.halves.is_late[k] else line.reads:
+                found.setdefault(v, []).append(k)
+        return found
+
+    def _carried(self, rows: list[Row]) -> list[Row]:
+        return [*super()._carried(rows), *self._received(rows)]
+
+    def _loops(self, rows: list[Row]) -> dict[int, tuple[int, tuple[int, ...]]]:
+        made = [row for row in rows if row.value not in self.tasks.received]
+        assert rows[len(rows) - len(made) :] == made, "what is received comes first"
+        first = len(rows) - len(made)
+        return {
+            loop: (count, tuple(first + i for i in members))
+            for loop, (count, members) in super()._loops(made).items()
+        }
+
+    def _received(self, rows: Collection[Row]) -> list[Row]:
+        """What values are made again of, and nothing else late reads; and what may wait
+        in the host's memory."""
+        read = {v for row in rows for v in row.needs} & self.tasks.received
+        late: dict[int, set[int]] = {}
+        for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
+            for v in line.reads if is_late else ():
+                late.setdefault(v, set()).update(self._times(line))
+        hosted = self.hosted & self.tasks.received & late.keys()
+        asked = sorted(v for v in (read - late.keys()) | hosted)
+        uses = {v: tuple(sorted(late[v] - {0})) for v in hosted}
+        return [
+            self._sent(
+                Row((-1, k), v, self._bytes(v), 0, uses.get(v, ()), (), *(None,) * 3)
+            )
+            for k, v in enumerate(asked)
+            if v in self.model.graph.held
+        ]

@@ -1,0 +1,54 @@
+"""The problem of one mesh, solved under the request's limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rhino_jax.planner.search.folding.solve_folded import solve_mesh_problem
+from rhino_jax.planner.search.records import MeshProblem, Progress, Request, SolvedMesh
+from rhino_jax.solver.incumbents import Effort
+from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.solve import Solution
+
+
+def solve_on_mesh(
+    mesh_problem: MeshProblem,
+    effort: Effort,
+    request: Request,
+    progress: Progress | None,
+    starts: Sequence[Labels] = (),
+) -> SolvedMesh:
+    """Search, from the recipes and other known choices."""
+    problem = mesh_problem.model.problem
+    known = [*starts, *(x for x in mesh_problem.recipes.values() if x is not None)]
+    if is_over(request):
+        fitting = [s for s in known if problem.peak(s) <= problem.limit]
+        if fitting:
+            return SolvedMesh(
+                mesh_problem, _best_start(mesh_problem, fitting), is_fallback=True
+            )
+    effort = replace(effort, deadline=request.deadline, seed=request.seed)
+    report = progress or (lambda best, bound: None)
+    solution = solve_mesh_problem(mesh_problem, known, effort, report)
+    return SolvedMesh(mesh_problem, solution, is_cut=is_over(request))
+
+
+def is_over(request: Request) -> bool:
+    """Whether the request's time is."""
+    return time.monotonic() > request.deadline
+
+
+def _best_start(mesh_problem: MeshProblem, starts: list[Labels]) -> Solution:
+    return as_solution(mesh_problem, min(starts, key=mesh_problem.overlap.step_s))
+
+
+def as_solution(mesh_problem: MeshProblem, labels: Labels) -> Solution:
+    """A known choice, of which nothing is proved."""
+    peak, count = (
+        mesh_problem.model.problem.peak(labels),
+        len(mesh_problem.model.graph.nodes),
+    )
+    objective = mesh_problem.overlap.step_s(labels)
+    return Solution(labels, objective, 0.0, peak, peak, 0, (count, count))

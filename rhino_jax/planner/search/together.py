@@ -1,0 +1,223 @@
+"""Several programs that share state, searched as one problem on one mesh.
+
+The problem has the nodes of all programs; what makes a shared array is one node, whose
+choice all of them read. Costs count by the programs' weights. One program runs after
+the other: each has its own time in memory, during which what the others need later is
+held as well.
+
+What hides behind compute is added up over all programs, which overestimates it where
+one has collectives to hide and another the compute; plans that are made of the result
+are priced each by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.shared import Slot
+from rhino_jax.planner.search.adding import Adding, Member, input_nodes
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
+from rhino_jax.planner.search.records import MeshProblem
+from rhino_jax.recipes.recipes import recipes_for
+from rhino_jax.solver.incumbents import RECIPE_EFFORTS, Effort, Report
+from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.solve import solve_overlapped
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What was found for the inputs that are shared or stay.
+
+    Attributes:
+      specs: of every member, input → spec.
+      objective_s, bound_s: weighted sum of steps, and what it is at least.
+      smallest_peak_bytes: of all choices that were met.
+      fits: whether any is within the budget.
+    """
+
+    specs: tuple[Mapping[int, Spec], ...]
+    objective_s: float
+    bound_s: float
+    smallest_peak_bytes: float
+    fits: bool
+
+
+def search_layout(
+    members: Sequence[Member],
+    analyses: Sequence[ProgramAnalysis],
+    shared: Sequence[Sequence[Slot]],
+    mesh_axes: Sequence[tuple[str, int]],
+    effort: Effort,
+    report: Report = lambda best, bound: None,
+    *,
+    is_brief: bool = False,
+) -> Layout:
+    """The layout of shared state that makes the weighted sum of all steps least.
+
+    Args:
+      members: the programs.
+      analyses: of them.
+      shared: inputs that are one array, at least two each.
+      mesh_axes: (name, size), major first.
+      effort: limits of the search.
+      report: called with new best objectives and bounds, in seconds.
+      is_brief: begin from the recipes as they are first met, not at their best.
+    """
+    problems = [
+        build_mesh_problem(analysis, mesh_axes, member.request)
+        for analysis, member in zip(analyses, members, strict=True)
+    ]
+    if is_brief:
+        problems = [replace(p, recipes=_first_recipes(p)) for p in problems]
+    else:
+        problems = [with_recipes(p, RECIPE_EFFORTS["fast"]) for p in problems]
+    joint = Joint.of(members, problems, shared)
+    found = solve_overlapped(joint.overlap, joint.starts(), effort, report)
+    if found.labels is None:
+        nothing: tuple[dict[int, Spec], ...] = ({},) * len(members)
+        peak = found.smallest_peak
+        return Layout(nothing, math.inf, found.bound, peak, fits=False)
+    return Layout(
+        tuple(joint.specs_of(m, found.labels) for m in range(len(members))),
+        found.objective,
+        found.bound,
+        found.smallest_peak,
+        fits=True,
+    )
+
+
+def _first_recipes(mesh_problem: MeshProblem) -> dict[str, Labels | None]:
+    names = [
+        r.name
+        for r in recipes_for(mesh_problem.model.mesh)
+        if mesh_problem.book.allows(r)
+    ]
+    return dict(zip(names, first_choices(mesh_problem), strict=False))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """The problem of all programs.
+
+    Attributes:
+      mesh_problem: each by itself.
+      told: of every member, inputs whose specs are wanted.
+      node: of every member, [orbits], the joint node.
+      picks: of every member and orbit, [options of the joint node], its own option.
+      overlap: the problem, and what of it can hide.
+    """
+
+    mesh_problem: Sequence[MeshProblem]
+    told: Sequence[frozenset[int]]
+    node: Sequence[np.ndarray]
+    picks: Sequence[Sequence[np.ndarray]]
+    overlap: Overlap
+
+    @classmethod
+    def of(
+        cls,
+        members: Sequence[Member],
+        mesh_problem: Sequence[MeshProblem],
+        shared: Sequence[Sequence[Slot]],
+    ) -> Joint:
+        node, picks = _join_nodes(mesh_problem, shared)
+        overlap = Adding(members, mesh_problem, shared, node, picks).overlap()
+        told = [
+            members[m].stays | {slot for place in shared for k, slot in place if k == m}
+            for m in range(len(members))
+        ]
+        return cls(mesh_problem, told, node, picks, overlap)
+
+    def labels_of(self, member: int, labels: Labels) -> Labels:
+        """A member's choice of all of its nodes."""
+        own = [
+            pick[labels[j]]
+            for pick, j in zip(self.picks[member], self.node[member], strict=True)
+        ]
+        return self.mesh_problem[member].symmetry.expand(np.array(own, dtype=np.int64))
+
+    def specs_of(self, member: int, labels: Labels) -> dict[int, Spec]:
+        model, chosen = self.mesh_problem[member].model, self.labels_of(member, labels)
+        return {
+            slot: model.spec(model.graph.nodes[n].ports[0], int(chosen[n]))
+            for slot, n in input_nodes(self.mesh_problem[member]).items()
+            if slot in self.told[member]
+        }
+
+    def starts(self) -> list[Labels]:
+        """The recipes that all programs have; shared arrays as the first has them."""
+        names = [n for n, x in self.mesh_problem[0].recipes.items() if x is not None]
+        found = []
+        for name in names:
+            every = [d.recipes.get(name) for d in self.mesh_problem]
+            known = [x for x in every if x is not None]
+            if len(known) == len(every):
+                found.append(self.join(known))
+        return found
+
+    def join(self, labels: Sequence[Labels]) -> Labels:
+        """One choice of the members' own; the first member decides what is shared."""
+        joint = np.zeros(len(self.overlap.problem.costs), dtype=np.int64)
+        for member in reversed(range(len(self.mesh_problem))):
+            own = self.mesh_problem[member].symmetry.contract(labels[member])
+            for c, (pick, j) in enumerate(
+                zip(self.picks[member], self.node[member], strict=True)
+            ):
+                at = np.flatnonzero(pick == own[c])
+                if len(at):
+                    joint[j] = at[0]
+        return joint
+
+
+def _join_nodes(
+    mesh_problem: Sequence[MeshProblem], shared: Sequence[Sequence[Slot]]
+) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
+    """Joint nodes of all orbits, and which of its own options each orbit takes."""
+    first = [0, *itertools.accumulate(len(d.symmetry.first) for d in mesh_problem)]
+    root = np.arange(first[-1])
+    inputs = [input_nodes(d) for d in mesh_problem]
+    for place in shared:
+        ends = [
+            first[m] + int(mesh_problem[m].symmetry.orbits[inputs[m][slot]])
+            for m, slot in place
+            if slot in inputs[m]
+        ]
+        same = {int(root[end]) for end in ends}
+        if same:
+            root[np.isin(root, list(same))] = min(same)
+    _, joint = np.unique(root, return_inverse=True)
+    node = [joint[a:b] for a, b in itertools.pairwise(first)]
+    common: dict[int, list[Spec]] = {}
+    sizes = np.bincount(joint)
+    for m, d in enumerate(mesh_problem):
+        for c, j in enumerate(node[m].tolist()):
+            if sizes[j] > 1:
+                own = _specs(d, c)
+                common[j] = [s for s in common.get(j, own) if s in set(own)]
+    picks = []
+    for m, d in enumerate(mesh_problem):
+        mine = []
+        for c, j in enumerate(node[m].tolist()):
+            count = len(d.folded.problem.costs[c])
+            if j not in common:
+                mine.append(np.arange(count))
+                continue
+            own = _specs(d, c)
+            mine.append(np.array([own.index(s) for s in common[j]], dtype=np.int64))
+        picks.append(mine)
+    return node, picks
+
+
+def _specs(mesh_problem: MeshProblem, orbit: int) -> list[Spec]:
+    """Of an orbit of inputs, the spec of each option."""
+    options = mesh_problem.model.options[int(mesh_problem.symmetry.first[orbit])]
+    return [s.results[0] for s in options.strategies]

@@ -1,0 +1,297 @@
+"""From wishes that are checked to a plan: on one mesh, or in stages."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
+from rhino_jax.explain.report.progress import shown
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.blocks import Stored
+from rhino_jax.plan.kept import Part
+from rhino_jax.plan.pins.resolve import ResolvedPins
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
+from rhino_jax.planner.cuts import as_asked, best_cut
+from rhino_jax.planner.meshes import AUTO, MeshAxes, check_in_stages
+from rhino_jax.planner.search.dump import Dump
+from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.staging.auto import with_stages
+from rhino_jax.planner.staging.plan import NOWHERE, plan_stages
+from rhino_jax.planner.staging.spmd_pipeline.compared import or_in_one_program
+from rhino_jax.planner.staging.spmd_pipeline.planned import (
+    EVERY,
+    Asked as InOne,
+    plan_in_one_program,
+)
+from rhino_jax.planner.variant_search import Search
+
+
+class Wished(Protocol):
+    """Of `planner.options.Wishes`, what a search reads."""
+
+    @property
+    def what(self) -> str: ...
+    @property
+    def dump(self) -> Any: ...
+    @property
+    def progress(self) -> bool | Callable[[float | None, float | None], None]: ...
+    @property
+    def refine(self) -> int: ...
+    @property
+    def microbatches(self) -> Any: ...
+    @property
+    def recompute(self) -> str: ...
+    @property
+    def stages(self) -> Any: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def per_microbatch(self) -> Any: ...
+    def count_of(self, target: Target) -> int: ...
+    def request_of(self, target: Target, pins: ResolvedPins) -> Request: ...
+    def meshes_of(
+        self,
+        traced: Traced,
+        target: Target,
+        pinned: Mapping[str, Any],
+        places: tuple[int, ...],
+    ) -> tuple[list[MeshAxes], ResolvedPins]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What is planned, whatever the mesh.
+
+    Attributes:
+      traced: the function.
+      mesh: the mesh that was asked for; None: the best that is found.
+      target: the hardware.
+      pinned: the user's pins.
+      storage: how fused weights are stored.
+      stage_pins: key → stage.
+      kept: input → stages that have it in another plan, whose cut is kept.
+    """
+
+    traced: Traced
+    mesh: Any
+    target: Target
+    pinned: Mapping[str, Any]
+    storage: str | Stored
+    stage_pins: Mapping[str, int]
+    kept: Mapping[int, Part]
+
+
+def search_for(
+    wishes: Wished,
+    asked: Asked,
+    meshes: list[MeshAxes],
+    pins: ResolvedPins,
+    places: tuple[int, ...],
+) -> Plan:
+    """Search, and report how long all that was compared took; see `_search_for`."""
+    started = time.monotonic()
+    plan = _search_for(wishes, asked, meshes, pins, places)
+    report = replace(plan.search, seconds=time.monotonic() - started)
+    return replace(plan, search=report)
+
+
+def _search_for(
+    wishes: Wished,
+    asked: Asked,
+    meshes: list[MeshAxes],
+    pins: ResolvedPins,
+    places: tuple[int, ...],
+) -> Plan:
+    """Search.
+
+    Args:
+      wishes: what the user asked for.
+      asked: what is planned.
+      meshes: those to compare.
+      pins: on these.
+      places: of every stage along its axis; one stage where nobody said: then more are
+        compared where they may be faster.
+    Raises:
+      InfeasiblePlanError, MicrobatchError, StageError, ScheduleError.
+    """
+    target = asked.target
+    request = wishes.request_of(target, pins)
+    if wishes.dump is not None:
+        watch = Dump.of_traced(wishes.dump, asked.traced, wishes.what)
+        request = replace(request, watch=watch)
+    with shown(wishes.progress) as report:
+        search = Search(
+            asked.traced,
+            asked.mesh,
+            meshes,
+            target,
+            request,
+            asked.pinned,
+            wishes.refine,
+            wishes.what,
+            report,
+        )
+        if len(places) > 1:
+            check_in_stages(asked.storage, len(places))
+            return _as_kept(wishes, search, places, asked)
+        if wishes.schedule == IN_ONE_PROGRAM:
+            raise _no_stages(wishes.what)
+        if not _may_have_stages(wishes, asked):
+            return _noted(wishes, _on_one_mesh(wishes, search, asked.storage))
+        on_one: Plan | InfeasiblePlanError
+        try:
+            on_one = _on_one_mesh(wishes, search, asked.storage)
+        except InfeasiblePlanError as error:
+            if (error.divided_peak_bytes or 0) > request.memory_budget_bytes:
+                raise  # stages hold no less
+            on_one = error
+
+        def plan_in(groups: tuple[int, ...], enough_s: float) -> Plan:
+            own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, groups)
+            request = wishes.request_of(target, on_own)
+            # Within the time that the user gave for all.
+            first = search.request
+            request = replace(request, watch=first.watch, deadline=first.deadline)
+            more = replace(search, meshes=own, request=request)
+            return _in_stages(wishes, more, groups, {}, enough_s=enough_s)
+
+        count = wishes.count_of(target)
+        program = asked.traced.program
+        return _noted(wishes, with_stages(on_one, program, target, count, plan_in))
+
+
+def with_own_variant(plan: Plan) -> Plan:
+    """Give the chosen variant the plan's own step and peak; it was compared by those of
+    a brief search."""
+    cost = plan.predicted
+    variants = tuple(
+        replace(v, step_time_s=cost.step_time_s, peak_bytes=cost.peak_bytes)
+        if v.is_chosen
+        else v
+        for v in plan.variants
+    )
+    return replace(plan, variants=variants)
+
+
+def _noted(wishes: Wished, plan: Plan) -> Plan:
+    """With a note on a schedule that was asked for where nothing runs by one."""
+    if wishes.schedule == AUTO or plan.num_stages > 1:
+        return plan
+    said = f"schedule={wishes.schedule!r} has no say: the plan has one stage."
+    return replace(plan, notes=(*plan.notes, said))
+
+
+def _may_have_stages(wishes: Wished, asked: Asked) -> bool:
+    """Whether the number of stages is rhino's to choose."""
+    return (
+        wishes.stages == AUTO
+        and asked.mesh is None
+        and asked.storage == "as written"
+        and wishes.microbatches != 1
+        and not wishes.refine
+    )
+
+
+def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> Plan:
+    return best_cut(
+        search,
+        wishes.microbatches,
+        wishes.recompute,
+        storage,
+        wishes.per_microbatch,
+    )
+
+
+def _as_kept(
+    wishes: Wished, search: Search, places: tuple[int, ...], asked: Asked
+) -> Plan:
+    """In stages, cut as another plan is where the program may still be cut so."""
+    pins = asked.stage_pins
+    if asked.kept:
+        try:
+            return _in_stages(wishes, search, places, pins, asked.kept)
+        except (StageError, PinError, InfeasiblePlanError) as error:
+            plan = _in_stages(wishes, search, places, pins)
+            why = error.what.rstrip(".")
+            said = f"cut anew, since it cannot be cut as before: {why}."
+            return replace(plan, notes=(*plan.notes, said))
+    return _in_stages(wishes, search, places, pins)
+
+
+def _in_stages(
+    wishes: Wished,
+    search: Search,
+    places: tuple[int, ...],
+    stage_pins: Mapping[str, int],
+    kept: Mapping[int, Part] = NOWHERE,
+    enough_s: float = math.inf,
+) -> Plan:
+    asked = as_asked(search, wishes.recompute)
+    may_recompute = wishes.recompute == AUTO
+
+    def in_one(beside: InOne = EVERY) -> Plan:
+        return plan_in_one_program(
+            asked,
+            places,
+            wishes.microbatches,
+            wishes.per_microbatch,
+            may_recompute=may_recompute,
+            asked=beside,
+        )
+
+    if wishes.schedule == IN_ONE_PROGRAM:
+        if stage_pins:
+            raise _no_stage_pins(stage_pins)
+        return in_one()
+    is_free = wishes.schedule == AUTO and not stage_pins and not kept
+    may_be_one = is_free and {*places} == {1}
+    as_tasks: Plan | InfeasiblePlanError
+    try:
+        as_tasks = plan_stages(
+            asked,
+            places,
+            wishes.microbatches,
+            wishes.schedule,
+            wishes.per_microbatch,
+            stage_pins,
+            may_recompute=may_recompute,
+            kept=kept,
+            enough_s=enough_s,
+        )
+    except InfeasiblePlanError as error:
+        if not may_be_one:
+            raise
+        as_tasks = error
+    if isinstance(as_tasks, Plan) and not may_be_one:
+        return as_tasks
+    program = asked.running.program
+    return or_in_one_program(
+        as_tasks, program, len(places), wishes.microbatches, in_one
+    )
+
+
+def _no_stages(what: str) -> StageError:
+    return StageError(
+        f"{what}: schedule={IN_ONE_PROGRAM!r} is of several stages, and nobody said how"
+        " many.",
+        where="`schedule=` and `stages=`",
+        numbers="one stage",
+        fix=f"give stages=2, say, or a mesh with an axis `{STAGE_AXIS}`.",
+    )
+
+
+def _no_stage_pins(stage_pins: Mapping[str, int]) -> PinError:
+    key, stage = next(iter(stage_pins.items()))
+    return PinError(
+        f"pin {key!r}: stages of one program have equal parts of every loop over"
+        " layers, and share the rest.",
+        where=repr(key),
+        numbers=f"pinned to stage {stage}",
+        fix="drop the pin, or take another schedule, as schedule='1f1b'.",
+    )

@@ -1,0 +1,284 @@
+"""Groups planned until all of them fit; and those of a plan planned again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.explain.laid import Held, Laid
+from rhino_jax.ir.spec import Spec
+from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.stacks import Unstacked
+from rhino_jax.passes.staged.step import Send, Step
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY, schedule_of
+from rhino_jax.pipeline.simulation import Simulation
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.stages import Pipeline
+from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.staging import when
+from rhino_jax.planner.staging.assembled import assembled
+from rhino_jax.planner.staging.group.alike import Finds
+from rhino_jax.planner.staging.group.costs import with_costs
+from rhino_jax.planner.staging.groups import plan_groups
+from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
+from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.variant_search import Search
+from rhino_jax.runtime.tasks.stacks import stacks_of
+from rhino_jax.runtime.tasks.steps import step_of
+from rhino_jax.units import format_bytes
+
+
+MOST_TRIES = 3
+"""To make room for what arrives early, which shows when all groups are planned."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Groups that fit, and how micro-batches pass through them.
+
+    Attributes:
+      step: the tasks.
+      groups: each planned.
+      pipeline: of these; `simulation`: the same by the clock.
+      room: that was kept for what groups hold.
+    """
+
+    step: Step
+    groups: tuple[PlannedGroup, ...]
+    pipeline: Pipeline
+    simulation: Simulation
+    room: Room
+
+
+def run_that_fits(
+    plan: Callable[[Room], tuple[Step, Sequence[PlannedGroup], Remade]],
+    pipeline_of: Callable[[Step, Sequence[PlannedGroup], Remade], Pipeline],
+    room: Room,
+    limit_bytes: float,
+) -> Run:
+    """Groups planned until they fit with what arrives early.
+
+    Args:
+      plan: see `groups.plan_groups`.
+      pipeline_of: of tasks, groups, and what is made again.
+      room: that is kept first.
+      limit_bytes: of a device.
+    Raises:
+      InfeasiblePlanError: a group does not fit.
+    """
+    for _ in range(MOST_TRIES):
+        step, groups, remade = plan(room)
+        pipeline = pipeline_of(step, groups, remade)
+        simulation = simulate(schedule_of(pipeline))
+        peaks = simulation.group_peak_bytes
+        if max(peaks) <= limit_bytes:
+            room = replace(room, remade=remade)
+            return Run(step, tuple(groups), pipeline, simulation, room)
+        ahead = [
+            max(0, peak - group.peak_bytes(step, in_flight))
+            if peak > limit_bytes
+            else known
+            for peak, group, in_flight, known in zip(
+                peaks, groups, room.in_flight, room.ahead_bytes, strict=True
+            )
+        ]
+        room = replace(room, ahead_bytes=tuple(ahead), remade=remade)
+    worst = max(range(len(peaks)), key=lambda group: peaks[group])
+    raise InfeasiblePlanError(
+        f"stage {worst} does not fit with what reaches it early.",
+        where=f"memory budget {format_bytes(int(limit_bytes))} per device",
+        numbers=f"{format_bytes(peaks[worst])} at its peak by {pipeline.schedule}",
+        fix=FIX,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SolvedStages:
+    """The problems that gave a plan of several stages.
+
+    Attributes:
+      search: of the step as its user wrote it.
+      of_step: the step with stacks in parts.
+      shapes: of the groups.
+      schedule: that was asked for.
+      run: how each group was planned.
+    """
+
+    search: Search
+    of_step: Unstacked
+    shapes: Shapes
+    schedule: str
+    run: Run
+
+    @property
+    def step(self) -> Step:
+        """Its tasks."""
+        return self.run.step
+
+    @property
+    def groups(self) -> tuple[PlannedGroup, ...]:
+        """How each was planned."""
+        return self.run.groups
+
+    @property
+    def request(self) -> Request:
+        """With the user's pins."""
+        return self.search.request
+
+    def laid(self) -> Laid:
+        """The plan."""
+        return _laid(self.run)
+
+    def held(
+        self, held: Held, level: str, known: Laid | None = None, *, is_kept: bool
+    ) -> Laid:
+        """All groups with some layouts held: those where that pins anything otherwise
+        than it is are planned again, in the order in which all were planned.
+
+        Args:
+          held: the layouts.
+          level: of the search.
+          known: the same at another level, from which the search goes on.
+          is_kept: whether groups hand everything else over as in the plan.
+        Raises:
+          PinError: an op cannot make what is held.
+        """
+        if is_kept:
+            handed = {send.key: spec for send, spec in self._handed()}
+            held = replace(held, handed={**handed, **held.handed})
+        before = known.groups if known is not None and known.groups else self.groups
+        try:
+            return _laid(self._run(held, level, before))
+        except InfeasiblePlanError as error:
+            what, numbers = (
+                error.what.partition(":")[0],
+                error.numbers.partition(";")[0],
+            )
+            return Laid.nothing(f"{what.rstrip('.')}: {numbers}")
+
+    def best(self, held: Held, level: str, known: Laid | None = None) -> Laid:
+        """The better of two plans with layouts held: with all else that groups hand one
+        another laid out as it is, and as the first of them does it best."""
+        free = self.held(held, level, known, is_kept=False)
+        if free.groups and all(
+            free.groups[send.source].specs[send.key] == spec
+            for send, spec in self._handed()
+        ):
+            return free  # it is both
+        kept = self.held(held, level, known, is_kept=True)
+        return min(kept, free, key=lambda laid: laid.rank)
+
+    def planned_with(self, search: Search) -> tuple[Plan, SolvedStages] | None:
+        """The plan with the pins of another search, cut as it is, and what to ask that
+        plan; None where a group does not fit.
+
+        Raises:
+          PinError: an op cannot make what is pinned.
+        """
+        started, other = time.monotonic(), replace(self, search=search)
+        laid = other.best(Held(), search.request.level)
+        if laid.run is None:
+            return None
+        found = replace(other, run=laid.run)
+        return found.plan(started), found
+
+    def plan(self, started: float) -> Plan:
+        """As one plan, to be asked why it is so.
+
+        Args:
+          started: `time.monotonic()` when the search began.
+        """
+        run = self.run
+        made = assembled(
+            self.search,
+            self.of_step,
+            run.step,
+            run.groups,
+            run.pipeline,
+            self.shapes,
+            started,
+        )
+        return replace(made, origin=self)
+
+    def _handed(self) -> Iterator[tuple[Send, Spec]]:
+        """What groups hand one another, and how in the plan."""
+        for send in self.step.sends:
+            yield send, self.groups[send.source].specs[send.key]
+
+    def _run(self, held: Held, level: str, before: Sequence[PlannedGroup]) -> Run:
+        search = self.search.asking(level=level, deadline=math.inf)
+        limit, known = search.request.memory_budget_bytes, self.run.pipeline
+
+        def pipeline_of(
+            step: Step, groups: Sequence[PlannedGroup], _: Remade
+        ) -> Pipeline:
+            pipeline = with_costs(known, step, groups, self.shapes)
+            # What was searched for holds whatever tasks take; so does what values that
+            # wait on hosts go and come by.
+            is_known = pipeline.schedule in (when.SEARCHED, FORWARD_ONLY)
+            if is_known or pipeline.is_offloaded:
+                return pipeline
+            return when.settled(pipeline, self.schedule, limit)
+
+        return run_that_fits(
+            lambda room: plan_groups(
+                search,
+                lambda _: self.step,
+                self.of_step,
+                self.shapes,
+                room,
+                Finds(),
+                held,
+                before,
+            ),
+            pipeline_of,
+            replace(self.run.room, may_recompute=False),
+            limit,
+        )
+
+
+def _laid(run: Run) -> Laid:
+    """What groups take, and what passes between them, by the clock."""
+    pipeline, simulation = run.pipeline, run.simulation
+    sent: dict[tuple[int, int], float] = {}
+    for hop in pipeline.hops:
+        a, b = sorted((pipeline.groups[hop.source], pipeline.groups[hop.target]))
+        once = hop.forward_bytes + hop.backward_bytes + hop.ahead_bytes
+        size = pipeline.micro_batches * once
+        sent[a, b] = sent.get((a, b), 0.0) + size / hop.bytes_per_s
+    peaks = simulation.group_peak_bytes
+    return Laid(run, run.groups, simulation.step_time_s, peaks, sent)
+
+
+def solved_again(search: Search, plan: Plan, schedule: str) -> SolvedStages:
+    """The problems of a plan that are not kept, solved once more.
+
+    Args:
+      search: of the step as its user wrote it, on the plan's mesh.
+      plan: of several stages.
+      schedule: that was asked for.
+    """
+    pipeline, shares = plan.pipeline, plan.places
+    assert pipeline is not None
+    traced = search.running
+    choices = (x.choice for x in pipeline.made_again)
+    remade = Remade.of(pipeline.recomputed, choices)
+    of_step = Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(plan))
+    step = step_of(of_step, pipeline)
+    shapes = Shapes.on(plan.mesh_axes, shares, {}, search.target)
+    flights = (1,) * shapes.groups
+    if pipeline.schedule != FORWARD_ONLY:
+        flights = when.flights_of(schedule_of(pipeline), len(pipeline.costs))
+    run = run_that_fits(
+        lambda room: plan_groups(
+            search, lambda _: step, of_step, shapes, room, Finds()
+        ),
+        lambda step, groups, _: with_costs(pipeline, step, groups, shapes),
+        Room(flights, (0,) * shapes.groups, remade=remade),
+        search.request.memory_budget_bytes,
+    )
+    return SolvedStages(search, of_step, shapes, schedule, run)

@@ -1,0 +1,271 @@
+"""Planned groups and their pipeline as one plan."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from rhino_jax.errors import StageError
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import replicated, without
+from rhino_jax.passes.staged.stacks import End, Unstacked
+from rhino_jax.passes.staged.step import Key, Kind, Step, TaskKind
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulation import Simulation
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.line_times import scaled, summed
+from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.records import LineTime, Predicted
+from rhino_jax.plan.stages import Pipeline, Send, StagePlan
+from rhino_jax.planner.search.read_back.assemble import pins_text
+from rhino_jax.planner.staging.group.costs import bytes_between
+from rhino_jax.planner.staging.planned import PlannedGroup
+from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.variant_search import Search
+
+
+def assembled(
+    search: Search,
+    of_step: Unstacked,
+    step: Step,
+    groups: Sequence[PlannedGroup],
+    pipeline: Pipeline,
+    shapes: Shapes,
+    started: float,
+) -> Plan:
+    """The plan.
+
+    Args:
+      search: what was planned.
+      of_step: the step, with stacks in parts.
+      step, groups: its tasks, and how each group was planned.
+      pipeline: how micro-batches pass through.
+      shapes: of the groups.
+      started: `time.monotonic()` when the search began.
+    """
+    first = max(groups, key=lambda g: g.plan.predicted.peak_bytes).plan
+    mesh_axes, at = shapes.mesh_axes, shapes.stage_axis
+    devices = _devices(shapes)
+    program, results = search.traced.program, range(len(step.outputs))
+    plan = replace(
+        first,
+        program_name=program.name,
+        fingerprint=fingerprint(program, mesh_axes),
+        mesh_axes=mesh_axes,
+        memory_budget_bytes=search.request.whole_budget_bytes,
+        inputs=_whole(
+            of_step.inputs,
+            [_input(step, groups, of_step.program, i) for i in range(len(step.home))],
+            [program.values[e.value].shape for e in program.inputs],
+            at,
+        ),
+        outputs=_whole(
+            of_step.outputs,
+            [_output(step, groups, of_step.program, j) for j in results],
+            [program.values[e.value].shape for e in program.outputs],
+            at,
+        ),
+        stages=tuple(
+            _stage(step, groups, i, pipeline, devices[i]) for i in range(len(groups))
+        ),
+        collectives=tuple(c for g in groups for c in g.plan.collectives),
+        transforms=search.transforms,
+        pipeline=pipeline,
+        recipes={},
+        pins=_pins(search, [name for name, _ in mesh_axes]),
+        notes=tuple(
+            dict.fromkeys([*(n for g in groups for n in g.plan.notes), *_notes(search)])
+        ),
+    )
+    predicted = _predicted(simulate(schedule_of(pipeline)), groups)
+    report = replace(
+        plan.search,
+        status="feasible",
+        objective_s=predicted.step_time_s,
+        bound_s=0.0,
+        gap=1.0,
+        seconds=time.monotonic() - started,
+    )
+    lines = _line_times(groups, devices, predicted)
+    return replace(plan, predicted=predicted, search=report, line_times=lines)
+
+
+def _line_times(
+    groups: Sequence[PlannedGroup],
+    devices: Sequence[Sequence[int]],
+    predicted: Predicted,
+) -> tuple[LineTime, ...]:
+    """Return the seconds of lines, the mean over devices; the rest is waiting."""
+    total = sum(map(len, devices))
+    lines = [
+        line
+        for group, own in zip(groups, devices, strict=True)
+        for line in scaled(group.plan.line_times, len(own) / total)
+    ]
+    idle_s = predicted.step_time_s - sum(line.seconds for line in lines)
+    return summed([*lines, LineTime("", idle_s=max(idle_s, 0.0))])
+
+
+def _devices(shapes: Shapes) -> list[list[int]]:
+    """Of every group, in the order of its mesh, their positions in that of all."""
+    sizes = [size for _, size in shapes.mesh_axes]
+    positions = np.arange(math.prod(sizes)).reshape(sizes)
+    bounds = pairwise(accumulate(shapes.places, initial=0))
+    return [
+        np.take(positions, range(*bound), shapes.stage_axis).ravel().tolist()
+        for bound in bounds
+    ]
+
+
+def _stage(
+    step: Step,
+    groups: Sequence[PlannedGroup],
+    position: int,
+    pipeline: Pipeline,
+    devices: Sequence[int],
+) -> StagePlan:
+    group = groups[position]
+    return StagePlan(
+        mesh_axes=group.plan.mesh_axes,
+        devices=tuple(devices),
+        decisions=group.plan.decisions,
+        predicted=group.plan.predicted,
+        sends=_sends(step, groups, position, pipeline),
+    )
+
+
+def _whole(
+    ends: Sequence[End],
+    leaves: Sequence[Leaf],
+    shapes: Sequence[tuple[int, ...]],
+    at: int,
+) -> tuple[Leaf, ...]:
+    """Leaves of the step as it was: a stack is one array over its stages.
+
+    Args:
+      ends, leaves: of the step with stacks in parts.
+      shapes: of the step as it was.
+      at: position of the axis of stages.
+    """
+    found: dict[int, Leaf] = {}
+    for end, leaf in zip(ends, leaves, strict=True):
+        if end.part is None:
+            found[end.whole] = leaf
+            continue
+        before = found.get(end.whole)
+        if before is None:
+            first, *rest = without(leaf.spec, [at])
+            found[end.whole] = replace(
+                leaf,
+                path=leaf.path[: leaf.path.rindex("[")],
+                shape=shapes[end.whole],
+                spec=((at, *first), *rest),
+            )
+            continue
+        if leaf.stage != before.stage + end.part:
+            raise StageError(
+                f"`{leaf.path}` is not on the stage after the part before it.",
+                where=leaf.path,
+                numbers=f"stage {leaf.stage}; the first part is on stage"
+                f" {before.stage}",
+                fix="write the layers one by one instead of in a loop.",
+            )
+        found[end.whole] = replace(before, num_stages=end.part + 1)
+    return tuple(found[i] for i in range(len(found)))
+
+
+def _notes(search: Search) -> list[str]:
+    """What was asked for and is not done in several stages."""
+    found = []
+    if search.request.value_pins:
+        keys = ", ".join(sorted({p.key for p in search.request.value_pins.values()}))
+        found.append(f"pins of values inside are not kept in several stages: {keys}.")
+    if search.refine:
+        found.append(
+            "`refine` compiles no plans of several stages: `plan.verify` does."
+        )
+    return found
+
+
+def _pins(search: Search, names: Sequence[str]) -> dict[str, str]:
+    """Those that are kept."""
+    request = replace(search.request, value_pins={})
+    return pins_text(search.running.program, request, names)
+
+
+def _predicted(simulation: Simulation, groups: Sequence[PlannedGroup]) -> Predicted:
+    parts = [g.plan.predicted for g in groups]
+    compute = max(p.compute_s for p in parts)
+    step_s = simulation.step_time_s
+    return Predicted(
+        step_time_s=step_s,
+        compute_s=compute,
+        communication_s=max(step_s - compute, 0.0),
+        peak_bytes=simulation.peak_bytes,
+        flops_per_device=max(p.flops_per_device for p in parts),
+    )
+
+
+def _input(
+    step: Step, groups: Sequence[PlannedGroup], program: Program, position: int
+) -> Leaf:
+    entry, home = program.inputs[position], step.home[position]
+    group, key = groups[home], Key(Kind.INPUT, position)
+    if key in group.of.arguments:
+        leaf = group.plan.inputs[group.of.arguments.index(key)]
+    else:
+        value = program.values[entry.value]
+        spec = replicated(value.rank)
+        leaf = Leaf(entry.path, value.shape, value.dtype, spec, value.bytes)
+    return replace(leaf, path=entry.path, stage=home, is_donated=entry.is_donated)
+
+
+def _output(
+    step: Step, groups: Sequence[PlannedGroup], program: Program, position: int
+) -> Leaf:
+    end, made = program.outputs[position], step.outputs[position]
+    value = program.values[end.value]
+    if not isinstance(made, tuple):
+        return Leaf(
+            end.path, value.shape, value.dtype, replicated(value.rank), value.bytes
+        )
+    home, key = made
+    if key.kind is Kind.INPUT:
+        leaf = _input(step, groups, program, key.number)
+        return replace(leaf, path=end.path, is_donated=False)
+    group = groups[home]
+    leaf = group.plan.outputs[group.of.results.index(key)]
+    return replace(leaf, path=end.path, stage=home)
+
+
+def _sends(
+    step: Step, groups: Sequence[PlannedGroup], position: int, pipeline: Pipeline
+) -> tuple[Send, ...]:
+    of = step.chunks
+    rates = {
+        (min(of[h.source], of[h.target]), max(of[h.source], of[h.target])): (
+            h.bytes_per_s
+        )
+        for h in pipeline.hops
+    }
+    found = []
+    for send in step.sends:
+        if send.source != position:
+            continue
+        pair = min(send.source, send.target), max(send.source, send.target)
+        times = pipeline.micro_batches if send.key.kind is Kind.INSIDE else 1
+        aval = step.types[send.key]
+        size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
+        ends = groups[position], groups[send.target]
+        local = times * bytes_between(step, *ends, send.key)
+        is_ahead = send.kind is TaskKind.AHEAD
+        by = "ahead of forward passes" if is_ahead else f"of a {send.kind} pass"
+        what = f"{aval.dtype.name}{list(aval.shape)} {by}"
+        found.append(Send(send.target, what, size, local / rates[pair], is_ahead))
+    return tuple(found)

@@ -1,0 +1,298 @@
+"""Whether stages can make a step faster than one mesh does, and how many are best.
+
+Stages save what one mesh spends on collectives over slow links: they send activations
+there instead of gradients or weights, and idle while the pipeline fills. Or they save
+memory, where one mesh has too little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    MicrobatchError,
+    PinError,
+    ScheduleError,
+    StageError,
+)
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Variant
+from rhino_jax.planner.staging.enough import NotFaster
+from rhino_jax.units import format_seconds
+
+
+LEAST_GAIN = 0.05
+"""Share of the predicted step that stages must gain: ratios of predictions of unlike
+programs were off by more than this on H100 (`planner.variants.LEAST_GAIN`)."""
+
+MOST_BATCHES = 8
+"""Micro-batches for every stage with which a pipeline fills at best: the largest that
+are compared (`planner.staging.counts.PER_STAGE`)."""
+
+FIRST_COUNT = 8
+"""Stages that are tried first, where there are more domains than that: Megatron-LM
+(Narayanan et al. 2021, table 1) trains 39B parameters in 2, 145B in 8 of them."""
+
+LEAST_UNEVEN = 0.85
+"""What the mean of equal groups is busy, over the busiest, at which unequal ones are
+not tried yet: 32 equal layers in four groups had 0.88."""
+
+Places = tuple[int, ...]
+"""Of every stage, how many places it has along the axis of the stages."""
+
+NOT_POSSIBLE = (StageError, MicrobatchError, ScheduleError, PinError)
+"""What a program says that cannot be cut into so many stages."""
+
+
+def slow_seconds(plan: Plan, target: Target) -> tuple[float, str]:
+    """What a step spends at most on collectives that leave the fastest links, and the
+    name of the slowest of theirs; 0 where all devices share the fastest."""
+    if len(target.tiers) < 2:
+        return 0.0, ""
+    fast = target.tiers[0].name
+    axes = {
+        axis.name: {part.tier for part in axis.parts} - {fast}
+        for axis in lay_out(target, plan.mesh_axes).axes
+    }
+    total, names = 0.0, set[str]()
+    for collective in plan.collectives:
+        slow = set[str]().union(*(axes[name] for name in collective.axes))
+        if slow:
+            total += collective.seconds
+            names |= slow
+    order = [tier.name for tier in target.tiers]
+    return total, max(names, key=order.index, default="")
+
+
+def least_step_s(plan: Plan, flops: float, slow_s: float, stages: int) -> float:
+    """A bound on a step in so many stages: nothing is sent over slow links, nothing is
+    computed twice to that end, and the pipeline fills as fast as with the gradients of
+    weights computed late: in a third of the time of 1F1B (Qi et al. 2023, table 1).
+
+    Args:
+      plan: on one mesh.
+      flops: of the program.
+      slow_s: what that plan spends over slow links.
+      stages: how many.
+    """
+    fill = 1 + (stages - 1) / (3 * MOST_BATCHES * stages)
+    compute_s, step_s = plan.predicted.compute_s, plan.predicted.step_time_s
+    sent_s = max(0.0, step_s - slow_s - compute_s)
+    return (compute_s / times_done(plan, flops) + sent_s) * fill
+
+
+def times_done(plan: Plan, flops: float) -> float:
+    """How often the devices together do the work of a step; more than once where all
+    compute what they would else have to send."""
+    done = plan.predicted.flops_per_device * math.prod(n for _, n in plan.mesh_axes)
+    return max(1.0, done / flops) if flops else 1.0
+
+
+def flops_of(program: Program) -> float:
+    """Of a step, all trips of loops counted."""
+    return sum(op.flops * count for op, count in program.walk())
+
+
+def counts_of(target: Target, devices: int, fits: bool) -> list[int]:
+    """Numbers of stages: groups of whole domains of the fastest links. Where one mesh
+    does not fit, any power of two."""
+    domain = target.tiers[0].size if target.tiers else None
+    domains = devices // domain if domain else 1
+    if domains < 2:
+        return [] if fits else [n for n in (2, 4, 8) if devices % n == 0]
+    return [n for n in range(2, domains + 1) if domains % n == 0]
+
+
+def evenness(plan: Plan) -> tuple[float, int]:
+    """What the mean of the groups is busy, over the busiest; and which that is."""
+    assert plan.pipeline is not None
+    busy = plan.pipeline.busy_s
+    most = max(busy)
+    return sum(busy) / (len(busy) * most) if most else 1.0, busy.index(most)
+
+
+def merged(plan: Plan, enough_s: float) -> list[Places]:
+    """Groups of unequal size in which a step may take less than `enough_s`: of a plan
+    in equal ones the group that is busy longest takes a neighbour's devices too.
+
+    Had all groups as much to do, a step by the same schedule would be shorter by their
+    evenness: where that is not enough, there are none.
+    """
+    count, (even, at) = plan.num_stages, evenness(plan)
+    # A TPU has collectives in groups whose size divides the number of all devices.
+    if count < 4 or count % 2 or even >= LEAST_UNEVEN:
+        return []
+    if plan.predicted.step_time_s * even >= enough_s:
+        return []
+    firsts = [i for i in (at - 1, at) if 0 <= i < count - 1]
+    return [(1,) * i + (2,) + (1,) * (count - 2 - i) for i in firsts]
+
+
+@dataclass(eq=False)
+class _Tried:
+    """Plans by the groups of their stages; None where there is none.
+
+    Attributes:
+      plan_in: plans in such groups a step that is shorter than so many seconds.
+      enough_s: what a step has to be shorter than.
+      found: those that were tried.
+      bounds: of those that are not enough, what a step takes at least, in seconds.
+    """
+
+    plan_in: Callable[[Places, float], Plan]
+    enough_s: float = math.inf
+    found: dict[Places, Plan | None] = field(default_factory=dict)
+    bounds: dict[Places, float] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Plan | None:
+        """The fastest."""
+        plans = [plan for plan in self.found.values() if plan is not None]
+        return min(plans, key=lambda p: p.predicted.step_time_s, default=None)
+
+    def seconds(self, places: Places) -> float:
+        if places not in self.found:
+            try:
+                self.found[places] = self.plan_in(places, self.enough_s)
+            except (InfeasiblePlanError, *NOT_POSSIBLE):
+                self.found[places] = None
+            except NotFaster as slower:
+                self.found[places], self.bounds[places] = None, slower.step_s
+        plan = self.found[places]
+        if plan is None:
+            return self.bounds.get(places, math.inf)
+        return plan.predicted.step_time_s
+
+    def why_not(self, places: Places) -> str:
+        """Say why there is no plan in such groups."""
+        if places in self.bounds:
+            return f"at least {format_seconds(self.bounds[places])}"
+        return "not possible"
+
+    def unequal(self) -> None:
+        """Beside those in equal groups, what may be clearly faster than the best."""
+        equal = [plan for plan in self.found.values() if plan is not None]
+        if self.best is None:
+            return
+        enough = (1 - LEAST_GAIN) * self.best.predicted.step_time_s
+        ways = (
+            (p.predicted.step_time_s * evenness(p)[0], merged(p, enough)) for p in equal
+        )
+        for places in min((way for way in ways if way[1]), default=(0.0, []))[1]:
+            self.seconds(places)
+
+    def climb(self, counts: list[int]) -> None:
+        """From the first that is tried to more stages and to fewer, as long as steps
+        get shorter."""
+        at = max(i for i, n in enumerate(counts) if n <= max(FIRST_COUNT, counts[0]))
+        for way in (1, -1):
+            last = self.seconds((1,) * counts[at])
+            for i in self._on(at, way, len(counts)):
+                took = self.seconds((1,) * counts[i])
+                if took >= last and math.isfinite(took + last):
+                    break
+                last = took
+
+    @staticmethod
+    def _on(at: int, way: int, count: int) -> Iterator[int]:
+        at += way
+        while 0 <= at < count:
+            yield at
+            at += way
+
+
+def with_stages(
+    on_one: Plan | InfeasiblePlanError,
+    program: Program,
+    target: Target,
+    devices: int,
+    plan_in: Callable[[Places, float], Plan],
+) -> Plan:
+    """The plan on one mesh, or one in stages that is predicted to be clearly faster.
+
+    Args:
+      on_one: the plan on one mesh, or why there is none.
+      program: what is planned.
+      target: the hardware.
+      devices: how many there are.
+      plan_in: plans in groups of such sizes a step that is shorter than so many
+        seconds.
+    Raises:
+      InfeasiblePlanError: `on_one`, where stages do not help.
+    """
+    if isinstance(on_one, InfeasiblePlanError):
+        tried = _Tried(plan_in)
+        for count in counts_of(target, devices, fits=False):
+            if math.isfinite(tried.seconds((1,) * count)):
+                break
+        if tried.best is None:
+            raise on_one
+        tried.unequal()
+        why = "stages were compared, since nothing fits on one mesh"
+        return _told(tried, why, ())
+    slow_s, tier = slow_seconds(on_one, target)
+    flops = flops_of(program)
+    enough = (1 - LEAST_GAIN) * on_one.predicted.step_time_s
+    counts = [
+        n
+        for n in counts_of(target, devices, fits=True)
+        if least_step_s(on_one, flops, slow_s, n) < enough
+    ]
+    if not counts:
+        return on_one
+    tried = _Tried(plan_in, enough)
+    tried.climb(counts)
+    tried.unequal()
+    total = format_seconds(on_one.predicted.step_time_s)
+    causes = []
+    if slow_s:
+        causes.append(f"collectives over `{tier}` take up to {format_seconds(slow_s)}")
+    if (times := times_done(on_one, flops)) > 1 + LEAST_GAIN:
+        causes.append(f"devices do the work {times:.1f} times, to send less")
+    why = ", ".join([f"stages were compared: in {total} a step on one mesh", *causes])
+    one_mesh = on_one.variants or (_variant("one mesh", on_one),)
+    if tried.best is None or tried.best.predicted.step_time_s >= enough:
+        return _told(tried, why, one_mesh, on_one)
+    return _told(tried, why, one_mesh)
+
+
+def _variant(name: str, plan: Plan) -> Variant:
+    predicted = plan.predicted
+    return Variant(name, predicted.step_time_s, predicted.peak_bytes)
+
+
+def _told(
+    tried: _Tried, why: str, others: tuple[Variant, ...], on_one: Plan | None = None
+) -> Plan:
+    """A plan with what was compared: that on one mesh, or else the best in stages."""
+    plan = on_one or tried.best
+    assert plan is not None
+    lines = ", ".join(
+        f"{_groups(places)}: "
+        + (format_seconds(of.predicted.step_time_s) if of else tried.why_not(places))
+        for places, of in sorted(tried.found.items(), key=lambda x: (len(x[0]), x[0]))
+    )
+    others = tuple(
+        replace(v, is_chosen=on_one is not None and (v.is_chosen or len(others) == 1))
+        for v in others
+    )
+    if tried.best is not None:
+        best = tried.best
+        name = f"{best.num_stages} stages, {best.microbatches} micro-batches"
+        name += ", one program" if best.is_one_program else ""
+        own = replace(_variant(name, tried.best), is_chosen=on_one is None)
+        others = (*others, own)
+    return replace(plan, variants=others, notes=(*plan.notes, f"{why} ({lines})."))
+
+
+def _groups(places: Places) -> str:
+    """How many groups, or their sizes as shares of all devices."""
+    is_equal = len({*places}) == 1
+    shares = " + ".join(f"{n}/{sum(places)}" for n in places)
+    return str(len(places)) if is_equal else f"{len(places)} of {shares}"

@@ -1,0 +1,274 @@
+"""Where a step may be cut, in some number of micro-batches."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.errors import InfeasiblePlanError, ScheduleError, StageError
+from rhino_jax.passes.sequence_slices.sliced import sequence_length
+from rhino_jax.passes.staged.apart import Apart, take_apart
+from rhino_jax.passes.staged.sides import Sides, sides_of
+from rhino_jax.passes.staged.stacks import Unstacked
+from rhino_jax.passes.staged.staging import with_split_loops
+from rhino_jax.pipeline.cut.choose import cut
+from rhino_jax.pipeline.cut.ops import Cut, Problem
+from rhino_jax.pipeline.work import Work
+from rhino_jax.plan.kept import Part
+from rhino_jax.planner.meshes import AUTO, MeshAxes
+from rhino_jax.planner.staging import when
+from rhino_jax.planner.staging.counts import one_micro_batch
+from rhino_jax.planner.staging.enough import check_enough
+from rhino_jax.planner.staging.estimated import estimated, twice
+from rhino_jax.planner.staging.group.alike import Finds
+from rhino_jax.planner.staging.pins import pinned_ops
+from rhino_jax.planner.staging.problem import problem_of
+from rhino_jax.planner.staging.shapes import Shapes, shapes_of
+from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES
+from rhino_jax.planner.staging.slices.chosen import (
+    COUNTS,
+    Slicing,
+    check_length,
+    paced,
+    sums_s,
+)
+from rhino_jax.planner.variant_search import Search
+
+
+MOST_OPS_OF_BEST = 1500
+"""Forward ops of programs whose cut CP-SAT looks at; of more, orders are cut."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A step that is to be planned in stages.
+
+    Attributes:
+      search: of the step as its user wrote it.
+      of_step: it, with stacks in parts.
+      shares: of every group of devices, its places along the axis of the stages.
+      schedule: name of a family, or "auto".
+      places: where sums over the batch are those of a micro-batch.
+      stage_pins: key → stage.
+      started: `time.monotonic()` when planning began.
+      may_recompute: whether stages that do not fit may run their forward passes again.
+      slices: of sequences, by `token-slices`: how many, or their lengths, or nothing.
+      kept: input of the step → where it is in another plan, whose cut is kept.
+      finds: what was found for it, and for its groups.
+      enough_s: what its step has to be shorter than.
+    """
+
+    search: Search
+    of_step: Unstacked
+    shares: tuple[int, ...]
+    schedule: str
+    places: tuple[str, ...]
+    stage_pins: Mapping[str, int]
+    started: float
+    may_recompute: bool = False
+    slices: tuple[int, ...] = ()
+    kept: Mapping[int, Part] = field(default_factory=dict)
+    finds: Finds = field(default_factory=Finds)
+    enough_s: float = math.inf
+
+    @property
+    def most_slices(self) -> int:
+        """In which sequences may run by `token-slices`."""
+        said = self.slices
+        return said[0] if len(said) == 1 else len(said) or max(COUNTS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutStep:
+    """A step in so many micro-batches, and where it is cut.
+
+    Attributes:
+      apart: the step.
+      shapes: of the groups.
+      has_backward: whether there is a backward pass.
+      chosen: the cut.
+      group_of: of every chunk; empty where each has its own.
+      work: what chunks take, by an estimate.
+      slices: lengths of the slices of sequences; empty where these are whole.
+    """
+
+    apart: Apart
+    shapes: Shapes
+    has_backward: bool
+    chosen: Cut
+    group_of: tuple[int, ...]
+    work: Work
+    slices: tuple[int, ...] = ()
+
+
+def worth_comparing(shapes: Shapes, apart: Apart, most: int) -> Sequence[MeshAxes]:
+    """Meshes for other numbers of micro-batches than that of a step, up to so many.
+
+    The best of one is that of all where every device has rows of a micro-batch in each;
+    where there are too few rows for that, the best few are compared again.
+    """
+    devices = max(map(shapes.devices, range(shapes.groups)))
+    return shapes.good[:1] if apart.cut.rows // most >= devices else shapes.good
+
+
+def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutStep]:
+    """A step in `count` micro-batches, cut where that is best: into a chunk for every
+    stage, and several, as the schedule may need; where that does not fit, also as is
+    best where all stages are recomputed, if they may be.
+
+    Args:
+      asked: what is planned.
+      meshes: of all devices, to be compared.
+      count: of micro-batches.
+    Raises:
+      StageError, MicrobatchError, InfeasiblePlanError, PinError.
+      NotFaster: it takes too long, however it is cut.
+    """
+    of_step, shares, schedule = asked.of_step, asked.shares, asked.schedule
+    apart = take_apart(of_step.closed, of_step.program, count, asked.places)
+    sides = sides_of(apart)
+    in_slices = bool(sides.backward) and (count == 1 or schedule == TOKEN_SLICES)
+    if in_slices and schedule != TOKEN_SLICES:
+        _check_slices(asked, apart)
+    shapes = shapes_of(asked.search, sides, shares, meshes, asked.finds)
+    check_enough(shapes, count, count, asked.enough_s)
+    pins = pinned_ops(asked.stage_pins, of_step, apart, sides, asked.kept)
+    found: list[CutStep] = []
+    known: dict[tuple[int, ...], list[tuple[Problem, Cut]]] = {}
+    limit = asked.search.request.memory_budget_bytes
+    for group_of in when.placements(schedule, shapes.groups):
+        chunks = len(group_of)
+        is_asked = not found
+        # A pinned op is in the only chunk of its stage.
+        is_one = of_step.stacks or asked.stage_pins or asked.kept or in_slices
+        if not is_asked and (is_one or not sides.backward):
+            continue
+        sizes = tuple(shares[group] for group in group_of)
+        try:
+            if sizes not in known:
+                problem = problem_of(sides, shapes, group_of, count, limit, *pins)
+                is_again = asked.may_recompute and is_asked and bool(sides.backward)
+                known[sizes] = _cut_into(asked, problem, may_recompute=is_again)
+        except (StageError, InfeasiblePlanError):
+            if is_asked:
+                raise
+            continue
+        for problem, chosen in known[sizes]:
+            apart_too = sides, shapes
+            if when.may_split(schedule) and sides.backward:
+                loops = with_split_loops(apart, chosen.stages, group_of)
+                if loops is not apart:
+                    apart_too = _priced(asked, sides_of(loops), shapes)
+            work = estimated(problem, chosen, *apart_too, group_of)
+            own = group_of if chunks > shapes.groups else ()
+            whole = CutStep(apart, shapes, bool(sides.backward), chosen, own, work)
+            if in_slices or schedule == TOKEN_SLICES:
+                found += _in_slices(asked, whole, sides, problem)
+                continue
+            if schedule == AUTO and is_asked and count < shapes.groups:
+                # Slices fill a pipeline that so few micro-batches leave idle.
+                with contextlib.suppress(ScheduleError):
+                    found += _in_slices(asked, whole, sides, problem)
+            found.append(whole)
+            if sides.is_coupled:
+                again = twice(work, sides, shapes, chosen)
+                found.append(replace(whole, work=again))
+    return found
+
+
+def _check_slices(asked: Asked, apart: Apart) -> None:
+    """Refuse a training step in one micro-batch, but by a schedule that may slice it.
+
+    Raises:
+      MicrobatchError: sequences cannot run in slices, or another schedule is asked for.
+    """
+    refused: ScheduleError | None = None
+    try:
+        check_length(sequence_length(apart), 2)
+    except ScheduleError as error:
+        refused = error
+    if refused is not None or asked.schedule != AUTO:
+        name, stages = asked.of_step.program.name, len(asked.shares)
+        raise one_micro_batch(name, stages, apart.cut.rows, refused) from None
+
+
+def _in_slices(
+    asked: Asked, whole: CutStep, sides: Sides, problem: Problem
+) -> list[CutStep]:
+    """A step that is cut, in slices of its sequences, in a few ways.
+
+    Args:
+      asked: what is planned.
+      whole: cut as is best for many slices.
+      sides: of a micro-batch.
+      problem: by which it is cut.
+    """
+    stages, target = whole.chosen.stages, asked.search.target
+    slicing = Slicing(
+        whole.apart,
+        sides,
+        whole.shapes,
+        stages,
+        whole.work,
+        when.DISPATCH_S,
+        sums_s(problem, stages, target.hbm_bytes_per_s),
+        target.launch_s,
+    )
+    return [
+        replace(whole, work=in_slices, slices=lengths)
+        for lengths, in_slices in slicing.ways(asked.slices)
+    ]
+
+
+def _priced(asked: Asked, sides: Sides, shapes: Shapes) -> tuple[Sides, Shapes]:
+    """What ops take, loops in two, on the mesh that is best for them whole."""
+    one = [shapes.mesh_axes]
+    return sides, shapes_of(asked.search, sides, asked.shares, one, asked.finds)
+
+
+def _cut_into(
+    asked: Asked, problem: Problem, *, may_recompute: bool
+) -> list[tuple[Problem, Cut]]:
+    """Where a step is best cut; and besides, where that does not fit and stages may be
+    recomputed, where it is best cut if all of them are."""
+    if asked.schedule != TOKEN_SLICES:
+        return _cut_where_best(asked.search, problem, may_recompute=may_recompute)
+    many = paced(problem, asked.most_slices)
+    # How work grows along a sequence is not in it: closer is no better.
+    gap = when.LEAST_GAIN
+    found = _cut_where_best(asked.search, many, may_recompute=may_recompute, gap=gap)
+    return [(problem, chosen) for _, chosen in found]
+
+
+def _cut_where_best(
+    search: Search, problem: Problem, *, may_recompute: bool, gap: float = 0.0
+) -> list[tuple[Problem, Cut]]:
+    request = search.request
+    level = request.level if len(problem.ops.ops) <= MOST_OPS_OF_BEST else "fast"
+    groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
+    free = replace(problem, groups=groups)
+    found = free, cut(free, level, gap=gap, seed=request.seed)
+    limits = [g.limit_bytes for g in problem.groups]
+    pairs = zip(found[1].held_bytes, limits, strict=True)
+    if all(limit is None or held <= limit for held, limit in pairs):
+        return [(problem, found[1])]
+    try:
+        found = problem, cut(problem, level, gap=gap, seed=request.seed)
+    except InfeasiblePlanError:
+        # What optimizers hold is a guess here; when groups are planned it is known.
+        pass
+    if not may_recompute:
+        return [found]
+    again = cut(_recomputed(free), level, gap=gap, seed=request.seed)
+    return [found] if again.stages == found[1].stages else [found, (problem, again)]
+
+
+def _recomputed(problem: Problem) -> Problem:
+    """With forward passes that run twice, and leave nothing."""
+    ops = (
+        replace(op, backward_s=op.forward_s + op.backward_s, activation_bytes=0)
+        for op in problem.ops.ops
+    )
+    return replace(problem, ops=replace(problem.ops, ops=tuple(ops)))

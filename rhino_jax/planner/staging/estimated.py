@@ -1,0 +1,92 @@
+"""What the chunks of a cut step cost, before any group is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
+from rhino_jax.passes.staged.labels import Labels
+from rhino_jax.passes.staged.sides import Sides
+from rhino_jax.pipeline.cut.as_work import as_work, in_groups
+from rhino_jax.pipeline.cut.ops import Cut, Problem
+from rhino_jax.pipeline.work import Cost, Work
+from rhino_jax.plan.stages import Between
+from rhino_jax.planner.staging.costs import with_regions
+from rhino_jax.planner.staging.shapes import Shapes
+
+
+def estimated(
+    problem: Problem,
+    chosen: Cut,
+    sides: Sides,
+    shapes: Shapes,
+    group_of: Sequence[int],
+) -> Work:
+    """Chunks with their backward passes whole, and split.
+
+    Args:
+      problem, chosen: where the step is cut, one chunk for every stage of the problem.
+      sides: of a micro-batch, loops of its backward pass in two where that splits them.
+      shapes: of the groups, with what ops of it take.
+      group_of: of every chunk.
+    """
+    work = as_work(problem, chosen)
+    labels = Labels.at(sides, chosen.stages, group_of, is_split=True)
+    took = [0.0] * labels.count
+    devices = shapes.devices(0)  # as in the problem
+    for label, op_id in zip(labels.of, sides.program.body.ops, strict=True):
+        if label is not None:
+            seconds = shapes.seconds[shapes.places[labels.group(label)]]
+            took[label] += with_regions(sides.program, seconds, op_id)
+    chunks = tuple(
+        replace(chunk, costs=(_cost(labels, c, took, devices, chunk.costs[0]),))
+        for c, chunk in enumerate(work.chunks)
+    )
+    work = in_groups(replace(work, chunks=chunks), group_of)
+    # What is done between is the same in all schedules that come into question.
+    between = (Between(),) * work.groups if sides.is_coupled else ()
+    return replace(work, between=between)
+
+
+def twice(work: Work, sides: Sides, shapes: Shapes, chosen: Cut) -> Work:
+    """The same where what couples micro-batches is made ahead of all forward passes."""
+    took = [0.0] * len(work.chunks)
+    labels = Labels.at(sides, chosen.stages, [chunk.group for chunk in work.chunks])
+    for i in sides.ahead:
+        label = labels.of[i]
+        if label is not None:
+            seconds = shapes.seconds[shapes.places[labels.group(label)]]
+            op = sides.program.body.ops[i]
+            took[label] += with_regions(sides.program, seconds, op)
+    chunks = tuple(
+        replace(chunk, costs=(replace(chunk.costs[0], ahead_s=s),))
+        for chunk, s in zip(work.chunks, took, strict=True)
+    )
+    # What is ahead sends no more than forward passes do.
+    edges = tuple(replace(edge, ahead_bytes=edge.forward_bytes) for edge in work.edges)
+    return replace(work, chunks=chunks, edges=edges, is_twice=True)
+
+
+def _cost(
+    labels: Labels, chunk: int, took: Sequence[float], devices: int, whole: Cost
+) -> Cost:
+    if not labels.is_split:
+        return whole
+    count, lines, made = labels.chunks, labels.lines, labels.made_at
+    back, late = 2 * count - 1 - chunk, 3 * count - 1 - chunk
+    ahead = {v for v, at in made.items() if at == chunk} | labels.reads[chunk]
+    left = ahead & (labels.reads[back] | labels.reads[late]) & made.keys()
+    handed = (labels.reads[late] & made.keys()) - ahead
+
+    def size(values: Set[int]) -> int:
+        return sum(lines.bytes(v) for v in values) // devices
+
+    return replace(
+        whole,
+        backward_s=took[back] + took[late],
+        input_gradient_s=took[back],
+        weight_gradient_s=took[late],
+        activation_bytes=size(left),
+        kept_bytes=size(left & labels.reads[late]),
+        output_gradient_bytes=size(handed),
+    )

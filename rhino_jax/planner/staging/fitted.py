@@ -1,0 +1,126 @@
+"""A step that is cut, by one schedule: its groups planned until all fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+
+from rhino_jax.passes.staged.in_slices import staged_in_slices
+from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.sides import Sides, sides_of
+from rhino_jax.passes.staged.staging import staged
+from rhino_jax.passes.staged.step import Step
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.stages import Pipeline, runs_of
+from rhino_jax.planner.staging import when
+from rhino_jax.planner.staging.again import SolvedStages, run_that_fits
+from rhino_jax.planner.staging.cuts import Asked, CutStep
+from rhino_jax.planner.staging.group.costs import with_costs
+from rhino_jax.planner.staging.groups import plan_groups
+from rhino_jax.planner.staging.planned import PlannedGroup, Room
+from rhino_jax.planner.variant_search import tell_nobody
+
+
+def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
+    """The plan of a step that is cut.
+
+    Args:
+      asked: what is planned.
+      cut_step: the step.
+      way: its schedule.
+    Raises:
+      InfeasiblePlanError: a group does not fit.
+      ScheduleError: a schedule that is searched for does not.
+    """
+    search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
+    together = of_step.together
+
+    def step_of(remade: Remade) -> Step:
+        if cut_step.slices:
+            groups = range(shapes.groups)
+            stages, lengths = cut_step.chosen.stages, cut_step.slices
+            own = partial(staged_in_slices, remade=remade, together=together)
+            return own(cut_step.apart, stages, groups, lengths)
+        return staged(
+            cut_step.apart,
+            cut_step.chosen.stages,
+            cut_step.group_of,
+            is_split=way.is_split,
+            remade=remade,
+            is_twice=cut_step.work.is_twice,
+            together=together,
+        )
+
+    @cache
+    def sides() -> Sides:
+        return sides_of(cut_step.apart)
+
+    would_recompute = ""
+    if cut_step.has_backward:
+        is_kept = not asked.may_recompute
+        would_recompute = 'recompute="auto"' if is_kept else 'schedule="1f1b"'
+    is_free = asked.may_recompute and cut_step.has_backward
+    # What is searched for is not simulated with links to hosts.
+    host_bytes_per_s = search.target.device.host_bytes_per_s
+    room = Room(
+        way.in_flight,
+        (0,) * shapes.groups,
+        is_free,
+        way.is_split,
+        None if way.name == when.SEARCHED else host_bytes_per_s,
+        would_recompute,
+    )
+    run = run_that_fits(
+        lambda room: plan_groups(
+            search,
+            step_of,
+            of_step,
+            shapes,
+            room,
+            asked.finds,
+            # Of values in slices none are chosen one by one.
+            sides=None if cut_step.slices else sides,
+        ),
+        lambda *planned: _pipeline(asked, cut_step, way, *planned),
+        room,
+        search.request.memory_budget_bytes,
+    )
+    # What is asked later is nobody's progress, and no pass of this search.
+    quiet = replace(search.asking(watch=None), report=tell_nobody)
+    solved = SolvedStages(quiet, of_step, shapes, asked.schedule, run)
+    return solved.plan(asked.started)
+
+
+def _pipeline(
+    asked: Asked,
+    cut_step: CutStep,
+    way: when.Way,
+    step: Step,
+    groups: Sequence[PlannedGroup],
+    remade: Remade,
+) -> Pipeline:
+    made_again = tuple(group.made_again for group in groups)
+    pipeline = Pipeline(
+        micro_batches=step.micro_batches,
+        schedule=way.name,
+        runs=runs_of(cut_step.chosen.stages),
+        costs=(),
+        hops=(),
+        per_microbatch=asked.places,
+        group_of=step.chunks if cut_step.slices else cut_step.group_of,
+        is_split=way.is_split,
+        recomputed=tuple(sorted(remade.chunks)),
+        made_again=made_again if any(x.choice for x in made_again) else (),
+        is_twice=cut_step.work.is_twice,
+        slices=cut_step.slices,
+    )
+    pipeline = with_costs(pipeline, step, groups, cut_step.shapes)
+    if pipeline.is_offloaded:
+        # Values go and come as this schedule has it.
+        rate = asked.search.target.device.host_bytes_per_s
+        return replace(pipeline, host_bytes_per_s=rate or 0.0)
+    if not cut_step.has_backward:
+        return pipeline
+    limit = asked.search.request.memory_budget_bytes
+    return when.settled(pipeline, asked.schedule, limit)

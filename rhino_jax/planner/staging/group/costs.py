@@ -1,0 +1,135 @@
+"""What the tasks of planned groups cost, and what passes between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rhino_jax.ir.spec import share_of, without
+from rhino_jax.passes.staged.step import Key, Kind, Step, TaskKind
+from rhino_jax.plan.stages import Between, Hop, Pipeline, StageCost
+from rhino_jax.planner.staging.costs import with_regions
+from rhino_jax.planner.staging.planned import PlannedGroup
+from rhino_jax.planner.staging.shapes import Shapes
+
+
+def with_costs(
+    pipeline: Pipeline, step: Step, groups: Sequence[PlannedGroup], shapes: Shapes
+) -> Pipeline:
+    """A pipeline with what its tasks, and what passes between them, cost."""
+    return replace(
+        pipeline,
+        costs=_chunk_costs(step, groups),
+        hops=_hops(step, groups, *shapes.hop),
+        between=_between(step, groups),
+    )
+
+
+def _chunk_costs(step: Step, groups: Sequence[PlannedGroup]) -> tuple[StageCost, ...]:
+    """What the tasks of planned groups take and hold, chunk by chunk."""
+    found = []
+    for chunk, at in enumerate(step.chunks):
+        is_first = step.chunks.index(at) == chunk
+        found.append(_cost(step, groups[at], chunk, is_first))
+    return tuple(found)
+
+
+def _cost(step: Step, group: PlannedGroup, chunk: int, is_first: bool) -> StageCost:
+    program = group.of.program
+    parts = dict.fromkeys(TaskKind, 0.0)
+    for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
+        if task.place == chunk if task.is_per_micro_batch else is_first:
+            parts[task.kind] += with_regions(program, group.seconds, op_id)
+    times = step.micro_batches
+    left, kept, handed = group.held(step, chunk)
+    return StageCost(
+        forward_s=parts[TaskKind.FORWARD] / times,
+        backward_s=parts[TaskKind.BACKWARD] / times,
+        update_s=parts[TaskKind.START] + parts[TaskKind.UPDATE],
+        activation_bytes=left,
+        fixed_bytes=group.fixed_bytes(step) if is_first else 0,
+        working_bytes=group.working_bytes(chunk),
+        update_bytes=group.update_bytes if is_first else 0,
+        ahead_s=parts[TaskKind.AHEAD] / times,
+        weights_s=parts[TaskKind.WEIGHTS] / times,
+        kept_bytes=kept,
+        handed_bytes=handed,
+        offloaded_bytes=group.offloaded_bytes(step, chunk),
+    )
+
+
+def bytes_between(
+    step: Step, source: PlannedGroup, target: PlannedGroup, key: Key
+) -> int:
+    """Of one device, what passes of a value from group to group: as the target has it,
+    cut over the mesh axes that are alike. To more devices, several times."""
+    unlike = [
+        axis
+        for axis, sizes in enumerate(zip(source.sizes, target.sizes, strict=True))
+        if len({*sizes}) > 1
+    ]
+    aval = step.types[key]
+    spec = without(target.specs[key], unlike)
+    share = share_of(spec, tuple(aval.shape), target.sizes)
+    times = max(1.0, math.prod(target.sizes) / math.prod(source.sizes))
+    return math.ceil(aval.size * getattr(aval.dtype, "itemsize", 4) * share * times)
+
+
+def _between(step: Step, groups: Sequence[PlannedGroup]) -> tuple[Between, ...]:
+    """What every group does between forward and backward passes; empty where no group
+    does anything."""
+    kinds = {task.kind for tasks in step.tasks for task in tasks}
+    if TaskKind.BETWEEN not in kinds:
+        return ()
+    seconds, receives = [0.0] * step.groups, [dict[int, int]() for _ in groups]
+    for at, group in enumerate(groups):
+        program = group.of.program
+        for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
+            if task.kind is TaskKind.BETWEEN:
+                seconds[at] += with_regions(program, group.seconds, op_id)
+    for send in step.met:
+        ends = groups[send.source], groups[send.target]
+        size = bytes_between(step, *ends, send.key)
+        of = receives[send.target]
+        of[send.source] = of.get(send.source, 0) + size
+    return tuple(
+        Between(s, tuple(sorted(of.items())))
+        for s, of in zip(seconds, receives, strict=True)
+    )
+
+
+def _hops(
+    step: Step, groups: Sequence[PlannedGroup], bytes_per_s: float, latency_s: float
+) -> tuple[Hop, ...]:
+    """Between which chunks anything passes, and how much for every micro-batch: sums
+    over all of them, and what updates exchange, pass once a step. What several chunks
+    of a group read is sent to the first of them; within a group nothing is sent."""
+    sizes: dict[tuple[int, int], list[int]] = {}  # forward, backward, ahead
+    made: dict[Key, int] = {}
+    sent: set[tuple[Key, int]] = set()
+    tasks = [t for mine in step.tasks for t in mine]
+    for task in tasks:
+        if task.is_per_micro_batch:
+            made.update((k, task.place) for k in task.makes if k.kind is Kind.INSIDE)
+    for task in tasks:
+        for key in task.reads:
+            source = made.get(key, task.place)
+            if not task.is_per_micro_batch or source == task.place:
+                continue
+            pair = min(source, task.place), max(source, task.place)
+            into = sizes.setdefault(pair, [0, 0, 0])
+            if step.chunks[source] != task.group and (key, task.group) not in sent:
+                sent.add((key, task.group))
+                ends = groups[step.chunks[source]], groups[task.group]
+                which = 2 if task.kind is TaskKind.AHEAD else int(source > task.place)
+                into[which] += bytes_between(step, *ends, key)
+    for send in step.sends:
+        pair = min(send.source, send.target), max(send.source, send.target)
+        known = {tuple(sorted((step.chunks[a], step.chunks[b]))) for a, b in sizes}
+        if pair not in known:
+            sizes[step.chunks.index(pair[0]), step.chunks.index(pair[1])] = [0, 0, 0]
+    return tuple(
+        Hop(min(pair), max(pair), forward, backward, bytes_per_s, latency_s, ahead)
+        for pair, (forward, backward, ahead) in sorted(sizes.items())
+    )

@@ -1,0 +1,129 @@
+"""Layouts of the values that a group sends and receives, by the cost of the link too.
+
+A group that is planned on its own receives a value whole for nothing, though every one
+of its devices then gets all of it over the link between groups: a link that is often a
+tenth as fast as those inside of a group, over which shards can be gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.analysis.graph import NodeKind
+from rhino_jax.errors import PinError
+from rhino_jax.ir.spec import Spec, share_of
+from rhino_jax.passes.staged.step import Key, Kind, Step
+from rhino_jax.planner.staging.planned import PlannedGroup, Refused
+from rhino_jax.planner.variants import LEAST_GAIN
+
+
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """The values that one group sends and receives of every micro-batch.
+
+    Attributes:
+      step: all tasks.
+      keys: the values, of which the layouts are free.
+      bytes_per_s: of the link between groups, for one device.
+      on_all: spec of a group → the part of it that all groups can have.
+    """
+
+    step: Step
+    keys: Collection[Key]
+    bytes_per_s: float
+    on_all: Callable[[Spec], Spec]
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        group: int,
+        known: Collection[Key],
+        bytes_per_s: float,
+        on_all: Callable[[Spec], Spec],
+    ) -> Crossing:
+        """Args:
+        step: all tasks.
+        group: which.
+        known: values of which another group's plan, or a pin, says the layout.
+        bytes_per_s, on_all: as of `Crossing`.
+        """
+        ends = {s.key for s in step.sends if group in (s.source, s.target)}
+        keys = [key for key in ends if key.kind is Kind.INSIDE and key not in known]
+        return cls(step, sorted(keys), bytes_per_s, on_all)
+
+    def planned(
+        self,
+        group: PlannedGroup,
+        plan: Callable[[Mapping[Key, Spec], PlannedGroup], PlannedGroup],
+    ) -> PlannedGroup:
+        """The group as it is, or with other specs of what crosses where that is faster.
+
+        Args:
+          group: planned by the time that its own devices take.
+          plan: plans it with specs of some of the values, from how it is planned.
+        """
+        if not (specs := self.cheaper(group)):
+            return group
+        with suppress(Refused, PinError):
+            return min(group, plan(specs, group), key=self.seconds)
+        return group
+
+    def seconds(self, group: PlannedGroup) -> float:
+        """The group's predicted step, and what passes over the link."""
+        sent = sum(
+            self._link_s(group, key, group.specs[key])
+            for key in self.keys
+            if key in group.specs
+        )
+        return group.found.step_s + group.waits_s + sent
+
+    def _link_s(self, group: PlannedGroup, key: Key, spec: Spec) -> float:
+        aval = self.step.types[key]
+        size = aval.size * getattr(aval.dtype, "itemsize", 4)
+        share = share_of(self.on_all(spec), tuple(aval.shape), group.sizes)
+        return self.step.micro_batches * size * share / self.bytes_per_s
+
+    def cheaper(self, group: PlannedGroup) -> dict[Key, Spec]:
+        """Specs with which a planned group and the link take less time together, for
+        values of which that is so whatever else it does: all other choices stay.
+
+        Returns:
+          Nothing where it saves less than another search is worth (`LEAST_GAIN`).
+        """
+        solved = group.found.solved[0]
+        model, labels = solved.mesh_problem.model, solved.solution.labels
+        if labels is None or not self.keys:
+            return {}
+        nodes = self._nodes(group)
+        costs = {n: model.problem.costs[n].astype(float) for n in nodes}
+        for source, target, table in model.problem.edges:
+            if source in costs:
+                costs[source] = costs[source] + table[:, labels[target]]
+            if target in costs:
+                costs[target] = costs[target] + table[labels[source], :]
+        found: dict[Key, Spec] = {}
+        saved_s = 0.0
+        for n, key in nodes.items():
+            specs = [s.results[0] for s in model.options[n].strategies]
+            total = costs[n] + np.array([self._link_s(group, key, s) for s in specs])
+            # A spec that not all groups can have would be another one on the link.
+            total[[self.on_all(s) != s for s in specs]] = np.inf
+            best = int(total.argmin())
+            if total[best] < total[labels[n]]:
+                found[key] = specs[best]
+                saved_s += float(total[labels[n]] - total[best])
+        return found if saved_s > LEAST_GAIN * group.found.step_s else {}
+
+    def _nodes(self, group: PlannedGroup) -> Mapping[int, Key]:
+        """The nodes of the group's arguments and results that cross."""
+        ends = {NodeKind.INPUT: group.of.arguments, NodeKind.OUTPUT: group.of.results}
+        return {
+            node.id: ends[node.kind][node.slot]
+            for node in group.found.solved[0].mesh_problem.model.graph.nodes
+            if node.kind in ends and ends[node.kind][node.slot] in self.keys
+        }

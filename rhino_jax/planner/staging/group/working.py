@@ -1,0 +1,139 @@
+"""What the tasks of a planned group take while they run.
+
+A group is planned as one program, in which its tasks follow one another. Each is
+compiled on its own: all that it reads is there from its start to its end, all that it
+makes is written, and what it makes for itself ends with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Graph, NodeKind
+from rhino_jax.ir.program import Op, Program
+from rhino_jax.model.build import held_ports
+from rhino_jax.passes.staged.group import GroupProgram
+from rhino_jax.passes.staged.holding import Holding, earlier_results
+from rhino_jax.passes.staged.step import Key, Step
+from rhino_jax.planner.search.found import Found
+from rhino_jax.runtime.tasks.donated import donated
+
+
+def working_bytes(
+    step: Step, of: GroupProgram, found: Found, size_of: Callable[[Key], int]
+) -> tuple[int, ...]:
+    """Of every task what one device takes beyond what is held whether or not it runs.
+
+    Args:
+      step: all tasks of all groups.
+      of: the group's.
+      found: the plan of that program.
+      size_of: bytes of one device, of what is between tasks.
+    """
+    holding = Holding.of(of.tasks, step.received(of.tasks[0].group))
+    usages = _usages(found)
+    in_place: set[Key] = set()
+    taken = []
+    for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):
+        held, replaced = set(holding.held(task)), donated(step, of, task).values()
+        in_place |= {*replaced}
+        own = [k for k in task.reads if k not in held]
+        own += [k for k in earlier_results(of.tasks, task) if k not in in_place]
+        made = {
+            value: 0 if key in held or key in in_place else size_of(key)
+            for value, key in zip(
+                of.program.ops[op_id].results, task.makes, strict=True
+            )
+        }
+        whole = sum(map(size_of, own))
+        taken.append(whole + _inside(found, of.program.ops[op_id], made, usages))
+    return tuple(taken)
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """Memory of a choice.
+
+    Attributes:
+      port: of what value; None of copies.
+      bytes: of one device.
+      start, stop: when; stop is not included.
+    """
+
+    port: int | None
+    bytes: float
+    start: int
+    stop: int
+
+
+def _usages(found: Found) -> list[_Usage]:
+    solved = found.solved[0]
+    model, labels = solved.mesh_problem.model, solved.solution.labels
+    assert labels is not None, "nothing was found"
+    problem = model.problem
+    ports: list[int | None] = [port.id for port in held_ports(model.analysis)]
+    ports += [None] * (len(problem.node_usages) - len(ports))
+    usages = [
+        _Usage(port, float(u.usage[labels[u.node]]), u.start, u.stop)
+        for port, u in zip(ports, problem.node_usages, strict=True)
+    ]
+    for pair in problem.edge_usages:
+        amount = float(pair.usage[labels[pair.source], labels[pair.target]])
+        usages.append(_Usage(None, amount, pair.start, pair.stop))
+    return usages
+
+
+def _inside(
+    found: Found, call: Op, made: dict[int, int], usages: Sequence[_Usage]
+) -> int:
+    """The most that is live inside of a task.
+
+    Args:
+      call: the task's.
+      made: value that it makes → bytes that are its own from when it is made.
+    """
+    graph = found.solved[0].mesh_problem.model.graph
+    ops = {op.id for op in _ops(graph.program, call)}
+    times = [n.time for n in graph.nodes if n.op is not None and n.op.id in ops]
+    if not times:
+        return sum(made.values())
+    first, last = min(times), max(times)
+    starts = {u.port: u.start for u in usages if u.port is not None}
+    changes = np.zeros(last - first + 2)
+    results = set[int]()
+    for value, size in made.items():
+        port = graph.held.get(value)
+        since = first
+        if port is not None:
+            node = graph.nodes[port.node]
+            # What a loop leaves of a carry is where the carry is.
+            kept = node.ports[0] if node.kind is NodeKind.CARRY else port
+            results.add(kept.id)
+            since = max(first, starts.get(kept.id, node.time))
+        changes[min(since, last) - first] += size
+    for u in usages:
+        if u.bytes and first <= u.start <= last and u.port not in results:
+            changes[u.start - first] += u.bytes
+            changes[_end(graph, u, last) - first] -= u.bytes
+    return math.ceil(np.cumsum(changes)[:-1].max())
+
+
+def _end(graph: Graph, usage: _Usage, last: int) -> int:
+    """When what a task makes for itself is not needed any more."""
+    if usage.stop <= last + 1 or usage.port is None:
+        return min(usage.stop, last + 1)
+    # Something that another task makes again of it is not made so.
+    read = [e.time for e in graph.readers[usage.port] if e.time <= last]
+    return max(read, default=usage.start) + 1
+
+
+def _ops(program: Program, op: Op) -> Iterator[Op]:
+    """An op, and all in its regions."""
+    yield op
+    for region in op.call.regions if op.call is not None else ():
+        for inner in region.ops:
+            yield from _ops(program, program.ops[inner])

@@ -1,0 +1,246 @@
+"""Each group's shardings: planned on its own devices, alike where groups meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.explain.laid import Held
+from rhino_jax.ir.spec import Spec, without
+from rhino_jax.passes.staged.group import GroupProgram, group_program
+from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.sides import Sides
+from rhino_jax.passes.staged.stacks import End, Unstacked
+from rhino_jax.passes.staged.step import Key, Kind, Step
+from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.staging.group.alike import Finds
+from rhino_jax.planner.staging.group.crossing import Crossing
+from rhino_jax.planner.staging.planned import (
+    MOST_TRIES,
+    PlannedGroup,
+    Refused,
+    Room,
+    plan_group,
+)
+from rhino_jax.planner.staging.remat import Remaking, StepOf, in_vain
+from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.variant_search import Search
+
+
+NOTHING = Held()
+"""Beside the user's pins."""
+
+
+def plan_groups(
+    search: Search,
+    step_of: StepOf,
+    of_step: Unstacked,
+    shapes: Shapes,
+    room: Room,
+    finds: Finds,
+    held: Held = NOTHING,
+    before: Sequence[PlannedGroup] = (),
+    sides: Callable[[], Sides] | None = None,
+) -> tuple[Step, list[PlannedGroup], Remade]:
+    """Plan all groups; what one sends another is laid out alike on both.
+
+    Args:
+      search: how to plan.
+      step_of: all tasks.
+      of_step: the step; parts of a stack are laid out alike.
+      shapes: of the groups.
+      room: that it needs.
+      finds: what was found for groups of this step, in other tries too.
+      held: layouts of values, beside the user's pins and instead of them.
+      before: all groups, planned otherwise: their problems are solved again, where
+        anything is pinned otherwise.
+      sides: of a micro-batch, where its values may be made again one by one.
+    Returns:
+      The tasks; the groups; what is made again.
+    Raises:
+      InfeasiblePlanError: a group does not fit; says which.
+      PinError: an op cannot make what is held.
+    """
+    known: dict[Key, Spec] = {}
+    stacks: dict[int, Spec] = {}
+    found: dict[int, PlannedGroup] = {}
+    search = search.asking(
+        pins={**search.request.pins, **held.inputs},
+        output_pins={**search.request.output_pins, **held.outputs},
+    )
+    request, budget = search.request, search.request.memory_budget_bytes
+    # Values are chosen anew.
+    remade = replace(room.remade, values={}) if room.may_recompute else room.remade
+    step = step_of(remade)
+    meeting = _meeting(step)
+    known |= {k: _on_all(s, meeting[k], shapes) for k, s in held.handed.items()}
+
+    def planned(step: Step, group: int, tries: int) -> PlannedGroup:
+        old = before[group] if before else None
+        of = old.of if old else group_program(step, group, of_step.program)
+
+        def with_specs(
+            specs: Mapping[Key, Spec], old: PlannedGroup | None
+        ) -> PlannedGroup:
+            laid = _Laid.of(of_step, shapes, group, request, {**known, **specs}, stacks)
+            pins = *laid.pins(of, step.outputs), held.values.get(group, {})
+            mesh = shapes.mesh(group)
+            return plan_group(search, step, of, mesh, pins, room, finds, old, tries)
+
+        link = Crossing.of(step, group, known, shapes.hop[0], on_all)
+        return link.planned(with_specs({}, old), with_specs)
+
+    on_all = partial(_on_all, groups=range(step.groups), shapes=shapes)
+    remaking = Remaking(step_of, sides, planned, room, budget, finds)
+    # What a small group has, a larger one can have too: its other axes are the same.
+    for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
+        step, one, remade = _that_fits(remaking, step, group, remade)
+        found[group] = one
+        for whole, spec in _of_stacks(one, of_step):
+            stacks.setdefault(whole, without(spec, [shapes.stage_axis]))
+        for key in one.specs.keys() & meeting.keys():
+            known.setdefault(key, _on_all(one.specs[key], meeting[key], shapes))
+    return step, [found[group] for group in range(step.groups)], remade
+
+
+def _that_fits(
+    remaking: Remaking, step: Step, group: int, remade: Remade
+) -> tuple[Step, PlannedGroup, Remade]:
+    """Plan a group so that it fits, as it is or with values that it recomputes.
+
+    Returns:
+      The tasks; the group; what all groups recompute.
+    Raises:
+      InfeasiblePlanError: it does not fit either way.
+    """
+    room = remaking.room
+    is_again = {c for c, g in enumerate(step.chunks) if g == group} <= remade.chunks
+    is_chosen = room.may_recompute and not is_again
+    may_recompute = is_chosen and not room.is_split
+    kept = None
+    try:
+        wide = (kept := remaking.planned(step, group, MOST_TRIES)).wide
+    except Refused as refused:
+        if refused.is_alone or not may_recompute:
+            # One micro-batch alone holds as much either way.
+            raise _told(refused, room, is_again=is_again) from None
+        wide = refused.wide
+    if kept is None or (may_recompute and kept.is_bound):
+        step, one, remade = remaking.of(step, group, remade, kept, wide)
+        if one is not kept:
+            return step, one, remade
+        kept = one
+    if is_chosen:
+        return remaking.by_price(step, group, remade, kept)
+    return step, kept, remade
+
+
+def _of_stacks(group: PlannedGroup, of_step: Unstacked) -> Iterator[tuple[int, Spec]]:
+    """Stacks of which a group has a part, and how that is laid out."""
+    for key in group.of.arguments:
+        if key.kind is Kind.INPUT and of_step.inputs[key.number].part is not None:
+            yield of_step.inputs[key.number].whole, group.specs[key]
+
+
+def _on_all(spec: Spec, groups: Collection[int], shapes: Shapes) -> Spec:
+    """Of what groups of unequal size have in common."""
+    sizes = {shapes.places[g] for g in groups}
+    return spec if len(sizes) == 1 else without(spec, [shapes.stage_axis])
+
+
+def _told(refused: Refused, room: Room, *, is_again: bool) -> InfeasiblePlanError:
+    """Why a group does not fit, with what else there is to try."""
+    error = refused.error
+    if is_again:
+        return in_vain(error)
+    may_recompute = room.may_recompute and not room.is_split
+    if refused.is_alone or may_recompute or not room.would_recompute:
+        return error
+    return InfeasiblePlanError(
+        error.what,
+        where=error.where,
+        numbers=error.numbers,
+        fix=f"{error.fix.rstrip('.')}, or {room.would_recompute}: stages then run their"
+        " forward passes again where that makes them fit.",
+    )
+
+
+def _meeting(step: Step) -> dict[Key, set[int]]:
+    """Of everything that is sent, the groups that have it."""
+    found: dict[Key, set[int]] = {}
+    for send in step.sends:
+        found.setdefault(send.key, set()).update((send.source, send.target))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Laid:
+    """What a group lays out as elsewhere, or as the user asks.
+
+    Attributes:
+      of_step: the step.
+      stage_axis: of the mesh.
+      is_large: the group has several devices along it, among which each part of a stack
+        is cut by layers: so a stack as a whole is one array over all groups.
+      request: with the user's pins of the step's inputs and results.
+      known: of what other groups send or get.
+      stacks: of other groups' parts, beside that.
+    """
+
+    of_step: Unstacked
+    stage_axis: int
+    is_large: bool
+    request: Request
+    known: Mapping[Key, Spec]
+    stacks: Mapping[int, Spec]
+
+    @classmethod
+    def of(
+        cls,
+        of_step: Unstacked,
+        shapes: Shapes,
+        group: int,
+        request: Request,
+        known: Mapping[Key, Spec],
+        stacks: Mapping[int, Spec],
+    ) -> _Laid:
+        """Collect what the layout of one group depends on."""
+        is_large = shapes.places[group] > 1
+        return cls(of_step, shapes.stage_axis, is_large, request, known, stacks)
+
+    def pins(
+        self, of: GroupProgram, outputs: Sequence[Any]
+    ) -> tuple[dict[int, Spec], dict[int, Spec]]:
+        """
+        Args:
+          outputs: of every result of the step its group and key.
+        """
+        inputs: dict[int, Spec] = {}
+        for i, key in enumerate(of.arguments):
+            end = self.of_step.inputs[key.number] if key.kind is Kind.INPUT else None
+            if key in self.known:
+                inputs[i] = self.known[key]
+            elif end is not None and end.part is not None and end.whole in self.stacks:
+                inputs[i] = self._own(self.stacks[end.whole], end)
+            elif end is not None and end.whole in self.request.pins:
+                inputs[i] = self._own(self.request.pins[end.whole], end)
+        asked = self.request.output_pins
+        results = {
+            made[1]: self._own(asked[end.whole], end)
+            for made, end in zip(outputs, self.of_step.outputs, strict=True)
+            if isinstance(made, tuple) and end.whole in asked
+        }
+        results |= self.known
+        return inputs, {i: results[k] for i, k in enumerate(of.results) if k in results}
+
+    def _own(self, spec: Spec, end: End) -> Spec:
+        """As of all devices, on the group's own."""
+        if not self.is_large:
+            return without(spec, [self.stage_axis])
+        if end.part is None:
+            return spec
+        first, *rest = without(spec, [self.stage_axis])
+        return (self.stage_axis, *first), *rest

@@ -1,0 +1,180 @@
+"""Pins that say in which stage something is: path, line or scope → stage."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rhino_jax.errors import PinError, nearest
+from rhino_jax.ir.op import Op, Source
+from rhino_jax.ir.places import in_scope, known_places, on_line
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.staged.apart import Apart
+from rhino_jax.passes.staged.sides import Sides
+from rhino_jax.passes.staged.stacks import Unstacked
+from rhino_jax.plan.kept import Part
+
+
+def without_stages(
+    pinned: Mapping[str, Any], stages: int
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Pins of layouts, and pins of stages, which are numbers.
+
+    Args:
+      pinned: key → spec or stage.
+      stages: how many there are to be.
+    Raises:
+      PinError: there is no such stage.
+    """
+    found = {k: v for k, v in pinned.items() if type(v) is int}
+    for key, stage in found.items():
+        if 0 <= stage < stages and stages > 1:
+            continue
+        raise PinError(
+            f"pin {key!r}: there is no stage {stage}.",
+            where=repr(key),
+            numbers=f"{stages} stages, from 0" if stages > 1 else "one stage",
+            fix=f"pin it to a stage from 0 to {stages - 1}."
+            if stages > 1
+            else "say how many stages, as stages=2, or pin a PartitionSpec.",
+        )
+    return {k: v for k, v in pinned.items() if k not in found}, found
+
+
+PartOf = tuple[int, int]
+"""A stack, by its position, and the number of a part of it."""
+
+Chain = tuple[tuple[int, ...], ...]
+"""Of every part of a stack the forward ops that read it, as positions in the body."""
+
+
+def pinned_ops(
+    pins: Mapping[str, int],
+    of_step: Unstacked,
+    apart: Apart,
+    sides: Sides,
+    kept: Mapping[int, Part],
+) -> tuple[dict[int, int], list[Chain]]:
+    """Forward ops that have to be in one stage: what the user pins, and what reads a
+    part of a stack whose stages are known; and what has to be in stages in a row: what
+    reads parts of other stacks.
+
+    Args:
+      pins: key → stage. A path or glob means the ops that read the argument.
+      of_step: the step, with stacks in parts.
+      apart, sides: of a micro-batch of it.
+      kept: input of the step → where it is in a plan whose cut is kept, but for pins.
+        The first op that reads it is there: more stages may have copies.
+    Returns:
+      Position of an op in the body → stage; chains.
+    Raises:
+      PinError: a key means nothing, or an op is pinned twice.
+    """
+    found: dict[int, int] = {}
+    said: dict[int, str] = {}
+    paths = [entry.path for entry in of_step.program.inputs]
+    reads = list(_reads(of_step, apart, sides))
+    chains = _chains(of_step, [(end, mine) for _, end, mine in reads])
+    for k, stack in enumerate(of_step.stacks):
+        if stack.first is not None:
+            for part, link in enumerate(chains.pop(k, ()), stack.first):
+                found.update(dict.fromkeys(link, part))
+    for key, stage in pins.items():
+        glob = re.compile(fnmatch.translate(key.replace("[", "[[]")))
+        ops = {i for at, _, mine in reads if glob.match(paths[at]) for i in mine}
+        ops |= set(_inside(key, sides))
+        if not ops:
+            raise _means_nothing(key, paths, of_step.program)
+        for i in sorted(ops):
+            if found.setdefault(i, stage) != stage:
+                raise _pinned_twice(key, stage, said.get(i, "a stack"), found[i])
+            said[i] = key
+        for chain in chains.values():
+            if sum(1 for link in chain if ops.intersection(link)) > 1:
+                raise _pinned_twice(key, stage, "a stack", stage + 1)
+    for at, end, mine in reads:
+        stage, count = kept.get(of_step.inputs[at].whole, (0, 0))
+        if count == 1 and end is None:
+            found.setdefault(min(mine), stage)
+    return found, list(chains.values())
+
+
+def _chains(
+    of_step: Unstacked, reads: list[tuple[PartOf | None, list[int]]]
+) -> dict[int, Chain]:
+    """Position of a stack → its chain, where every part is read."""
+    found = {}
+    for k, stack in enumerate(of_step.stacks):
+        links = [
+            {i for end, mine in reads if end == (k, part) for i in mine}
+            for part in range(len(stack.sizes))
+        ]
+        if all(links):
+            found[k] = tuple(tuple(sorted(link)) for link in links)
+    return found
+
+
+def _reads(
+    of_step: Unstacked, apart: Apart, sides: Sides
+) -> Iterator[tuple[int, PartOf | None, list[int]]]:
+    """(input, the stack and the part that it is of, the forward ops that read it alone
+    of all state)."""
+    stack_of = {i: k for k, s in enumerate(of_step.stacks) for i in s.slots}
+    for value, sources in zip(sides.lines.inputs[1:], apart.sources, strict=True):
+        state = sources - apart.data
+        ops = [i for i in sides.readers.get(value, ()) if i in sides.forward]
+        ends = (of_step.inputs[i] for i in state)
+        parts = {(stack_of[e.whole], e.part) for e in ends if e.part is not None}
+        part = next(iter(parts)) if len(parts) == 1 else None
+        for i in state if ops else ():
+            yield i, part, ops
+
+
+def _inside(key: str, sides: Sides) -> Iterator[int]:
+    """Forward ops on a line or in a scope."""
+    line, scope = on_line(key), in_scope(key)
+
+    def is_there(source: Source) -> bool:
+        return line(source) if line else scope(source.scopes) is not None
+
+    program = sides.program
+    for i in sides.forward:
+        if _any(program, program.ops[program.body.ops[i]], is_there):
+            yield i
+
+
+def _any(program: Program, op: Op, is_there: Callable[[Source], bool]) -> bool:
+    if is_there(op.source):
+        return True
+    regions = () if op.call is None else op.call.regions
+    return any(_any(program, program.ops[o], is_there) for r in regions for o in r.ops)
+
+
+def _means_nothing(key: str, paths: list[str], program: Program) -> PinError:
+    places = known_places(program)
+    if key in paths:
+        return PinError(
+            f"pin {key!r} of a stage is no parameter that a micro-batch reads forward.",
+            where=repr(key),
+            numbers="the batch is read wherever it is needed, state after the loop is"
+            " where its parameter is",
+            fix="pin a parameter that its first op reads, or that op's line.",
+        )
+    return PinError(
+        f"pin {key!r} of a stage matches nothing that a micro-batch reads forward, no"
+        f" source line and no scope.{nearest(key, [*paths, *places])}",
+        where=repr(key),
+        numbers=f"{len(paths)} paths, {len(places)} lines and scopes",
+        fix="write a path or glob of parameters, a line as 'model.py:61', or a scope.",
+    )
+
+
+def _pinned_twice(key: str, stage: int, other: str, already: int) -> PinError:
+    return PinError(
+        f"pin {key!r} and {other!r} say two stages of one op.",
+        where=repr(key),
+        numbers=f"stages {stage} and {already}",
+        fix="take one of them out; an op runs in one stage.",
+    )

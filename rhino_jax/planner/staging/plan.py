@@ -1,0 +1,358 @@
+"""A plan of several stages."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    PinError,
+    ScheduleError,
+    StageError,
+)
+from rhino_jax.ir.program import Program
+from rhino_jax.passes.staged.stacks import Stack, Unstacked
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY, idle_stages
+from rhino_jax.plan.kept import Part
+from rhino_jax.plan.plan import Plan
+from rhino_jax.planner.meshes import AUTO, MeshAxes
+from rhino_jax.planner.staging import when
+from rhino_jax.planner.staging.counts import counts_of, one_micro_batch, rows_of
+from rhino_jax.planner.staging.cuts import (
+    Asked,
+    CutStep,
+    cuts_of,
+    worth_comparing,
+)
+from rhino_jax.planner.staging.enough import NotFaster
+from rhino_jax.planner.staging.fitted import fitted
+from rhino_jax.planner.staging.least import check_least
+from rhino_jax.planner.staging.loops.forms import all_layers, as_kept, forms_of
+from rhino_jax.planner.staging.slices.asked import FEW, TOKEN_SLICES, slices_in
+from rhino_jax.planner.variant_search import Search
+from rhino_jax.planner.variants import LEAST_GAIN
+from rhino_jax.units import format_bytes
+from rhino_jax.utils.gc import no_garbage_collection
+
+
+MOST_FORMS = 2
+"""Ways to have loops in parts that are compared for all numbers of micro-batches."""
+
+NO_PINS: Mapping[str, int] = {}
+
+NOWHERE: Mapping[int, Part] = {}
+
+
+@no_garbage_collection()
+def plan_stages(
+    search: Search,
+    shares: tuple[int, ...],
+    microbatches: int | str,
+    schedule: str,
+    places: tuple[str, ...] = (),
+    stage_pins: Mapping[str, int] = NO_PINS,
+    *,
+    may_recompute: bool = False,
+    kept: Mapping[int, Part] = NOWHERE,
+    enough_s: float = math.inf,
+) -> Plan:
+    """The plan of a step in so many stages.
+
+    Args:
+      search: of the step as its user wrote it.
+      shares: of every group of devices, its places along the axis of the stages.
+      microbatches: how many; "auto": the best of a few counts.
+      schedule: name of a family, or "auto"; `token-slices` with what is said of slices.
+      places: where sums over the batch are those of a micro-batch.
+      stage_pins: key → stage.
+      may_recompute: whether stages that do not fit may run their forward passes again.
+      kept: input of the step → where it is in another plan, whose cut is kept.
+      enough_s: what a step has to be shorter than.
+    Raises:
+      StageError, MicrobatchError, InfeasiblePlanError, ScheduleError, PinError.
+      NotFaster: no step is.
+    """
+    started = time.monotonic()
+    schedule, slices = slices_in(schedule)
+    when.check_runs(schedule)
+    traced = search.running
+    whole = Asked(
+        search,
+        Unstacked.of(traced.closed_jaxpr, traced.program, ()),
+        shares,
+        schedule,
+        places,
+        stage_pins,
+        started,
+        may_recompute,
+        slices,
+        {} if schedule in when.SEVERAL else kept,
+        enough_s=enough_s,
+    )
+    if min(shares) > 1:
+        _check_group_of_one(whole)
+    rounds = _counts(whole, microbatches)
+    check_least(whole, rounds[0][0])
+    all_forms, meshes = forms_of(whole, rounds)
+    forms = as_kept(all_forms, whole.kept)
+    if any(forms) and schedule in when.SEVERAL:
+        raise _stacks_are_whole(traced.program, forms, schedule)
+    asked = [
+        replace(
+            whole, of_step=Unstacked.of(traced.closed_jaxpr, traced.program, stacks)
+        )
+        if stacks
+        else whole
+        for stacks in forms
+    ]
+    try:
+        plan = _fastest(asked, whole, meshes, rounds)
+    except ScheduleError as error:
+        if schedule != AUTO or rounds != [[1]]:
+            raise
+        name, step = traced.program.name, whole.of_step
+        rows = rows_of(step.closed, step.program, places)
+        raise one_micro_batch(name, len(shares), rows, error) from None
+    has_loops = any(leaf.num_stages > 1 for leaf in plan.inputs)
+    return replace(plan, notes=(*plan.notes, *_idle(plan, has_loops=has_loops)))
+
+
+def _idle(plan: Plan, *, has_loops: bool) -> Iterator[str]:
+    """On stages that have almost nothing to do."""
+    idle = [] if plan.pipeline is None else idle_stages(plan.pipeline)
+    if plan.pipeline is None or not idle:
+        return
+    rates = [hop.bytes_per_s for hop in plan.pipeline.hops]
+    why = (
+        "a loop over layers is cut into equal parts, one on each of some stages in a"
+        " row; layers written one by one are cut anywhere."
+        if has_loops or not rates
+        else f"at {format_bytes(min(rates))}/s from a device to the next stage, what"
+        " would cross takes longer than the work that it would take over; fewer stages,"
+        " more micro-batches or the axis `stage` over faster links."
+    )
+    yield f"almost nothing to do for stage {', '.join(map(str, idle))}: {why}"
+
+
+def _fastest(
+    forms: Sequence[Asked],
+    whole: Asked,
+    meshes: Sequence[MeshAxes],
+    rounds: Sequence[Sequence[int]],
+) -> Plan:
+    """The fastest plan of the numbers of micro-batches that are asked for.
+
+    Args:
+      forms: the step, with its loops in parts in several ways.
+      whole: the same with whole loops, to be tried where none of these can be cut.
+      meshes: to be compared for the first number of micro-batches.
+      rounds: numbers of micro-batches, each list where none of those before fits.
+    """
+    best: Plan | None = None
+    for i, counts in enumerate(rounds):
+        try:
+            plan = _best_of(forms, whole, meshes, counts)
+        except (InfeasiblePlanError, NotFaster):
+            if best is None and i == len(rounds) - 1:
+                raise
+            continue
+        if best is None or _seconds(plan) < _seconds(best):
+            best = plan
+        if not _is_recomputed(plan):
+            break
+    assert best is not None, "nothing was tried"
+    return best
+
+
+def _counts(asked: Asked, microbatches: int | str) -> list[list[int]]:
+    """See `counts_of`."""
+    of_step, is_said = asked.of_step, isinstance(microbatches, int)
+    most = (
+        microbatches
+        if isinstance(microbatches, int)
+        else rows_of(of_step.closed, of_step.program, asked.places)
+    )
+    if is_said or most == 1:
+        return [[most]]
+    if asked.schedule == TOKEN_SLICES:
+        return [[n for n in FEW if most % n == 0]]
+    return [*counts_of(most, len(asked.shares))]
+
+
+def _cuts(
+    forms: Sequence[Asked],
+    whole: Asked,
+    meshes: Sequence[MeshAxes],
+    counts: Sequence[int],
+) -> list[tuple[Asked, CutStep]]:
+    """The step cut for all numbers of micro-batches; its loops in all ways for the
+    first of them, and in the best few for the others.
+
+    Raises:
+      StageError, InfeasiblePlanError, PinError: no way is in the order of stages.
+      NotFaster: no number of micro-batches is enough.
+    """
+    slower: list[NotFaster] = []
+    found: list[tuple[Asked, CutStep]] = []
+    for count in counts:
+        took: list[tuple[float, int]] = []
+        for k, asked in enumerate((*forms, whole)):
+            is_last = k == len(forms)
+            if is_last and took:
+                break
+            try:
+                cuts = cuts_of(asked, meshes, count)
+            except NotFaster as refused:
+                slower.append(refused)
+                break
+            except (StageError, InfeasiblePlanError, PinError):
+                # Parts may be against the order of stages, as where one loop follows
+                # another, or a stack as a whole is pinned.
+                if is_last:
+                    raise
+                continue
+            meshes = worth_comparing(cuts[-1].shapes, cuts[-1].apart, max(counts))
+            found += [(asked, c) for c in cuts]
+            took.append((min(c.chosen.step_time_s for c in cuts), k))
+        if took:
+            forms = [(*forms, whole)[k] for _, k in sorted(took)[:MOST_FORMS]]
+    if not found:
+        raise min(slower, key=lambda refused: refused.step_s)
+    return found
+
+
+def _best_of(
+    forms: Sequence[Asked],
+    whole: Asked,
+    meshes: Sequence[MeshAxes],
+    counts: Sequence[int],
+) -> Plan:
+    """The best of some numbers of micro-batches.
+
+    Raises:
+      InfeasiblePlanError: with none of them every group fits.
+    """
+    found = _cuts(forms, whole, meshes, counts)
+    cuts = [c for _, c in found]
+    schedule = whole.schedule
+    all_ways = _ways(cuts, schedule)
+    ways = when.tried(all_ways, schedule)
+    best: Plan | None = None
+    best_way = ways[0]
+    refused: InfeasiblePlanError | ScheduleError | None = None
+    for way in ways:
+        if best is not None and not (
+            _may_be_faster(best, best_way, way)
+            or _may_be_remade(*found[way.cut], way, best_way)
+        ):
+            continue
+        try:
+            plan = fitted(*found[way.cut], way)
+        except (InfeasiblePlanError, ScheduleError) as error:
+            # More micro-batches, or fewer in flight, hold less.
+            refused = error
+            continue
+        if schedule == AUTO and cuts[way.cut].has_backward:
+            assert plan.pipeline is not None
+            if not when.is_worth_it(plan.pipeline, plan.predicted.step_time_s):
+                continue
+            said = when.note(all_ways, [c.work for c in cuts], plan.schedule)
+            plan = replace(plan, notes=(*plan.notes, said))
+        if best is None or _seconds(plan) < _seconds(best):
+            best, best_way = plan, way
+    if best is not None:
+        return best
+    assert refused is not None, "nothing was tried"
+    raise refused
+
+
+def _may_be_faster(plan: Plan, tried: when.Way, way: when.Way) -> bool:
+    """Whether a way may make a faster plan than one that was tried before: where that
+    had to recompute; or by recomputing, where it does not fit else. Estimates are
+    compared, which are off by about the same: a plan fuses what they add up."""
+    if _is_recomputed(plan):
+        return way.step_time_s < tried.step_time_s
+    return way.recomputed_s < tried.step_time_s
+
+
+def _may_be_remade(
+    asked: Asked, cut_step: CutStep, way: when.Way, tried: when.Way
+) -> bool:
+    """Whether a way that fits may be faster than one whose backward passes are split,
+    which keep all that loops stack: were that not written and read."""
+    program = asked.of_step.program
+    has_loops = any(program.ops[op].name == "scan" for op in program.body.ops)
+    if way.is_split or not tried.is_split or not (asked.may_recompute and has_loops):
+        return False
+    device = asked.search.target.device
+    per_s = device.hbm_bytes_per_s * device.memory_efficiency
+    left = max(c.costs[0].activation_bytes for c in cut_step.work.chunks)
+    gain_s = cut_step.work.micro_batches * 2 * left / per_s
+    return way.step_time_s - gain_s < (1 - LEAST_GAIN) * tried.step_time_s
+
+
+def _is_recomputed(plan: Plan) -> bool:
+    """Whether to have all kept might be faster: not where what is made again is so by
+    price."""
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    busy = zip(pipeline.made_again, pipeline.busy_s, strict=False)
+    gains = (
+        made.added_s * pipeline.micro_batches < -LEAST_GAIN * seconds
+        for made, seconds in busy
+        if made.choice
+    )
+    return bool(pipeline.recomputed) or not all(gains)
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.predicted.step_time_s
+
+
+def _stacks_are_whole(
+    program: Program, forms: Sequence[tuple[Stack, ...]], schedule: str
+) -> StageError:
+    stack = next(iter(form for form in forms if form))[0]
+    return StageError(
+        f"{schedule!r} runs several chunks in every stage, and layers are in one loop:"
+        " a stack of weights lies over stages in a row, one part on each.",
+        where=program.inputs[min(stack.slots)].path,
+        numbers=f"{len(stack.sizes)} parts of {stack.sizes[0]} layers",
+        fix='write layers one by one, or take "1f1b" or "zero-bubble".',
+    )
+
+
+def _check_group_of_one(asked: Asked) -> None:
+    """
+    Raises:
+      StageError: loops are whole only because of the groups' sizes.
+    """
+    program, shares = asked.of_step.program, asked.shares
+    for layers in all_layers(asked):
+        if layers.length % sum(shares):
+            continue
+        raise StageError(
+            "layers are in one loop, and every group of devices is several times what"
+            " all sizes divide by: stacks of weights lie in equal parts of that size.",
+            where=program.inputs[min(layers.slots)].path,
+            numbers="groups of " + " + ".join(map(str, shares)) + " such parts",
+            fix="let the smallest group be of the size that the others divide by, as in"
+            " [4, 2, 2], or write layers one by one.",
+        )
+
+
+def _ways(cuts: Sequence[CutStep], schedule: str) -> list[when.Way]:
+    """Schedules of cuts, the best first."""
+    if all(c.has_backward for c in cuts):
+        when.check_has_one(schedule)
+        return when.compared([c.work for c in cuts], schedule)
+    order = sorted(range(len(cuts)), key=lambda i: cuts[i].chosen.step_time_s)
+    one = (1,) * cuts[0].work.groups
+    name = FORWARD_ONLY
+    return [
+        when.Way(i, name, False, cuts[i].chosen.step_time_s, True, one, is_usual=True)
+        for i in order
+    ]

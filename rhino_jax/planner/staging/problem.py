@@ -1,0 +1,167 @@
+"""A micro-batch, forward and back, as a problem of where to cut it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from rhino_jax.errors import StageError
+from rhino_jax.ir.program import RegionKind
+from rhino_jax.passes.microbatch.cutting import WITHOUT_LOOP
+from rhino_jax.passes.staged.sides import Sides
+from rhino_jax.pipeline.cut import ops as cutting
+from rhino_jax.planner.staging.costs import with_regions
+from rhino_jax.planner.staging.shapes import Shapes
+
+
+STATE_COPIES = 4
+"""What a group holds for every byte of a parameter: with its gradient, and two moments
+of Adam's. Optimizers differ; a plan says what is really held."""
+
+
+def problem_of(
+    sides: Sides,
+    shapes: Shapes,
+    group_of: Sequence[int],
+    micro_batches: int,
+    limit_bytes: float,
+    pins: Mapping[int, int],
+    chains: Sequence[Sequence[Sequence[int]]] = (),
+) -> cutting.Problem:
+    """Where may this be cut?
+
+    Bytes are those of a device of the first group: where others have more devices, the
+    limit of theirs is as much higher, and a hop as much faster as its smaller side.
+
+    Args:
+      sides: of a micro-batch.
+      shapes: of the groups.
+      group_of: of every stage of the problem.
+      micro_batches: how many.
+      limit_bytes: of a device.
+      pins: forward equation → the stage in which it has to be.
+      chains: forward equations that have to be in stages in a row.
+    Raises:
+      StageError: there is no forward pass, or a loop holds both passes.
+    """
+    _check_passes(sides, len(group_of))
+    place = {i: k for k, i in enumerate(sides.forward)}
+    forward_s, backward_s = _seconds(sides, place, shapes.seconds[shapes.places[0]])
+    devices, stages, lines = shapes.devices(0), len(group_of), sides.lines
+    left, values, has_backward = [0] * len(place), [], bool(sides.backward)
+    for i in place:
+        for v in lines.makes[i]:
+            readers = sides.readers.get(v, ())
+            ahead = tuple(place[r] for r in readers if r in place and r != i)
+            size = lines.bytes(v) // devices
+            if any(sides.is_backward[r] for r in readers):
+                left[place[i]] += size
+            if ahead:
+                back = size if has_backward and _is_float(lines.avals[v]) else 0
+                values.append(cutting.Value(place[i], ahead, size, back))
+    values += [
+        cutting.Value(place[home], (place[at],), 0) for home, at in sides.not_before
+    ]
+    parameters = [
+        cutting.Parameter(
+            tuple(place[r] for r in sides.readers.get(v, ()) if r in place),
+            STATE_COPIES * lines.bytes(v) // devices,
+            lines.bytes(v) // devices,
+        )
+        for v in sorted(sides.parameters)
+    ]
+    name = "gpipe" if sides.is_coupled else "1f1b" if has_backward else "forward-only"
+    in_flight = cutting.IN_FLIGHT[name]
+    return cutting.Problem(
+        ops=cutting.Ops(
+            tuple(
+                cutting.Op(
+                    name=str(sides.program.ops[sides.program.body.ops[i]].source),
+                    forward_s=forward_s[k],
+                    backward_s=backward_s[k],
+                    activation_bytes=left[k],
+                )
+                for i, k in place.items()
+            ),
+            tuple(values),
+            tuple(p for p in parameters if p.readers),
+        ),
+        groups=_groups(shapes, group_of, limit_bytes),
+        hops=_hops(shapes, group_of),
+        micro_batches=micro_batches,
+        in_flight=in_flight(stages, micro_batches),
+        pins={place[i]: stage for i, stage in pins.items()},
+        chains=tuple(
+            tuple(tuple(place[i] for i in link) for link in chain) for chain in chains
+        ),
+    )
+
+
+def _check_passes(sides: Sides, stages: int) -> None:
+    program = sides.program
+    if not sides.forward:
+        raise StageError(
+            f"Going forward, nothing of `{program.name}` reads weights and depends on"
+            " its data: there is nothing for stages to share.",
+            where="`stages=`",
+            numbers=f"{stages} stages; {len(program.body.ops)} ops of a micro-batch,"
+            " of which those going forward read data and scalars alone",
+            fix="plan with stages=1.",
+        )
+    flops = {i: program.flops_of(program.ops[i]) for i in program.body.ops}
+    forward = [program.ops[program.body.ops[i]] for i in sides.forward]
+    most = max(forward, key=lambda op: flops[op.id])
+    share = flops[most.id] / max(sum(flops.values()), 1.0)
+    if share > 1 / 2 and program.holds_backward(most):
+        assert most.call is not None
+        is_loop = most.call.kind is not RegionKind.COND
+        raise StageError(
+            f"`{program.name}` computes gradients inside of a"
+            f" {'loop' if is_loop else 'conditional'}, which runs whole in one stage.",
+            where=str(most.source),
+            numbers=f"`{most.name}`, with a backward pass in it: {share:.0%} of the"
+            f" FLOPs; {stages} stages",
+            fix=f"{WITHOUT_LOOP}; or stages=1."
+            if is_loop
+            else "compute the gradients outside of it, and select their values or zeros"
+            " with `jnp.where`; or stages=1.",
+        )
+
+
+def _groups(
+    shapes: Shapes, group_of: Sequence[int], limit_bytes: float
+) -> tuple[cutting.Group, ...]:
+    return tuple(
+        cutting.Group(
+            int(limit_bytes * shapes.devices(g) / shapes.devices(0)), shapes.speed(g)
+        )
+        for g in group_of
+    )
+
+
+def _hops(shapes: Shapes, group_of: Sequence[int]) -> tuple[cutting.Hop, ...]:
+    bytes_per_s, latency_s = shapes.hop
+    return tuple(
+        cutting.Hop(
+            bytes_per_s * min(map(shapes.devices, pair)) / shapes.devices(0), latency_s
+        )
+        for pair in pairwise(group_of)
+    )
+
+
+def _seconds(
+    sides: Sides, place: Mapping[int, int], seconds: Mapping[int, float]
+) -> tuple[list[float], list[float]]:
+    """Of every forward op, there and back."""
+    ahead, back = [0.0] * len(place), [0.0] * len(place)
+    homes = sides.homes
+    for i, op_id in enumerate(sides.program.body.ops):
+        home = homes[i]
+        if home is not None:
+            into = back if sides.is_backward[i] else ahead
+            into[place[home]] += with_regions(sides.program, seconds, op_id)
+    return ahead, back
+
+
+def _is_float(aval: object) -> bool:
+    return getattr(getattr(aval, "dtype", None), "kind", "") in "fV"

@@ -1,0 +1,272 @@
+"""What a group's backward passes had better make again, or find in the host's memory,
+that it fits or is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.staged.holding import may_wait
+from rhino_jax.passes.staged.remat import Remade, in_ids_of_piece
+from rhino_jax.passes.staged.sides import Sides
+from rhino_jax.passes.staged.step import Kind, Step, TaskKind
+from rhino_jax.plan.stages import MadeAgain
+from rhino_jax.planner.search.remat.choice import Chosen
+from rhino_jax.planner.search.remat.in_flight import choices_in_flight, faster_in_flight
+from rhino_jax.planner.search.remat.tasks import Tasks
+from rhino_jax.planner.staging.costs import with_regions
+from rhino_jax.planner.staging.group.alike import Finds
+from rhino_jax.planner.staging.planned import (
+    MOST_TRIES,
+    PlannedGroup,
+    Refused,
+    Room,
+)
+from rhino_jax.planner.variants import LEAST_GAIN
+
+
+FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
+
+SECONDS = 2.0
+"""For one choice of what is made again."""
+
+MOST_CHOICES = 5
+"""One after the other, each to save what a plan with the one before still lacks."""
+
+LEAST_MORE = 0.01
+"""Of the budget: with less, the next choice is the same again."""
+
+StepOf = Callable[[Remade], Step]
+"""From what is made again to the tasks of a step; those of other groups stay as they
+are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Remaking:
+    """Chooses for groups what they make again.
+
+    Attributes:
+      step_of: all tasks.
+      sides: of a micro-batch; None where values are not chosen one by one.
+      planned: a group of a step planned, in so many tries.
+      room: that groups need.
+      budget_bytes: of a device.
+      finds: what was found for groups of this step.
+    """
+
+    step_of: StepOf
+    sides: Callable[[], Sides] | None
+    planned: Callable[[Step, int, int], PlannedGroup]
+    room: Room
+    budget_bytes: float
+    finds: Finds
+
+    def of(
+        self,
+        step: Step,
+        group: int,
+        remade: Remade,
+        kept: PlannedGroup | None,
+        wide: PlannedGroup | None,
+    ) -> tuple[Step, PlannedGroup, Remade]:
+        """A group that makes values again, whichever are the cheapest, or all of its
+        forward passes; or as it is, where that fits and is about as fast.
+
+        Args:
+          step: all tasks, with all that the group has kept.
+          group: which.
+          remade: what others make again.
+          kept: it as it is, if that fits.
+          wide: it planned with room for one micro-batch.
+        Raises:
+          InfeasiblePlanError: it does not fit either way.
+        """
+        try:
+            found = self._values(step, group, remade, wide) if wide else None
+            found = found or self._all(step, group, remade)
+        except Refused as refused:
+            if kept is None:
+                raise in_vain(refused.error) from None
+            return step, kept, remade
+        if kept is not None and not _is_faster(found[1], kept):
+            return step, kept, remade
+        return found
+
+    def by_price(
+        self, step: Step, group: int, remade: Remade, kept: PlannedGroup
+    ) -> tuple[Step, PlannedGroup, Remade]:
+        """A group that fits, with values made again where it takes less time so.
+
+        Args:
+          step: all tasks, with all that the group has kept.
+          group: which.
+          remade: what others make again.
+          kept: it as it is.
+        """
+        tasks = self._tasks(kept, group)
+        if self.sides is None or not tasks.forward:
+            return step, kept, remade
+        solved, least_s = kept.found.solved[0], LEAST_GAIN * _seconds(kept)
+        chosen = self.finds.of_plan(
+            kept.found,
+            tasks.keeps_stacks,
+            lambda: faster_in_flight(solved, tasks, least_s, SECONDS),
+        )
+        if chosen is None:
+            return step, kept, remade
+        found = self._with(chosen, group, remade, kept)
+        if found is None:
+            return step, kept, remade
+        other, again = found
+        try:
+            one = self._planned(other, group, again, (step, kept))
+        except Refused:
+            return step, kept, remade
+        if not _is_faster(one, kept):
+            return step, kept, remade
+        return other, one, again
+
+    def _with(
+        self, chosen: Chosen, group: int, remade: Remade, kept: PlannedGroup
+    ) -> tuple[Step, Remade] | None:
+        """All tasks, with a choice of values for a group; None where the micro-batch
+        has none of them."""
+        assert self.sides is not None
+        text = in_ids_of_piece(chosen.choice, kept.of, self.sides())
+        if not text:
+            return None
+        again = remade.with_values(group, text)
+        return self.step_of(again), again
+
+    def _planned(
+        self, step: Step, group: int, remade: Remade, kept: tuple[Step, PlannedGroup]
+    ) -> PlannedGroup:
+        """A group with the values of a choice made again, beside it with all kept.
+
+        Raises:
+          Refused: it does not fit.
+        """
+        one = self.planned(step, group, 1)
+        one = replace(one, waits_s=self._waits_s(step, one))
+        text, flying = remade.values[group], self.room.in_flight[group]
+        before = flying * kept[1].left_bytes(kept[0])
+        said = MadeAgain(
+            choice=text,
+            count=len(Choice.parse(text).recompute),
+            saved_bytes=before - one.flying_bytes(step, flying),
+            added_s=(_seconds(one) - _seconds(kept[1])) / step.micro_batches,
+            offloaded=len(step.waits_on_host(group)),
+        )
+        return replace(one, made_again=said)
+
+    def _all(
+        self, step: Step, group: int, remade: Remade
+    ) -> tuple[Step, PlannedGroup, Remade]:
+        own = {c for c, g in enumerate(step.chunks) if g == group}
+        remade = remade.with_chunks(frozenset(own))
+        step = self.step_of(remade)
+        return step, self.planned(step, group, MOST_TRIES), remade
+
+    def _values(
+        self, step: Step, group: int, remade: Remade, wide: PlannedGroup
+    ) -> tuple[Step, PlannedGroup, Remade] | None:
+        """With the cheapest choice of values that makes it fit."""
+        tasks = self._with_host(step, wide, self._tasks(wide, group))
+        if self.sides is None or not tasks.forward:
+            return None
+        less = self._lacks(step, wide, group)
+        for _ in range(MOST_CHOICES):
+            choices = choices_in_flight(
+                wide.found.solved[0], tasks, less, seconds=SECONDS
+            )
+            found = self._with(choices[0], group, remade, wide) if choices else None
+            if found is None:
+                return None
+            other, again = found
+            try:
+                one = self._planned(other, group, again, (step, wide))
+            except Refused as refused:
+                if refused.wide is None:
+                    return None
+                lacks = self._lacks(other, refused.wide, group)
+                less += max(lacks, int(LEAST_MORE * self.budget_bytes))
+                continue
+            return other, one, again
+        return None
+
+    def _waits_s(self, step: Step, group: PlannedGroup) -> float:
+        """For the link to the host, beyond the shorter of both passes."""
+        size = group.offloaded_bytes(step)
+        if not size or not self.room.host_bytes_per_s:
+            return 0.0
+        program, passes = group.of.program, {k: 0.0 for k in (FORWARD, BACKWARD)}
+        for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
+            if task.kind in passes:
+                passes[task.kind] += with_regions(program, group.seconds, op_id)
+        link_s = step.micro_batches * size / self.room.host_bytes_per_s
+        return max(0.0, link_s - min(passes.values()))
+
+    def _lacks(self, step: Step, group: PlannedGroup, at: int) -> int:
+        """How much more it takes than there is."""
+        needed = group.peak_bytes(step, self.room.in_flight[at])
+        return int(needed + self.room.ahead_bytes[at] - self.budget_bytes) + 1
+
+    def _tasks(self, group: PlannedGroup, at: int) -> Tasks:
+        of, program = group.of, group.of.program
+        pairs = [*zip(of.tasks, program.body.ops, strict=True)]
+        ends = zip(of.arguments, program.inputs, strict=True)
+        forward = [i for i, t in enumerate(of.tasks) if t.kind is TaskKind.FORWARD]
+        made = (
+            zip(of.tasks[i].makes, program.ops[pairs[i][1]].results, strict=True)
+            for i in forward
+        )
+        made_by_all = (v for of in made for key, v in of if key.kind is Kind.SUM)
+        return Tasks(
+            frozenset(op for _, op in pairs[: min(forward, default=0)]),
+            frozenset(pairs[i][1] for i in forward),
+            frozenset(made_by_all),
+            frozenset(end.value for key, end in ends if key.kind is Kind.INSIDE),
+            self.room.in_flight[at],
+            keeps_stacks=any(t.kind is TaskKind.WEIGHTS for t in of.tasks),
+        )
+
+    def _with_host(self, step: Step, group: PlannedGroup, tasks: Tasks) -> Tasks:
+        """Tasks of which values may wait in the host's memory too, if there is any."""
+        rate = self.room.host_bytes_per_s
+        if not rate:
+            return tasks
+        hosted = frozenset(self._hosted(step, group))
+        return replace(tasks, hosted=hosted, host_bytes_per_s=rate)
+
+    def _hosted(self, step: Step, group: PlannedGroup) -> Iterator[int]:
+        """Results of calls, and arguments, that may wait in the host's memory."""
+        program, tasks = group.of.program, group.of.tasks
+        keys = may_wait(tasks, step.received(tasks[0].group))
+        ends = zip(group.of.arguments, program.inputs, strict=True)
+        yield from (end.value for key, end in ends if key in keys)
+        for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
+            op = program.ops[op_id]
+            for key, value in zip(task.makes, op.results, strict=True):
+                if key in keys:
+                    yield value
+
+
+def in_vain(error: InfeasiblePlanError) -> InfeasiblePlanError:
+    """Of a group that runs its forward passes again."""
+    return InfeasiblePlanError(
+        f"{error.what} Its backward passes run its forward passes again already.",
+        where=error.where,
+        numbers=error.numbers,
+        fix=error.fix,
+    )
+
+
+def _is_faster(group: PlannedGroup, kept: PlannedGroup) -> bool:
+    """Whether a group is clearly faster than it is with all of it kept."""
+    return _seconds(group) < (1 - LEAST_GAIN) * _seconds(kept)
+
+
+def _seconds(group: PlannedGroup) -> float:
+    return group.plan.predicted.step_time_s + group.waits_s

@@ -1,0 +1,114 @@
+"""The groups' meshes, and how fast each is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.target import Target
+from rhino_jax.passes.staged.sides import Sides
+from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.planner.meshes import MeshAxes, own_mesh
+from rhino_jax.planner.staging.costs import seconds_by_op
+from rhino_jax.planner.staging.group.alike import Finds
+from rhino_jax.planner.variant_search import Search
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """All groups, each with its part of one mesh.
+
+    Attributes:
+      mesh_axes: of all devices.
+      places: of every group along the axis of the stages.
+      seconds: places → op → what it takes on a group that has so many.
+      hop: bytes per second, and latency, between groups.
+      good: the best few meshes that were compared, this first.
+      compute_s: places → what of `seconds` is compute, in all.
+    """
+
+    mesh_axes: MeshAxes
+    places: tuple[int, ...]
+    seconds: Mapping[int, Mapping[int, float]]
+    hop: tuple[float, float]
+    good: tuple[MeshAxes, ...] = ()
+    compute_s: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def on(
+        cls,
+        mesh_axes: MeshAxes,
+        places: tuple[int, ...],
+        seconds: Mapping[int, Mapping[int, float]],
+        target: Target,
+    ) -> Shapes:
+        """Groups on a mesh of this hardware."""
+        shapes = cls(mesh_axes, places, seconds, (0.0, 0.0))
+        link = lay_out(target, mesh_axes).axes[shapes.stage_axis]
+        return replace(shapes, hop=(link.bytes_per_s, link.alpha_s))
+
+    @property
+    def groups(self) -> int:
+        return len(self.places)
+
+    @cached_property
+    def stage_axis(self) -> int:
+        """Its position in the mesh."""
+        return [name for name, _ in self.mesh_axes].index(STAGE_AXIS)
+
+    def mesh(self, group: int) -> MeshAxes:
+        """Of one group."""
+        return own_mesh(self.mesh_axes, self.places[group])
+
+    def devices(self, group: int) -> int:
+        return math.prod(size for _, size in self.mesh(group))
+
+    def speed(self, group: int) -> float:
+        """Of all ops together, over that of the first group."""
+        first, own = (sum(self.seconds[self.places[g]].values()) for g in (0, group))
+        return first / own if own else 1.0
+
+
+def shapes_of(
+    search: Search,
+    sides: Sides,
+    places: tuple[int, ...],
+    meshes: Sequence[MeshAxes],
+    finds: Finds,
+) -> Shapes:
+    """The best of the meshes for a whole micro-batch on the largest group, and what its
+    ops take on every group.
+
+    Args:
+      search: of the step.
+      sides: of a micro-batch.
+      places: of every group along the axis of the stages.
+      meshes: of all devices, to be compared.
+      finds: what was found for other numbers of micro-batches.
+    """
+    asked = replace(
+        search.request,
+        pins={},
+        output_pins={},
+        value_pins={},
+        has_recipes=False,
+        level="fast",
+        memory_budget_bytes=math.inf,
+    )
+    seconds: dict[int, dict[int, float]] = {}
+    compute_s: dict[int, float] = {}
+    good: tuple[MeshAxes, ...] = tuple(meshes)
+    for size in sorted({*places}, reverse=True):
+        # Smaller groups have the mesh that is best for the largest.
+        left = good[:1] if seconds else good
+        own = [own_mesh(axes, size) for axes in left]
+        found = finds.find_whole(sides.program, own, search.target, asked)
+        seconds[size] = seconds_by_op(found)
+        compute_s[size] = found.compute_s
+        if not seconds.keys() - {size}:
+            good = tuple(left[own.index(axes)] for axes in found.meshes)
+    shapes = Shapes.on(good[0], places, seconds, search.target)
+    return replace(shapes, good=good, compute_s=compute_s)

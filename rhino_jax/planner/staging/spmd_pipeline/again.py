@@ -1,0 +1,162 @@
+"""What gave a plan in one program, to ask it and to plan it again from there."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from rhino_jax.explain.explaining import explain
+from rhino_jax.explain.place import Place
+from rhino_jax.explain.why import Why
+from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.transform import Transform
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.records import Progress
+from rhino_jax.planner.staging.spmd_pipeline.stage import StageSearch
+from rhino_jax.planner.staging.spmd_pipeline.whole import Whole
+from rhino_jax.planner.variant_search import Search, tell_nobody
+
+
+ONLY_STACKS = "over the stages of one program only stacks of layers lie, by dim 0"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SolvedInOne:
+    """The search that gave a plan of several stages in one program.
+
+    Attributes:
+      stage: of the whole step.
+      search, found: of what one stage does, with the passes of the plan.
+    """
+
+    stage: StageSearch
+    search: Search
+    found: Found
+
+    @classmethod
+    def again(
+        cls, search: Search, stages: int, done: Sequence[Transform]
+    ) -> SolvedInOne:
+        """Of a plan whose problem is not kept.
+
+        Args:
+          search: of the whole step, on the plan's mesh.
+          stages: how many.
+          done: passes of the plan, those of micro-batches and stages too.
+        """
+        stage = StageSearch(search, stages)
+        of_stage = stage.of_step(done)
+        return cls(stage, of_stage, of_stage.find()).alone()
+
+    def alone(self) -> SolvedInOne:
+        """With what holds of the best mesh only, and nobody to tell."""
+        found = replace(self.found, solved=self.found.solved[:1])
+        axes = self.stage.whole_axes(found.mesh_axes)
+
+        def quiet(search: Search, meshes: list[Any]) -> Search:
+            search = search.asking(watch=None)
+            return replace(search, meshes=meshes, report=tell_nobody)
+
+        stage = replace(self.stage, search=quiet(self.stage.search, [axes]))
+        return SolvedInOne(stage, quiet(self.search, [found.mesh_axes]), found)
+
+    @property
+    def whole(self) -> Whole:
+        """What makes the plan of all stages."""
+        axes = self.stage.whole_axes(self.found.mesh_axes)
+        program = self.search.running.program
+        return Whole(self.stage.search, program, axes, self.stage.axis)
+
+    def plan(self) -> Plan:
+        """The plan, which can be asked why it is so.
+
+        Raises:
+          InfeasiblePlanError: nothing fits.
+          PinError: a pin cuts over the stages what does not lie there.
+        """
+        return replace(self.whole.plan(self.found), origin=self.alone())
+
+    def planned_with(
+        self, search: Search, report: Progress
+    ) -> tuple[Plan, SolvedInOne] | None:
+        """The plan with the pins and the budget of another search, with the passes of
+        this one, and what to ask it; None where nothing fits so.
+
+        Args:
+          search: of the whole step.
+          report: is told of progress.
+        Raises:
+          PinError: an op cannot make what is pinned.
+        """
+        stage = replace(self.stage, search=search)
+        of_stage = stage.of_step(self._done)
+        found = replace(of_stage, report=report).held(self.found)
+        if not found.fits:
+            return None
+        solved = SolvedInOne(stage, of_stage, found)
+        return solved.plan(), solved.alone()
+
+    def why(self, plan: Plan, key: str, asked: Any, report: Progress) -> Why:
+        """See `Plan.why` and `Plan.why_not`."""
+        request = _now(self.search).request
+        return explain(self.found, request, plan, key, asked, report, _View(self.whole))
+
+    @property
+    def _done(self) -> tuple[Transform, ...]:
+        """Passes of the plan, those that its step begins with left out."""
+        before = len(self.stage.search.transforms)
+        return self.search.transforms[before:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _View:
+    """Of what a stage has, what it is of the whole (`explain.explaining.View`)."""
+
+    of: Whole
+
+    def sent_s(self, found: Found) -> float:
+        step_s = self.of.step_s(found)
+        return step_s - found.step_s if math.isfinite(step_s) else 0.0
+
+    def shape(self, place: Place) -> tuple[int, ...]:
+        if not self._is_stack(place):
+            return place.shape
+        return place.shape[0] * self.of.stages, *place.shape[1:]
+
+    def shown(self, place: Place, spec: Spec) -> Spec:
+        if not self._is_stack(place):
+            return spec
+        return (self.of.axis, *spec[0]), *spec[1:]
+
+    def refused(self, place: Place, asked: Any) -> str:
+        if type(asked) is int:
+            return "stages of one program have equal parts of all layers"
+        if not isinstance(asked, PartitionSpec):
+            return ""
+        over = [i for i, d in enumerate(asked) if STAGE_AXIS in (d, *_listed(d))]
+        return "" if over in ([], [0] if self._is_stack(place) else []) else ONLY_STACKS
+
+    def _is_stack(self, place: Place) -> bool:
+        """Whether a stage has its part of all that the place is."""
+        whole, own = self.of.search.traced.program, self.of.of_stage
+        ends = [(whole.inputs[i].value, own.inputs[i].value) for i in place.inputs]
+        ends += [(whole.outputs[i].value, own.outputs[i].value) for i in place.outputs]
+        are_parts = [whole.values[a].shape != own.values[b].shape for a, b in ends]
+        return bool(ends) and not place.values and all(are_parts)
+
+
+def _listed(dim: Any) -> tuple[Any, ...]:
+    return dim if isinstance(dim, tuple) else ()
+
+
+def _now(search: Search) -> Search:
+    """The search with the time that it has from now on."""
+    limit = search.request.time_limit_s or math.inf
+    return search.asking(deadline=time.monotonic() + limit)

@@ -1,0 +1,148 @@
+"""Stages as one program beside stages that run as tasks.
+
+One program starts nothing but itself, wherever its devices are, and shares what is in
+no layer among all stages. Every stage computes on every tick, though, also where it has
+no micro-batch, and what layers leave for the backward pass is copied on each.
+
+Both are compared by the simulated step, tasks with what it takes to start them. Tasks
+are what is usual: they have stages of their own, and any cut. One program is planned
+where a bound on its step is clearly below, and taken where that is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    MicrobatchError,
+    PinError,
+    StageError,
+)
+from rhino_jax.ir.program import Program, Region, RegionKind
+from rhino_jax.pipeline.of_plan import schedule_of, work_of
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.plan.plan import Plan
+from rhino_jax.planner.staging.auto import LEAST_GAIN, flops_of
+from rhino_jax.planner.staging.counts import PER_STAGE
+from rhino_jax.planner.staging.enough import NotFaster
+from rhino_jax.planner.staging.spmd_pipeline.planned import Asked
+from rhino_jax.planner.staging.when import DISPATCH_S, dispatched
+from rhino_jax.units import format_seconds
+
+
+NOT_POSSIBLE = (InfeasiblePlanError, StageError, MicrobatchError, PinError)
+"""Why stages are not one program."""
+
+
+def or_in_one_program(
+    as_tasks: Plan | InfeasiblePlanError,
+    program: Program,
+    stages: int,
+    microbatches: int | str,
+    plan_in_one: Callable[[Asked], Plan],
+) -> Plan:
+    """The plan whose stages run as tasks; or that in one program, where tasks do not
+    fit or take clearly longer.
+
+    Args:
+      as_tasks: the plan, or why there is none.
+      program: what is planned.
+      stages: how many, of equal groups.
+      microbatches: how many, or "auto".
+      plan_in_one: plans it in one program, if that may be fast enough.
+    Raises:
+      InfeasiblePlanError: `as_tasks`, where one program does not fit either.
+    """
+    share = share_of_layers(program, stages)
+    is_int = isinstance(microbatches, int)
+    if not share or (is_int and int(microbatches) % stages):
+        return _given(as_tasks)
+    if isinstance(as_tasks, InfeasiblePlanError):
+        try:
+            plan = plan_in_one(Asked())
+        except NOT_POSSIBLE:
+            raise as_tasks from None
+        return _noted(plan, "stages are one program: as tasks nothing fits.")
+    tasks_s = dispatched_s(as_tasks)
+    enough_s = (1 - LEAST_GAIN) * tasks_s
+    most = int(microbatches) if is_int else max(PER_STAGE[0]) * stages
+    if least_s(as_tasks, share, most) >= enough_s:
+        return as_tasks
+    own_s = as_tasks.predicted.step_time_s
+    tasks = f"as tasks {format_seconds(own_s)} and {format_seconds(tasks_s - own_s)} of"
+    tasks += f" starts, {format_seconds(DISPATCH_S)} each"
+
+    def may_do(count: int) -> bool:
+        return least_s(as_tasks, share, count) < enough_s
+
+    try:
+        plan = plan_in_one(Asked(enough_s, may_do))
+    except NotFaster as slower:
+        if math.isinf(slower.step_s):
+            return as_tasks
+        took = f"{format_seconds(slower.step_s)} in {slower.count} micro-batches"
+        return _noted(as_tasks, f"stages were compared: {tasks}; one program {took}.")
+    except NOT_POSSIBLE:
+        return as_tasks
+    took = format_seconds(plan.predicted.step_time_s)
+    return _noted(plan, f"stages are one program: {took} a step; {tasks}.")
+
+
+def share_of_layers(program: Program, stages: int) -> float:
+    """Share of a step's operations that is in loops which divide into so many parts."""
+
+    def within(region: Region) -> float:
+        total = 0.0
+        for op in (program.ops[o] for o in region.ops):
+            if (call := op.call) is None:
+                continue
+            parts = sum(map(within, call.regions))
+            is_loop = call.kind is RegionKind.SCAN and call.trip_count > 1
+            if is_loop and call.trip_count % stages == 0:
+                parts = sum(_flops(program, region) for region in call.regions)
+            total += call.trip_count * parts
+        return total
+
+    every = flops_of(program)
+    return within(program.body) / every if every else 0.0
+
+
+def _flops(program: Program, region: Region) -> float:
+    return flops_of(replace(program, body=region))
+
+
+def least_s(as_tasks: Plan, share: float, count: int) -> float:
+    """A bound on a step in one program: stages have equal parts of all that is done as
+    tasks, the layers' in all ticks, and nothing is copied, sent or done twice.
+
+    Args:
+      as_tasks: the plan whose stages run as tasks.
+      share: of the step that is in layers.
+      count: the most micro-batches.
+    """
+    pipeline = as_tasks.pipeline
+    assert pipeline is not None
+    busy = pipeline.busy_s
+    ticks = (count + len(busy) - 1) / count
+    return sum(busy) / len(busy) * (share * ticks + 1 - share)
+
+
+def dispatched_s(as_tasks: Plan) -> float:
+    """A step with what it takes to start its tasks (`when.DISPATCH_S`)."""
+    pipeline = as_tasks.pipeline
+    assert pipeline is not None
+    work = dispatched(work_of(pipeline))
+    return simulate(schedule_of(pipeline, work)).step_time_s
+
+
+def _noted(plan: Plan, note: str) -> Plan:
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _given(as_tasks: Plan | InfeasiblePlanError) -> Plan:
+    if isinstance(as_tasks, InfeasiblePlanError):
+        raise as_tasks
+    return as_tasks

@@ -1,0 +1,175 @@
+"""A plan of several stages that are one program: an axis of its mesh."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rhino_jax.errors import InfeasiblePlanError, StageError
+from rhino_jax.passes.microbatch.choice import Choice
+from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.records import Variant
+from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.planner.staging.counts import counts_of, rows_of
+from rhino_jax.planner.staging.enough import NotFaster
+from rhino_jax.planner.staging.spmd_pipeline.again import SolvedInOne
+from rhino_jax.planner.staging.spmd_pipeline.recomputed import (
+    BRIEF,
+    WORTH,
+    Recompute,
+    Tried,
+)
+from rhino_jax.planner.staging.spmd_pipeline.stage import StageSearch
+from rhino_jax.planner.variant_search import Search
+from rhino_jax.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Beside what it is compared.
+
+    Attributes:
+      enough_s: a step has to be shorter.
+      may_do: whether so many micro-batches may be enough.
+    """
+
+    enough_s: float = math.inf
+    may_do: Callable[[int], bool] = lambda count: True
+
+
+EVERY = Asked()
+"""Compared with nothing."""
+
+
+def plan_in_one_program(
+    search: Search,
+    places: Sequence[int],
+    microbatches: int | str,
+    per_microbatch: tuple[str, ...] = (),
+    *,
+    may_recompute: bool = False,
+    asked: Asked = EVERY,
+) -> Plan:
+    """The plan of a step whose layers are spread over an axis of the mesh.
+
+    Args:
+      search: of the step as its user wrote it.
+      places: of every stage along the axis.
+      microbatches: how many; "auto": the best of a few counts.
+      per_microbatch: where sums over the batch are those of a micro-batch.
+      may_recompute: whether what loops make again is to be chosen.
+      asked: what it has to be faster than.
+    Raises:
+      StageError, MicrobatchError, InfeasiblePlanError, PinError.
+      NotFaster: it fits, and is not fast enough.
+    """
+    stages = len(places)
+    if {*places} != {1}:
+        raise StageError(
+            "stages of one program have equal groups of devices, each one place of the"
+            f" mesh along `{STAGE_AXIS}`.",
+            where="`stages=`",
+            numbers=f"{' + '.join(map(str, places))} places",
+            fix=f"take stages={sum(places)}, all of one place, or another schedule, as"
+            " schedule='1f1b'.",
+        )
+    started = time.monotonic()
+    stage = StageSearch(search, stages, per_microbatch)
+    best, tried = _planned(stage, microbatches, may_recompute, asked)
+    if not best:
+        raise NotFaster(math.inf)
+    fastest = min(best, key=lambda t: (_step_s(stage, t), t.peak_bytes))
+    if not fastest.found.fits:
+        raise _nothing_fits(stage, tried)
+    found = fastest.found
+    if _step_s(stage, fastest) * WORTH >= asked.enough_s:
+        raise NotFaster(_step_s(stage, fastest), fastest.count)
+    if search.request.level != BRIEF:
+        found = fastest.search.again(found)
+    plan = SolvedInOne(stage, fastest.search, found).plan()
+    if plan.predicted.step_time_s >= asked.enough_s:
+        raise NotFaster(plan.predicted.step_time_s, fastest.count)
+    report = replace(plan.search, seconds=time.monotonic() - started)
+    variants = tuple(
+        Variant(
+            t.name,
+            _step_s(stage, t),
+            t.peak_bytes,
+            is_chosen=t is fastest,
+            is_brief=t is not fastest,
+        )
+        for t in tried
+    )
+    return replace(plan, search=report, variants=variants if len(variants) > 1 else ())
+
+
+def _planned(
+    stage: StageSearch, microbatches: int | str, may_recompute: bool, asked: Asked
+) -> tuple[list[Tried], list[Tried]]:
+    """Of every number of micro-batches that is compared the best, and all variants."""
+    tried: list[Tried] = []
+    best: list[Tried] = []
+
+    def may_do(count: int) -> bool:
+        """Of more micro-batches than were tried, only idle ticks are fewer."""
+        if not asked.may_do(count):
+            return False
+        idle, fit = stage.stages - 1, [t for t in best if t.found.fits]
+        return not fit or any(
+            _step_s(stage, t) * (1 + idle / count) / (1 + idle / t.count)
+            < asked.enough_s
+            for t in fit
+        )
+
+    for counts in _counts(stage, microbatches):
+        for count in filter(may_do, counts):
+            recompute = Recompute(stage, count)
+            # What is best made again hardly depends on how many there are.
+            best.append(recompute.best(best[:1], is_free=may_recompute and not best))
+            tried += recompute.tried
+        if any(t.found.fits for t in best):
+            break
+    return best, tried
+
+
+def _step_s(stage: StageSearch, of: Tried) -> float:
+    """Of all stages; infinite where it does not fit."""
+    return SolvedInOne(stage, of.search, of.found).whole.step_s(of.found)
+
+
+def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
+    """Numbers of micro-batches to be compared; see `counts_of`."""
+    if isinstance(microbatches, int):
+        return [[microbatches]]
+    traced, stages = stage.search.running, stage.stages
+    program, places = traced.program, stage.per_microbatch
+    most_loops = Choice(2).most_loops  # as micro-batches on one mesh
+    rows = rows_of(traced.closed_jaxpr, program, places, most_loops)
+    counts = [*counts_of(rows, stages, stages)]
+    if not counts:
+        raise StageError(
+            f"no number of micro-batches is a multiple of {stages} stages, which share"
+            " what is in no layer.",
+            where="`stages=`",
+            numbers=f"a batch of {rows} rows",
+            fix=f"take a batch of a multiple of {stages} rows, or another schedule.",
+        )
+    return counts
+
+
+def _nothing_fits(stage: StageSearch, tried: Sequence[Tried]) -> InfeasiblePlanError:
+    """The error of the variant that comes nearest to the budget."""
+    nearest = min(tried, key=lambda t: t.peak_bytes)
+    others = ", ".join(f"{t.name} {format_bytes(t.peak_bytes)}" for t in tried)
+    try:
+        nearest.found.plan()
+    except InfeasiblePlanError as error:
+        return InfeasiblePlanError(
+            f"in one program of {stage.stages} stages nothing fits: {error.what}",
+            where=error.where,
+            numbers=f"{error.numbers}; smallest peaks: {others}",
+            fix=error.fix,
+        )
+    raise AssertionError("a variant that does not fit has a plan")

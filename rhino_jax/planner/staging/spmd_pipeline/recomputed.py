@@ -1,0 +1,172 @@
+"""What the loops of a stage had better make again in the backward pass.
+
+What layers leave for the backward pass is held of all micro-batches, and copied on
+every tick to where it is held and from there: to make it again may take less, with
+memory to spare. Passes are chosen on the step as its user wrote it, before it is cut
+into micro-batches and stages, and planned on what one stage does then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rhino_jax.ir.transform import RECOMPUTE, Transform
+from rhino_jax.passes.remat.unremat import has_remat
+from rhino_jax.planner.remat import SECONDS, SHARES, with_room
+from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.remat.choice import Chosen
+from rhino_jax.planner.search.remat.stacked import Stacking
+from rhino_jax.planner.staging.spmd_pipeline.stage import StageSearch
+from rhino_jax.planner.variant_search import Search
+from rhino_jax.planner.variants import KEPT_INSTEAD, LEAST_GAIN
+
+
+BRIEF = "fast"
+"""Level of the searches that are compared."""
+
+WORTH = 0.99
+"""Of the shortest step so far: choices are planned whose estimates are below. Brief
+plans take about a second and leave a percent open (`planner.variants.NEAR`)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tried:
+    """One variant of what a stage does.
+
+    Attributes:
+      count: of micro-batches.
+      what: is done to the step before, for people; "" of nothing.
+      done: these passes.
+      search, found: of a stage.
+    """
+
+    count: int
+    what: str
+    done: tuple[Transform, ...]
+    search: Search
+    found: Found
+
+    @property
+    def name(self) -> str:
+        return ", ".join([f"{self.count} micro-batches", *filter(None, [self.what])])
+
+    @property
+    def peak_bytes(self) -> int:
+        solution = self.found.solved[0].solution
+        return int(solution.peak if self.found.fits else solution.smallest_peak)
+
+
+@dataclass(slots=True, eq=False)
+class Recompute:
+    """Variants in so many micro-batches.
+
+    Attributes:
+      stage: what one stage does.
+      count: of micro-batches.
+      tried: all that was planned, as the user wrote it first.
+    """
+
+    stage: StageSearch
+    count: int
+    tried: list[Tried] = field(default_factory=list)
+
+    def best(self, known: Sequence[Tried], *, is_free: bool) -> Tried:
+        """The fastest that fits, or as it is written if that is hardly slower.
+
+        Args:
+          known: of another number of micro-batches, what was best, which is then
+            best here.
+          is_free: whether what is made again is to be chosen.
+        """
+        for other in known:
+            return self._plan(other.what, other.done)
+        written = self._plan("", ())
+        if is_free:
+            self._choose(written)
+        best = min(self.tried, key=lambda t: (t.found.step_s, t.peak_bytes))
+        is_faster = best.found.step_s < (1 - LEAST_GAIN) * written.found.step_s
+        return best if is_faster or not written.found.fits else written
+
+    def _plan(self, what: str, done: Sequence[Transform]) -> Tried:
+        search = self.stage.of_stage(self.count, done)
+        if self.tried and self.tried[0].found.fits:
+            search = search.on(self.tried[0].found.mesh_axes)
+        found = search.asking(level=BRIEF).find()
+        self.tried.append(Tried(self.count, what, (*done,), search, found))
+        return self.tried[-1]
+
+    def _choose(self, written: Tried) -> None:
+        """Plan what may be better than the step as it is written."""
+        all_kept, before = written, tuple[Transform, ...]()
+        if has_remat(self.stage.search.traced.program):
+            before = (KEPT_INSTEAD,)
+            all_kept = self._plan("all kept", before)
+        search = self.stage.of_step(before).on(written.found.mesh_axes)
+        brief = search.asking(level=BRIEF)
+        wide = next(with_room(brief, brief.find()), None)
+        if wide is None:
+            return
+        stacking = Stacking.of(wide.solved[0])
+        kept, least = stacking.all_kept(), stacking.nothing_saved()
+        if kept is None or least is None or not least.choice.recompute:
+            return
+        again = self._plan(least.name, (*before, _as_pass(least)))
+        some = self._some(stacking, (kept, all_kept), (least, again))
+        if some is not None and some.choice != least.choice:
+            self._plan(some.name, (*before, _as_pass(some)))
+
+    def _some(
+        self,
+        stacking: Stacking,
+        kept: tuple[Chosen, Tried],
+        least: tuple[Chosen, Tried],
+    ) -> Chosen | None:
+        """What costs the least, if that may be better than what was planned: of two
+        plans is known what a byte that is stacked takes.
+
+        Args:
+          kept, least: of all kept, and of nothing saved, the choice and the plan.
+        """
+        if not least[1].found.fits or time.monotonic() > self._deadline:
+            return None
+        # A stage has its part of the layers, on ticks without a micro-batch too.
+        stages = self.stage.stages
+        share = (self.count + stages - 1) / (self.count * stages)
+        more = stacking.stacked_bytes(kept[0]) - stacking.stacked_bytes(least[0])
+        saved_s = _free_s(kept[1]) - least[1].found.step_s
+        remade_s = least[0].answer.added_s - kept[0].answer.added_s
+        per_byte_s = (saved_s / share + remade_s) / more if more else 0.0
+        if per_byte_s <= 0:
+            return None
+        budget = SHARES[0] * self.stage.search.request.memory_budget_bytes
+        room = (budget - least[1].peak_bytes) / share
+        limit = max(0.0, least[0].answer.peak_bytes + room)
+        some = stacking.cheapest(per_byte_s, min(limit, float(1 << 62)), SECONDS)
+        if some is None or not some.choice.recompute:
+            return None
+        copied_s = stacking.stacked_bytes(least[0]) * per_byte_s
+        more_s = some.answer.added_s - copied_s - least[0].answer.added_s
+        fastest = min(t.found.step_s for t in self.tried)
+        is_better = least[1].found.step_s + share * more_s < WORTH * fastest
+        return some if is_better else None
+
+    @property
+    def _deadline(self) -> float:
+        return self.stage.search.request.deadline
+
+
+def _free_s(tried: Tried) -> float:
+    """A step, were memory no limit."""
+    if tried.found.fits:
+        return tried.found.step_s
+    return (
+        tried.search.asking(level=BRIEF, memory_budget_bytes=float(1 << 62))
+        .again(tried.found)
+        .step_s
+    )
+
+
+def _as_pass(chosen: Chosen) -> Transform:
+    return Transform(RECOMPUTE, 0, 0, str(chosen.choice))

@@ -1,0 +1,226 @@
+"""From the plan of what one stage does to that of all stages.
+
+What one stage does (`passes.spmd_pipeline`) is a program of its own, with its layers,
+its sums and as many ticks as all micro-batches take to pass. It is planned on one
+stage's devices, so the bubble, what all micro-batches leave for the backward pass, and
+what lies between layers are in what it is predicted to cost. What stages send each
+other comes on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rhino_jax.cost.collectives import (
+    ALL_GATHER,
+    PERMUTE,
+    collective_s,
+    wire_bytes,
+)
+from rhino_jax.errors import PinError
+from rhino_jax.frontend.manual import KINDS
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.ir.op import Op
+from rhino_jax.ir.program import Program, Region
+from rhino_jax.ir.spec import Spec, format_spec, share_of, without
+from rhino_jax.ir.transform import RECOMPUTE
+from rhino_jax.passes.remat.unremat import has_remat
+from rhino_jax.plan.decisions import Decisions
+from rhino_jax.plan.line_times import sent as lines_of, summed
+from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.records import Collective
+from rhino_jax.plan.stages import STAGE_AXIS, Pipeline
+from rhino_jax.planner.meshes import MeshAxes, own_mesh
+from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.staging.costs import seconds_by_op
+from rhino_jax.planner.staging.spmd_pipeline.timed import (
+    Sent,
+    holding,
+    left_bytes,
+    pipeline_of,
+    stages_of,
+)
+from rhino_jax.planner.variant_search import Search
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """From the plan of one stage to that of all.
+
+    Attributes:
+      search: of the step.
+      of_stage: what one stage does.
+      axes: of the mesh of all devices.
+      axis: position of that of the stages.
+    """
+
+    search: Search
+    of_stage: Program
+    axes: MeshAxes
+    axis: int
+
+    @property
+    def stages(self) -> int:
+        return self.axes[self.axis][1]
+
+    def step_s(self, found: Found) -> float:
+        """Of all stages, by what was found for one; infinite where nothing fits."""
+        if not found.fits:
+            return math.inf
+        sent = self._sent(found.decisions())
+        return found.step_s + sum(s.collective.seconds for s in sent)
+
+    def plan(self, found: Found) -> Plan:
+        """The plan of all stages, of what was found for one.
+
+        Raises:
+          InfeasiblePlanError: nothing fits.
+          PinError: a pin cuts over the stages what does not lie there.
+        """
+        plan = found.plan()
+        program = self.search.traced.program
+        sent = tuple(self._sent(plan.decisions))
+        collectives = [s.collective for s in sent]
+        seconds = sum(c.seconds for c in collectives)
+        predicted = replace(
+            plan.predicted,
+            step_time_s=plan.predicted.step_time_s + seconds,
+            communication_s=plan.predicted.communication_s + seconds,
+        )
+        report = replace(
+            plan.search,
+            objective_s=plan.search.objective_s + seconds,
+            bound_s=plan.search.bound_s + seconds,
+        )
+        shapes = [
+            [program.values[e.value].shape for e in ends]
+            for ends in (program.inputs, program.outputs)
+        ]
+        inputs = tuple(map(self._leaf, plan.inputs, shapes[0]))
+        pipeline = self._pipeline(found, plan, sent)
+        whole = replace(
+            plan,
+            mesh_axes=self.axes,
+            inputs=inputs,
+            outputs=tuple(map(self._leaf, plan.outputs, shapes[1])),
+            stages=stages_of(plan, pipeline, self.axes, self.axis, inputs, predicted),
+            pipeline=pipeline,
+            predicted=predicted,
+            line_times=summed([*plan.line_times, *lines_of(collectives, seconds)]),
+            collectives=tuple(
+                sorted((*plan.collectives, *collectives), key=lambda c: -c.seconds)
+            ),
+            search=report,
+            recipes={},
+            notes=(*self._notes(plan.microbatches), *plan.notes),
+        )
+        self._check_pins(whole)
+        return self.search.told(whole)
+
+    def _pipeline(self, found: Found, plan: Plan, sent: Sequence[Sent]) -> Pipeline:
+        """How micro-batches pass through all stages, of the plan of one."""
+        program, count = self.of_stage, plan.microbatches
+        pipeline = pipeline_of(program, self.stages, count, seconds_by_op(found), sent)
+        held = {
+            v: self._local_bytes(plan.decisions, v)
+            for op in program.body.ops
+            for v in program.ops[op].results
+        }
+        return holding(
+            pipeline,
+            left=left_bytes(program, pipeline.ticks, held),
+            fixed=sum(leaf.bytes_per_device for leaf in plan.inputs),
+            peak=plan.predicted.peak_bytes,
+        )
+
+    def _leaf(self, leaf: Leaf, shape: tuple[int, ...]) -> Leaf:
+        """Of a stack, over the axis of the stages."""
+        spec = without(leaf.spec, [self.axis])
+        if leaf.shape != shape:
+            spec = ((self.axis, *spec[0]), *spec[1:])
+        return replace(leaf, shape=shape, spec=spec, num_stages=self.stages)
+
+    def _notes(self, count: int) -> Iterator[str]:
+        stages, ticks = self.stages, count + self.stages - 1
+        yield (
+            f"one program: its {stages} stages are the axis `{STAGE_AXIS}` of the mesh,"
+            f" each with 1/{stages} of the layers; {count} micro-batches pass in"
+            f" {ticks} ticks forward and as many back, in {stages - 1} of which a stage"
+            " has no micro-batch."
+        )
+        loops = {
+            op.id
+            for op, runs in _ops(self.of_stage, self.of_stage.body, 1)
+            if runs == ticks and KINDS.get(op.name) == PERMUTE
+        }
+        if len(loops) < 2:
+            return
+        left = (
+            "what they leave for the backward pass is held of all micro-batches, and"
+            " copied on every tick to where it is held and from there"
+        )
+        if any(t.name == RECOMPUTE for t in self.of_stage.transforms):
+            yield f"layers make some again in the backward pass: {left}."
+        elif not has_remat(self.of_stage):
+            yield f"layers make nothing again in the backward pass: {left}."
+
+    def _check_pins(self, plan: Plan) -> None:
+        names = [n for n, _ in self.axes]
+        request = self.search.request
+        for pins, leaves in (
+            (request.pins, plan.inputs),
+            (request.output_pins, plan.outputs),
+        ):
+            for i, spec in pins.items():
+                at = [self.axis in dim for dim in spec]
+                if not any(at) or at == [self.axis in d for d in leaves[i].spec]:
+                    continue
+                raise PinError(
+                    f"pin {leaves[i].path!r}: over the stages of one program only"
+                    " stacks of layers lie, by their first dim.",
+                    where=repr(leaves[i].path),
+                    numbers=f"pinned {format_spec(spec, names)}, planned"
+                    f" {format_spec(leaves[i].spec, names)}",
+                    fix=f"leave `{STAGE_AXIS}` out of the pin.",
+                )
+
+    def _sent(self, decisions: Decisions) -> Iterator[Sent]:
+        """What stages send each other."""
+        laid = lay_out(self.search.target, self.axes)
+        for op, runs in _ops(self.of_stage, self.of_stage.body, 1):
+            kind = KINDS.get(op.name)
+            if kind is None:
+                continue
+            moved = op.results if kind == ALL_GATHER else op.operands
+            local = sum(self._local_bytes(decisions, v) for v in moved)
+            each_s = collective_s(kind, local, [laid.axes[self.axis]])
+            sent = Collective(
+                kind=kind,
+                axes=(STAGE_AXIS,),
+                bytes=round(wire_bytes(kind, local, self.stages) * runs),
+                count=runs,
+                seconds=each_s * runs,
+                op=f"{op.name} #{op.id}",
+                source=str(op.source),
+                reason="between stages",
+            )
+            yield Sent(op.id, round(local), sent)
+
+    def _local_bytes(self, decisions: Decisions, value: int) -> float:
+        of = self.of_stage.values[value]
+        spec: Spec | None = decisions.values.get(value)
+        if spec is None or len(spec) != len(of.shape):
+            return float(of.bytes)
+        sizes = tuple(n for _, n in own_mesh(self.axes, 1))
+        return of.bytes * share_of(spec, of.shape, sizes)
+
+
+def _ops(program: Program, region: Region, runs: int) -> Iterator[tuple[Op, int]]:
+    """All ops, and how often each runs."""
+    for op in (program.ops[o] for o in region.ops):
+        yield op, runs
+        if op.call is not None:
+            for inner in op.call.regions:
+                yield from _ops(program, inner, runs * op.call.trip_count)

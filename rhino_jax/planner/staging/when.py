@@ -1,0 +1,317 @@
+"""When to run: the schedules that a cut step may run by, compared by the clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.check import check_memory
+from rhino_jax.pipeline.memory import in_flight
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY, work_of
+from rhino_jax.pipeline.schedules.searched import searched
+from rhino_jax.pipeline.schedules.table import TABLE, fastest
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.pipeline.work import Cost, Work
+from rhino_jax.pipeline.written import written_orders
+from rhino_jax.plan.stages import Pipeline
+from rhino_jax.planner.meshes import AUTO
+from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES
+from rhino_jax.units import format_seconds
+
+
+WHOLE = ("1f1b", "gpipe", "kfkb")
+"""Schedules of one chunk in every group, and of backward passes that are whole."""
+
+SEVERAL = ("interleaved", "zero-bubble-v")
+"""Schedules of several chunks in every group."""
+
+COUPLED = "gpipe"
+"""The usual schedule of coupled micro-batches: backward passes wait for all forward
+passes, or else for what of these runs once more, ahead of them."""
+
+ONLY_TWICE = ("1f1b", "kfkb")
+"""Schedules that start backward passes early: of coupled micro-batches they run only
+with that. All others but GPipe run either way."""
+
+SEARCHED = "searched"
+
+RUN = (*WHOLE, "zero-bubble", *SEVERAL, SEARCHED, TOKEN_SLICES)
+"""Schedules that are run. "auto" looks at the last only where micro-batches are fewer
+than stages: it is for causal sequences alone, and a group's program is as many times
+longer as there are slices, and with it planning."""
+
+CHUNKS = 2
+"""In every group, where there are several: as many as ZB-V has, and the least that
+makes bubbles smaller; more send more."""
+
+LEAST_GAIN = 0.02
+"""Of a simulated step, for a schedule that holds more, sends more or is less usual
+than the one that it takes the place of."""
+
+DISPATCH_S = 1e-4
+"""What any task takes beyond its work, where schedules are compared: a jitted call on
+four devices took 18 µs, with 128 arrays 370 µs (JAX 0.12, CPU). Of tasks as short as
+that the most tasks are the slowest, whatever their bubble."""
+
+SAMPLES = 4
+"""Shaken lists for each way to run backward passes, where schedules are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A schedule for one of several cuts.
+
+    Attributes:
+      cut: which.
+      name: of the schedule.
+      is_split: whether backward passes are in two tasks.
+      step_time_s: simulated, of what the cut is estimated to take.
+      fits: whether it does, by the same estimate.
+      in_flight: of every group, micro-batches of which it holds something.
+      recomputed_s: as `step_time_s`, where all backward passes run their forward passes
+        again; infinite where they cannot.
+      is_usual: whether it is what others have to be clearly faster than.
+      slices: of every sequence.
+    """
+
+    cut: int
+    name: str
+    is_split: bool
+    step_time_s: float
+    fits: bool
+    in_flight: tuple[int, ...]
+    recomputed_s: float = math.inf
+    is_usual: bool = False
+    slices: int = 1
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What is usual is taken unless another is clearly faster, and each time as
+        many slices, of which programs are as much longer, have to be so too."""
+        steps = 2.0 if self.name == SEARCHED else float(not self.is_usual)
+        steps += math.log2(self.slices)
+        return not self.fits, self.step_time_s * (1 + LEAST_GAIN * steps)
+
+
+def check_runs(schedule: str) -> None:
+    """Refuse schedules by which stages do not run.
+
+    Raises:
+      ScheduleError: one.
+    """
+    if schedule in (AUTO, *RUN, FORWARD_ONLY):
+        return
+    raise ScheduleError(
+        f"stages do not run by the schedule {schedule!r}.",
+        where="`schedule=`",
+        numbers=f"run: {', '.join(RUN)}",
+        fix='take one of these, or "auto".',
+    )
+
+
+def check_has_one(schedule: str) -> None:
+    """Refuse schedules that have no backward passes.
+
+    Raises:
+      ScheduleError: one.
+    """
+    if schedule == FORWARD_ONLY:
+        raise ScheduleError(
+            f"{schedule!r} is of programs without a backward pass, and this has one.",
+            where="`schedule=`",
+            numbers=f"schedules with one: {', '.join(RUN)}",
+            fix='take one of these, or "auto".',
+        )
+
+
+def may_split(schedule: str) -> bool:
+    """Whether backward passes may be split by it."""
+    return schedule not in (*WHOLE, "interleaved", TOKEN_SLICES)
+
+
+def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
+    """Of every chunk its group, in the ways that suit a schedule."""
+    there = tuple(range(groups))
+    found = []
+    if schedule not in SEVERAL:
+        found.append(there)
+    if schedule in (AUTO, SEARCHED, "interleaved"):
+        found.append(there * CHUNKS)
+    if schedule in (AUTO, SEARCHED, "zero-bubble-v"):
+        found.append(there + there[::-1])
+    return found
+
+
+def compared(works: Sequence[Work], schedule: str) -> list[Way]:
+    """Schedules of all cuts, the one to be taken first.
+
+    Args:
+      works: what each cut is estimated to take.
+      schedule: its name, or "auto".
+    Raises:
+      ScheduleError: none suits any.
+    """
+    found, wrong = [], []
+    for at, work in enumerate(map(dispatched, works)):
+        for name in _names(work):
+            if schedule not in (AUTO, name):
+                continue
+            try:
+                found.append(_way(at, name, work))
+            except ScheduleError as error:
+                wrong.append(error)
+    if not found:
+        raise wrong[0]
+    return sorted(found, key=lambda way: way.rank)
+
+
+def tried(ways: Sequence[Way], schedule: str) -> list[Way]:
+    """Those of all ways for which groups are planned until one fits: of "auto" the best
+    of all, then what holds the least of every cut."""
+    if schedule != AUTO:
+        return list(ways)
+    usual = [way for way in ways if way.is_usual]
+    return list(dict.fromkeys([ways[0], *usual]))
+
+
+def dispatched(work: Work) -> Work:
+    """Tasks with what it takes to start them."""
+
+    def cost(of: Cost) -> Cost:
+        inputs, weights = of.split_s
+        return replace(
+            of,
+            forward_s=of.forward_s + DISPATCH_S,
+            ahead_s=of.ahead_s + DISPATCH_S * work.is_twice,
+            backward_s=of.backward_s + DISPATCH_S,
+            input_gradient_s=inputs + DISPATCH_S * bool(inputs),
+            weight_gradient_s=weights + DISPATCH_S * bool(weights),
+        )
+
+    chunks = (replace(c, costs=tuple(map(cost, c.costs))) for c in work.chunks)
+    return replace(work, chunks=tuple(chunks))
+
+
+def _usual(work: Work) -> str:
+    """What is usual, of one chunk in every group."""
+    return COUPLED if work.between and not work.is_twice else WHOLE[0]
+
+
+def _names(work: Work) -> Iterator[str]:
+    if work.slices > 1:
+        yield TOKEN_SLICES
+        return
+    if work.is_one_chunk_each:
+        if not work.between:
+            yield from WHOLE
+        else:
+            yield from ONLY_TWICE if work.is_twice else (COUPLED,)
+        yield "zero-bubble"
+    else:
+        yield "zero-bubble-v" if work.is_v else "interleaved"
+    yield SEARCHED
+
+
+def _way(at: int, name: str, work: Work) -> Way:
+    free = replace(work, limit_bytes=())
+    schedule: Schedule | None = None
+    if name == SEARCHED:
+        for held in (work, free):
+            try:
+                schedule = searched(held, samples=SAMPLES, effort=0)
+                break
+            except ScheduleError:
+                continue
+    schedule = schedule or TABLE[name].build(free)
+    simulation = simulate(schedule)
+    try:
+        limited = replace(schedule.graph, limit_bytes=work.limit_bytes)
+        check_memory(replace(simulation, schedule=replace(schedule, graph=limited)))
+        fits = True
+    except ScheduleError:
+        fits = False
+    flights = flights_of(schedule, len(work.chunks) * work.slices)
+    again_s = math.inf
+    if not fits and name in TABLE and not schedule.is_split:
+        again_s = simulate(TABLE[name].build(_recomputed(free))).step_time_s
+    time_s = simulation.step_time_s
+    is_usual, is_split = name == _usual(work), schedule.is_split
+    return Way(
+        at, name, is_split, time_s, fits, flights, again_s, is_usual, work.slices
+    )
+
+
+def flights_of(schedule: Schedule, chunks: int) -> tuple[int, ...]:
+    """Of every group, micro-batches of which it holds something.
+
+    Args:
+      schedule: of the groups.
+      chunks: of all of them together, a part of the model for one slice each.
+    """
+    found = in_flight(schedule)
+    return tuple(-(-count // (chunks // len(found))) for count in found)
+
+
+def _recomputed(work: Work) -> Work:
+    """With forward passes that run again in backward passes."""
+
+    def cost(of: Cost) -> Cost:
+        return replace(of, backward_s=of.forward_s + of.backward_s)
+
+    chunks = (replace(c, costs=tuple(map(cost, c.costs))) for c in work.chunks)
+    return replace(work, chunks=tuple(chunks))
+
+
+def settled(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
+    """A pipeline whose costs are known, with its last word on when to run.
+
+    Args:
+      pipeline: by the schedule that was taken before its groups were planned.
+      schedule: that was asked for.
+      limit_bytes: of a device.
+    Raises:
+      ScheduleError: what was searched for does not fit.
+    """
+    limit = int(limit_bytes) if math.isfinite(limit_bytes) else 0
+    work = work_of(pipeline, limit)
+    if pipeline.schedule == SEARCHED:
+        effort = 1.0 if schedule == SEARCHED else 0.0
+        found = searched(work, effort=effort, splits=(pipeline.is_split,))
+        return replace(pipeline, orders=written_orders(found))
+    if schedule != AUTO or pipeline.is_split or pipeline.group_of or pipeline.between:
+        return pipeline
+    usual_s = simulate(TABLE[WHOLE[0]].build(work)).step_time_s
+    try:
+        best = fastest(work, WHOLE)
+    except ScheduleError:
+        return replace(pipeline, schedule=WHOLE[0])
+    is_clear = best.step_time_s < (1 - LEAST_GAIN) * usual_s
+    name = best.schedule.name if is_clear else WHOLE[0]
+    return replace(pipeline, schedule=name)
+
+
+def is_worth_it(pipeline: Pipeline, step_time_s: float) -> bool:
+    """Whether a schedule other than 1F1B, with one chunk in every group, is still
+    faster than that when the costs of tasks are known."""
+    if pipeline.schedule in WHOLE or pipeline.group_of:
+        return True
+    work = work_of(pipeline)
+    usual = TABLE[_usual(work)].build(work)
+    return step_time_s < (1 - LEAST_GAIN) * simulate(usual).step_time_s
+
+
+def note(ways: Sequence[Way], works: Sequence[Work], taken: str) -> str:
+    """What was compared, for people."""
+    best: dict[str, Way] = {}
+    for way in sorted(ways, key=lambda w: (not w.fits, w.step_time_s)):
+        best.setdefault(way.name, way)
+    texts = [
+        f"{name} {format_seconds(way.step_time_s)}"
+        f" (m = {works[way.cut].micro_batches}"
+        f"{'' if way.fits else ', does not fit'})"
+        for name, way in best.items()
+    ]
+    return f"schedules by estimated step: {', '.join(texts)}; taken: {taken}."

@@ -1,0 +1,345 @@
+"""Variants of a program that hold less memory, each planned briefly."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.errors import InfeasiblePlanError, MicrobatchError
+from rhino_jax.ir.transform import CHUNKS, MICROBATCHES, UN_REMAT, Transform, chosen
+from rhino_jax.passes.microbatch import may_cut
+from rhino_jax.passes.remat.unremat import ALL
+from rhino_jax.plan.records import Variant
+from rhino_jax.planner.chunking import counts_of_chunks
+from rhino_jax.planner.remat import SHARES, Again, Cut, made_again, with_room
+from rhino_jax.planner.search.driver import brief_step_s
+from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.remat.choice import SOME
+from rhino_jax.planner.variant_search import Search
+from rhino_jax.solver.incumbents import EFFORTS
+from rhino_jax.units import format_bytes
+
+
+MOST_COUNTS = 8
+"""Doublings of the number of micro-batches that are tried: up to 256."""
+
+LEAST_GAIN = 0.03
+"""Share of the predicted step that a variant must gain over a program that fits as it
+is written. Of nine pairs of suite full (`--methods best,auto`) and GPT 7B in frontier,
+all four on TPU that were to gain 4 % and more gained 7 to 11 % once compiled, and those
+below 2 % gained up to 1 %. On H100 four that were to gain 7 to 12 % gained 4, 4, -2 and
+-5 %, which no threshold tells apart. A tiny GPT that was to be 6 % faster compiled 5 %
+slower on v5e:2x4: XLA joined sums of its gradients with those of two norms' scales into
+one all-reduce of six arrays, which is not split again."""
+
+NEAR = EFFORTS["fast"].near
+"""Share of the step that brief plans leave open: policies are planned whose estimates
+are as near to the best plan."""
+
+KEPT_INSTEAD = Transform(UN_REMAT, 0, 0, ALL)
+"""Nothing is made again that `jax.checkpoint` would have."""
+
+
+def cut_in(count: int, places: Sequence[str] = ()) -> Transform:
+    """The batch, cut into so many micro-batches.
+
+    Args:
+      count: how many.
+      places: where sums over the batch are of each micro-batch.
+    """
+    own = {"per_microbatch": list(places)} if places else {}
+    return chosen(MICROBATCHES, {"count": count, **own})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tried:
+    """One variant, searched briefly.
+
+    Attributes:
+      name: what was done to the program, for people.
+      search: of it, as it is asked for.
+      found: what a brief search found.
+    """
+
+    name: str
+    search: Search
+    found: Found
+
+    @property
+    def peak_bytes(self) -> int:
+        solution = self.found.solved[0].solution
+        return int(solution.peak if self.found.fits else solution.smallest_peak)
+
+    def is_better(self, other: Tried) -> bool:
+        """Whether it is faster, or nearer to fitting where neither does."""
+        if self.found.fits or other.found.fits:
+            return self.found.step_s < other.found.step_s
+        return self.peak_bytes < (1 - LEAST_GAIN) * other.peak_bytes
+
+
+@dataclass(slots=True, eq=False)
+class Explorer:
+    """Variants that hold less memory than the program as it is.
+
+    Attributes:
+      search: of the program as it is.
+      first: what was found of that.
+      may_cut, may_recompute: whether micro-batches, and recompute, are free to choose.
+      has_wish: the program says `jax.checkpoint`.
+      places: where micro-batches have sums over the batch of their own.
+      least: the variant with the smallest peak, where the program as it is does not
+        fit; planned where no other variant fits.
+      tried: all that was searched.
+      estimated: policies of recompute, by name, and passes that are done before.
+      written_s: step of the program as it is, searched as briefly as variants are.
+      is_as_written: the best variant, searched as it is asked for, is no faster.
+    """
+
+    search: Search
+    first: Found
+    may_cut: bool
+    may_recompute: bool
+    has_wish: bool
+    places: tuple[str, ...] = ()
+    least: Tried | None = None
+    tried: list[Tried] = field(default_factory=list)
+    estimated: dict[str, tuple[Again, Sequence[Transform]]] = field(
+        default_factory=dict
+    )
+
+    written_s: float = math.inf
+    is_as_written: bool = False
+
+    @property
+    def has_more(self) -> bool:
+        """Whether other variants may be faster, or fit."""
+        if self.may_recompute and self.has_wish:
+            return True
+        return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
+
+    def best(self) -> tuple[Search, Found]:
+        """The search of the best variant, and what it found, as it is asked for.
+
+        Raises:
+          InfeasiblePlanError: nothing fits.
+        """
+        written = Tried("as written", self.search, self.first)
+        self.tried.append(written)
+        self.written_s = self.first.step_s
+        if self.first.fits and self.search.request.level != "fast":
+            # Variants are searched briefly: they are compared to as brief a search, so
+            # that no level passes over what another takes.
+            self.written_s = brief_step_s(self.first, self.search.request)
+        kept = written
+        if self.may_recompute and self.has_wish:
+            kept = self._try("all kept", [KEPT_INSTEAD]) or written
+        if self.may_cut and self.first.is_bound_by_memory:
+            nearer = kept if kept.is_better(written) else written
+            cut = self._in_chunks(nearer)
+            if cut is not nearer and kept is not nearer:
+                all_kept = [*self._done(kept), *self._done(cut)]
+                kept = self._try("all kept, the loss in chunks", all_kept) or kept
+            else:
+                kept = cut
+        if self.may_recompute:
+            self._recompute(kept)
+            self._try_policies()
+        if self.may_cut and all(t.found.is_bound_by_memory for t in self.tried):
+            self._cut_in_time(kept)
+        best = self._chosen()
+        if not best.found.fits and self.least is not None:
+            least = self.least
+            brief = least.search.asking(level="fast", has_recipes=False)
+            best = replace(least, found=brief.again(least.found))
+            self.tried.append(best)
+        if not best.found.fits:
+            raise self._nothing_fits()
+        if best is written:
+            return written.search, written.found
+        found = self._again(best)
+        if found.step_s >= written.found.step_s:
+            self.is_as_written = True
+            return written.search, written.found
+        return best.search, found
+
+    def _again(self, tried: Tried) -> Found:
+        """What was found briefly, as it is asked for; with recipes if those of the
+        program as it is written do not fit."""
+        has_recipes = not self.first.fits
+        return tried.search.asking(has_recipes=has_recipes).again(tried.found)
+
+    def _chosen(self) -> Tried:
+        """The fastest, or what is as its user wrote it, if that is hardly slower."""
+        written, best = self.tried[0], min(self.tried, key=lambda t: t.found.step_s)
+        if self.is_as_written:
+            return written
+        is_faster = best.found.step_s < self._worth_s()
+        return best if is_faster or not written.found.fits else written
+
+    def variants(self) -> tuple[Variant, ...]:
+        """All that was tried, for people."""
+        best = self._chosen()
+        written = self.tried[0]
+        tried = tuple(
+            Variant(
+                t.name,
+                t.found.step_s,
+                t.peak_bytes,
+                is_chosen=t is best,
+                is_brief=t is not written and t is not best,
+            )
+            for t in self.tried
+        )
+        return tried + tuple(
+            Variant(f"{again.name} (estimated)", again.step_s, again.peak_bytes)
+            for again, _ in self.estimated.values()
+        )
+
+    def _try_policies(self) -> None:
+        """Those that may be better than what has been planned of recompute."""
+        if not any(t.name.startswith(SOME) for t in self.tried):
+            return  # estimates that nothing was scaled by are no nearer
+        for again, done in sorted(self.estimated.values(), key=lambda e: e[0].step_s):
+            planned_s = min(t.found.step_s for t in self.tried)
+            if (1 - NEAR) * again.step_s >= min(self._worth_s(), planned_s):
+                return
+            del self.estimated[again.name]
+            self._try(again.name, [*done, again.transform])
+
+    def _worth_s(self) -> float:
+        """A step below which a variant is better than the program as it is written."""
+        return (1 - LEAST_GAIN) * self.written_s
+
+    def _in_chunks(self, kept: Tried) -> Tried:
+        """With the loss in more and more chunks, while that is of use."""
+        before, best = self._done(kept), kept
+        for count in counts_of_chunks(kept.search, kept.peak_bytes):
+            chunks = chosen(CHUNKS, {"count": count})
+            tried = self._try(f"{count} chunks of the loss", [*before, chunks])
+            if tried is None or not tried.is_better(best):
+                break
+            best = tried
+        return best
+
+    def _done(self, tried: Tried) -> tuple[Transform, ...]:
+        """The passes of a variant."""
+        return tried.search.transforms[len(self.search.transforms) :]
+
+    def _cut_in_time(self, kept: Tried) -> None:
+        """More and more micro-batches, while that is of use."""
+        chunks = [t for t in self._done(kept) if t.name == CHUNKS]
+        words = ", the loss in chunks" if chunks else ""
+        peaks: list[int] = []
+        for count in self._counts():
+            best_s = min(t.found.step_s for t in self.tried)
+            name, cut_here = f"{count} micro-batches{words}", cut_in(count, self.places)
+            cut = self._try(name, [*chunks, cut_here])
+            tried = [cut]
+            if self.may_recompute and cut and not cut.found.fits:
+                tried += self._recompute(kept, Cut(count, cut.peak_bytes))
+            now_s = min((t.found.step_s for t in tried if t), default=math.inf)
+            if math.isfinite(best_s) and now_s >= best_s:
+                return
+            if any(t and not t.found.is_bound_by_memory for t in tried):
+                return
+            peaks += [min(t.peak_bytes for t in tried if t)] if any(tried) else []
+            if not math.isfinite(now_s) and self._is_hopeless(peaks):
+                return
+
+    def _is_hopeless(self, peaks: Sequence[int]) -> bool:
+        """Whether more micro-batches cannot fit: with each doubling half as much goes
+        as with the one before, so at most as much again, and here twice as much, as
+        estimates go."""
+        if len(peaks) < 2:
+            return False
+        saved = max(0, peaks[-2] - peaks[-1])
+        budget = self.search.request.memory_budget_bytes
+        return peaks[-1] - 2 * saved > budget
+
+    def _counts(self) -> Iterator[int]:
+        traced = self.search.running
+        for k in range(1, MOST_COUNTS + 1):
+            options = {"per_microbatch": self.places}
+            cut = may_cut(traced.closed_jaxpr, traced.program, 2**k, **options)
+            if isinstance(cut, MicrobatchError) or 2**k > cut.rows:
+                return
+            yield 2**k
+
+    def _recompute(self, kept: Tried, cut: Cut | None = None) -> list[Tried | None]:
+        """With some of it made again, for different shardings."""
+        pieces = f"{cut.count} micro-batches, " if cut else ""
+        done = self._done(kept)
+        if any(t.name == CHUNKS for t in done):
+            pieces += "the loss in chunks, "
+        then = [cut_in(cut.count, self.places)] if cut else []
+        budget = self.search.request.memory_budget_bytes
+        tried: list[Tried | None] = []
+        seen: set[str] = set()
+        for wide in with_room(self._there(kept.search), kept.found):
+            for share in SHARES:
+                every = made_again(wide, share * budget, cut)
+                if not every or every[0].transform.choice in seen:
+                    break
+                best = every[0]
+                seen.add(best.transform.choice)
+                if best.name != SOME and best.step_s >= self._worth_s():
+                    self._note(every, done)
+                    break
+                name = f"{pieces}{best.name} ({len(seen)})"
+                found = self._try(name, [*done, best.transform, *then])
+                tried.append(found)
+                if found is not None and found.found.fits and cut is None:
+                    self._note(every[1:], done, found.found.step_s / best.step_s)
+                if found is None or found.found.fits:
+                    return tried
+        return tried
+
+    def _note(
+        self, every: Sequence[Again], done: Sequence[Transform], scale: float = 1.0
+    ) -> None:
+        """Keep the estimates of policies.
+
+        Args:
+          scale: what shardings of its own made of the estimate of another choice.
+        """
+        for again in every:
+            again = replace(again, step_s=scale * again.step_s)
+            known = self.estimated.get(again.name)
+            if again.name != SOME and (not known or again.step_s < known[0].step_s):
+                self.estimated[again.name] = again, done
+
+    def _there(self, search: Search) -> Search:
+        """On the mesh of the first plan, where there is one."""
+        if not self.first.fits:
+            return search
+        return search.on(self.first.mesh_axes)
+
+    def _try(self, name: str, transforms: Sequence[Transform]) -> Tried | None:
+        if time.monotonic() > self.search.request.deadline:
+            return None
+        try:
+            search = self._there(self.search.after(transforms))
+        except MicrobatchError:
+            return None
+        found = search.asking(level="fast", has_recipes=False).find()
+        self.tried.append(Tried(name, search, found))
+        return self.tried[-1]
+
+    def _nothing_fits(self) -> InfeasiblePlanError:
+        """The error of the variant that comes nearest to the budget."""
+        nearest = min(self.tried, key=lambda t: t.peak_bytes)
+        others = ", ".join(f"{t.name} {format_bytes(t.peak_bytes)}" for t in self.tried)
+        try:
+            nearest.found.plan()
+        except InfeasiblePlanError as error:
+            if len(self.tried) == 1:
+                return error
+            return InfeasiblePlanError(
+                error.what,
+                where=error.where,
+                numbers=f"{error.numbers}; smallest peaks: {others}",
+                fix=error.fix,
+            )
+        raise AssertionError("a variant that does not fit has a plan")

@@ -1,0 +1,333 @@
+"""One signature of a sharded function: traced, planned, on a mesh, ready to run."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Generic
+
+import jax
+
+from rhino_jax._compat import coordination_client
+from rhino_jax.frontend.call import Signature, array_type
+from rhino_jax.frontend.leaves import Static, is_python_scalar
+from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.passes.apply import remade
+from rhino_jax.plan.plan import AnyPlan
+from rhino_jax.runtime.copies import copied, unshared
+from rhino_jax.runtime.donation import Donations
+from rhino_jax.runtime.executable import executable_of
+from rhino_jax.runtime.feedback import Feedback
+from rhino_jax.runtime.meshes import not_runnable
+from rhino_jax.runtime.processes.across import placed
+from rhino_jax.runtime.processes.agree import processes_of_mesh
+from rhino_jax.runtime.processes.running import Running
+from rhino_jax.runtime.storage import Storage
+
+
+_IDENTITY: tuple[Callable[[Any], Any], ...] = (
+    type,
+    operator.attrgetter("aval"),
+    operator.attrgetter("sharding"),
+)
+
+
+class Bound(Generic[AnyPlan]):
+    """A traced function and its plan, on one mesh.
+
+    Attributes:
+      traced: the function, as its user wrote it.
+      running: the same with the passes done that the plan chose; what runs.
+      plan: its plan.
+      executable: what runs it.
+      storage: the order in which arrays are taken and given.
+      mesh: the mesh on which arguments are taken and results given, as the user
+        made it: results have its axis types.
+    """
+
+    def __init__(self, traced: Traced, plan: AnyPlan, mesh: Any) -> None:
+        self.traced, self.plan, self.mesh = traced, plan, mesh
+        count = len(traced.arguments.positions)
+        self.running = remade(traced, plan.transforms)
+        self.executable = executable_of(self.running, plan, mesh)
+        self.storage = Storage.of(traced.program, plan)
+        self.in_shardings = self.executable.in_shardings[:count]
+        self.const_shardings = self.executable.in_shardings[count:]
+        # What each argument was when it last came as it should. Comparing identities,
+        # of all arguments in one go, is what makes a call cheap.
+        self._seen: list[list[Any]] = [[None] * count for _ in _IDENTITY]
+        self._donations = Donations(
+            traced.name, traced.arguments.array_paths, traced.donated
+        )
+        self._numbers: dict[int, tuple[Any, Any]] = {}
+        self._only_arrays = not traced.arguments.statics
+        self.feedback = Feedback(traced)
+        self._out_only_arrays = not traced.result.statics
+        owned = frozenset() if traced.written is None else traced.written.owned
+        self._owned = [i for i in owned if traced.donated[i]]
+        # Tasks of several stages look after processes themselves.
+        processes = () if plan.has_tasks else processes_of_mesh(mesh)
+        prefix = f"rhino_jax/run/{plan.fingerprint}"
+        self._running = processes and Running(
+            coordination_client(), processes, f"`{traced.name}`", prefix
+        )
+
+    def with_types(self, signature: Signature) -> Bound[AnyPlan]:
+        """Return a copy, with what was compiled, for a signature that differs in weak
+        types alone (`frontend.weak_types`)."""
+        found = copy.copy(self)
+        found.traced = replace(self.traced, signature=signature)
+        found.executable = self.executable.for_types(self.abstract_arrays())
+        found._seen = [[None] * len(column) for column in self._seen]
+        return found
+
+    @cached_property
+    def consts(self) -> list[Any]:
+        """The captured arrays, placed once as planned; without references.
+
+        Copies: the user may donate or delete the originals.
+        """
+        count = len(self.const_shardings) - len(self.traced.captured.references)
+        if not count:
+            return []
+        with jax.ensure_compile_time_eval():
+            return placed(
+                [copied(x) for x in self.traced.consts[:count]],
+                self.const_shardings[:count],
+            )
+
+    def held(self) -> list[Any]:
+        """What captured references hold by now, where the plan wants it."""
+        captured = self.traced.captured
+        if not captured:
+            return []
+        values = unshared(captured.values(), captured.written)
+        wanted = self.const_shardings[-len(values) :]
+        held = [
+            x if x.sharding == sharding and x.committed else placed([x], [sharding])[0]
+            for x, sharding in zip(values, wanted, strict=True)
+        ]
+        captured.keep(values, held)
+        return held
+
+    def read(self, args: Any, kwargs: Any) -> Arguments | None:
+        """The arrays of a call, or None if it is another signature."""
+        if self.traced.written is None:
+            leaves, tree = jax.tree.flatten((args, kwargs))
+            return self.match(leaves, tree)
+        lifted = lift(args, kwargs, self.traced.written.has_states)
+        if lifted is None:
+            return None
+        leaves, tree = jax.tree.flatten((lifted.args, lifted.kwargs))
+        lifted.forget()
+        arguments = self.match(leaves, tree)
+        if arguments is not None:
+            arguments.lifted = lifted
+        return arguments
+
+    def match(self, leaves: Sequence[Any], tree: Any) -> Arguments | None:
+        """The arrays among the leaves of a call, or None if it is another signature."""
+        arguments = self.traced.arguments
+        if tree != arguments.tree:
+            return None
+        if self._only_arrays:
+            arrays = list(leaves)
+        else:
+            for position, static in arguments.statics:
+                if static != Static(leaves[position]):
+                    return None
+            arrays = [leaves[p] for p in arguments.positions]
+        if _are_same(arrays, self._seen):
+            return Arguments(arrays, [])
+        to_move: list[int] = []
+        for i, (x, kind, aval, sharding) in enumerate(
+            zip(arrays, *self._seen, strict=True)
+        ):
+            if type(x) is kind and x.aval is aval and x.sharding is sharding:
+                continue
+            if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct | jax.Ref):
+                return None
+            try:
+                if array_type(x) != self.traced.signature.arrays[i]:
+                    return None
+            except TypeError:
+                return None
+            if (
+                isinstance(x, jax.Array)
+                and x.sharding == self.in_shardings[i]
+                and x.committed
+            ):
+                for get, column in zip(_IDENTITY, self._seen, strict=True):
+                    column[i] = get(x)
+            else:
+                to_move.append(i)
+        return Arguments(arrays, to_move)
+
+    def place(self, arguments: Arguments) -> list[Any]:
+        """The arrays where the plan wants them; the user's own are not touched."""
+        arrays, to_move = arguments.arrays, arguments.to_move
+        if arguments.lifted is not None:
+            arrays = unshared(arrays, self._owned)
+        if to_move:
+            given, arrays = arrays, list(arrays)
+            self._place_numbers(arrays, to_move)
+            left = [i for i in to_move if arrays[i] is given[i]]
+            if left:
+                moved = placed(
+                    [arrays[i] for i in left], [self.in_shardings[i] for i in left]
+                )
+                for i, array in zip(left, moved, strict=True):
+                    arrays[i] = array
+        return [*arrays, *self.consts, *self.held()]
+
+    def _place_numbers(self, arrays: list[Any], to_move: Sequence[int]) -> None:
+        """Put arrays in the place of Python's numbers, of the type that they come back
+        with; the same array as long as the number is the same."""
+        for i in to_move:
+            x = arrays[i]
+            if not is_python_scalar(x):
+                continue
+            before, array = self._numbers.get(i, (None, None))
+            is_same = type(before) is type(x) and repr(before) == repr(x)
+            if not is_same or array.is_deleted():
+                (array,) = placed([x], [self.in_shardings[i]])
+                self._numbers[i] = x, array
+            arrays[i] = array
+
+    def run(self, arguments: Arguments, compiled: Any = None) -> Any:
+        """Run on arrays; give the result back as the function would."""
+        if not self._running:
+            return self._run(arguments, compiled)
+        with self._running.step_of_one_program():
+            return self._run(arguments, compiled)
+
+    def _run(self, arguments: Arguments, compiled: Any) -> Any:
+        if not self.executable.is_runnable:
+            raise not_runnable(self.plan, self.mesh)
+        self.storage.check(arguments.arrays)
+        # One program looks for itself, before it takes any array's memory.
+        if arguments.to_move or self.plan.pipeline is not None:
+            self._donations.check_alive(arguments.arrays)
+        if arguments.lifted is None:
+            self._donations.check(arguments.arrays, arguments.to_move)
+        else:
+            self._check_captured(arguments.lifted)
+        arrays = self.place(arguments)
+        if arguments.lifted is not None:
+            self._donations.check(arrays)
+        outs = self.executable.run(arrays, compiled)
+        self._donations.made(outs)
+        self.feedback.gave(outs)
+        self.storage.gave(outs)
+        if arguments.to_move and arguments.lifted is None:
+            self._delete_donated(arguments, arrays, outs)
+        outs = self.write_captured(outs)
+        if arguments.lifted is not None:
+            return self.finish(arguments.lifted, arrays, outs)
+        return self.result(outs)
+
+    def _check_captured(self, lifted: Lifted) -> None:
+        self.traced.captured.check(lifted.references, self.traced.name)
+
+    def write_captured(self, outs: Sequence[Any]) -> list[Any]:
+        """Write back to captured references; gives the results of the function."""
+        own, after = self.traced.captured.split(outs)
+        self.traced.captured.write(after)
+        return own
+
+    def finish(self, lifted: Lifted, arrays: Sequence[Any], outs: Sequence[Any]) -> Any:
+        """Write back to the user's objects, and give the result."""
+        written = self.traced.written
+        assert written is not None
+        count = len(self.traced.result.positions)
+        result = self.traced.result.unflatten(outs[:count])
+        return lifted.finish(written, result, arrays, outs)
+
+    def _delete_donated(
+        self, arguments: Arguments, placed: Sequence[Any], outs: Sequence[Any]
+    ) -> None:
+        """Free the originals of donated arrays that had to be moved.
+
+        Only now: had anything failed before, the user would still have them. Not of
+        what comes back as it is: a moved array may share the original's memory.
+        """
+        returned = set(map(id, outs))
+        for i in arguments.to_move:
+            if id(placed[i]) in returned:
+                continue
+            original = arguments.arrays[i]
+            if (
+                self.traced.donated[i]
+                and isinstance(original, jax.Array)
+                and not isinstance(placed[i], jax.core.Tracer)
+                and not original.is_deleted()
+            ):
+                original.delete()
+
+    def run_staged(self, arrays: Sequence[Any], lifted: Lifted | None) -> Any:
+        """Run inside of an outer trace."""
+        self.storage.check_no_trace()
+        if lifted is not None:
+            self._check_captured(lifted)
+        outs = self.write_captured(
+            self.executable.run_staged([*arrays, *self.traced.consts])
+        )
+        if lifted is not None:
+            return self.finish(lifted, arrays, outs)
+        return self.result(outs)
+
+    def result(self, outs: Sequence[Any]) -> Any:
+        """The function's result of its flat arrays; nothing is written back."""
+        written = self.traced.written
+        if written is not None:
+            count = len(self.traced.result.positions)
+            result = self.traced.result.unflatten(outs[:count])
+            arrays = self.traced.arguments.arrays
+            return merge_result(written, result, arrays, outs)
+        if self._out_only_arrays:
+            return jax.tree.unflatten(self.traced.result.tree, outs)
+        return self.traced.result.unflatten(outs)
+
+    def abstract_arrays(self) -> list[jax.ShapeDtypeStruct]:
+        """Types and shardings of arguments and constants."""
+        types = [
+            *self.traced.signature.arrays,
+            *(array_type(c) for c in self.traced.consts),
+        ]
+        return [
+            jax.ShapeDtypeStruct(shape, dtype, weak_type=is_weak, sharding=sharding)
+            for (shape, dtype, is_weak), sharding in zip(
+                types, [*self.in_shardings, *self.const_shardings], strict=True
+            )
+        ]
+
+
+def _are_same(arrays: Sequence[Any], seen: Sequence[Sequence[Any]]) -> bool:
+    """Whether every array is of the class, type and sharding that was seen."""
+    try:
+        return all(
+            all(map(operator.is_, map(get, arrays), column))
+            for get, column in zip(_IDENTITY, seen, strict=True)
+        )
+    except AttributeError:  # not an array of JAX
+        return False
+
+
+class Arguments:
+    """The arrays of one call, and which of them are not where the plan wants them.
+
+    Attributes:
+      arrays: in the program's order.
+      to_move: positions of those that are elsewhere.
+      lifted: the objects among the arguments that are written back to, if any.
+    """
+
+    __slots__ = ("arrays", "lifted", "to_move")
+
+    def __init__(self, arrays: list[Any], to_move: list[int]) -> None:
+        self.arrays, self.to_move = arrays, to_move
+        self.lifted: Lifted | None = None

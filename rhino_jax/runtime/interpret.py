@@ -1,0 +1,367 @@
+"""A traced function, run again with the plan's constraints in it.
+
+The walk is the importer's: `region.ops[i]` is `jaxpr.eqns[i]`, so every equation
+finds its op, and every op its specs. Names and source lines of the equations stay,
+so the compiled program still points at the user's code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax._compat import (
+    bind_eqn,
+    eqn_context,
+    is_literal,
+    jaxpr_consts,
+    open_jaxpr,
+)
+from rhino_jax.frontend.regions import (
+    closed_region_jaxprs,
+    ops_and_equations,
+    rebuild_jaxpr,
+    with_jaxprs,
+)
+from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
+from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
+from rhino_jax.ir.spec import Spec
+from rhino_jax.plan.decisions import Decisions, held_specs
+from rhino_jax.runtime.constraints import Constraints, auto_twin
+from rhino_jax.runtime.indexing import concatenated, with_clamped_starts
+from rhino_jax.runtime.meshes import check_devices_of
+from rhino_jax.runtime.on_shards.kernels import run_on_shards
+from rhino_jax.runtime.on_shards.parts import run_each_part
+
+
+Copies = dict[tuple[int, Spec], tuple[Any, Any]]
+"""What several ops of a region read: (id of an array, spec) → the array, its copy."""
+
+
+def constrained(
+    closed_jaxpr: Any, program: Program, decisions: Decisions, mesh: Any
+) -> Callable[..., list[Any]]:
+    """The function of a jaxpr, with constraints where `decisions` has specs.
+
+    Args:
+      closed_jaxpr: what `program` was imported from.
+      program: the program.
+      decisions: specs of its values.
+      mesh: the mesh; axes that are not Auto are taken as Auto.
+    Returns:
+      A function of the program's inputs (arguments, then captured constants), flat,
+      to the list of its results.
+    """
+    constraints = Constraints(auto_twin(mesh), decisions.lowering)
+    walk = _Walk(program, decisions, constraints)
+    jaxpr = open_jaxpr(closed_jaxpr)
+
+    def run(*arrays: Any) -> list[Any]:
+        placed = [
+            walk.mesh.place(x, decisions.values.get(i.value))
+            for x, i in zip(arrays, program.inputs, strict=True)
+        ]
+        args, consts = placed[: len(jaxpr.invars)], placed[len(jaxpr.invars) :]
+        outs = walk.region(program.body, jaxpr, consts, args)
+        specs: Sequence[Spec | None] = decisions.outputs or (None,) * len(outs)
+        held = [decisions.values.get(o.value) for o in program.outputs]
+        return walk.leave(jaxpr, outs, held, specs)
+
+    return run
+
+
+def constrained_call(
+    closed_jaxpr: Any,
+    program: Program,
+    decisions: Decisions,
+    mesh: Any,
+    position: int,
+) -> Callable[..., list[Any]]:
+    """One equation of a jaxpr, with constraints where `decisions` has specs.
+
+    Args:
+      closed_jaxpr, program, decisions, mesh: as of `constrained`.
+      position: of the equation.
+    Returns:
+      A function of the arrays that it reads (literals apart), as they are held.
+    """
+    walk = _Walk(program, decisions, Constraints(auto_twin(mesh), decisions.lowering))
+    eqn = open_jaxpr(closed_jaxpr).eqns[position]
+    op = program.ops[program.body.ops[position]]
+
+    def run(*arrays: Any) -> list[Any]:
+        given = iter(arrays)
+        args = [v.val if is_literal(v) else next(given) for v in eqn.invars]
+        placed = [
+            walk.mesh.place(x, decisions.values.get(v))
+            for x, v in zip(args, op.operands, strict=True)
+        ]
+        with eqn_context(eqn):
+            return walk.op(op, eqn, placed, {})
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The walk over program and jaxpr together."""
+
+    program: Program
+    decisions: Decisions
+    mesh: Constraints
+
+    def region(
+        self, region: Region, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
+    ) -> list[Any]:
+        """Run all equations of a jaxpr; its results."""
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        copies: Copies = {}
+
+        def read(atom: Any) -> Any:
+            return atom.val if is_literal(atom) else env[atom]
+
+        for op, eqn in ops_and_equations(self.program, region, jaxpr):
+            with eqn_context(eqn):
+                results = self.op(op, eqn, [read(v) for v in eqn.invars], copies)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def op(self, op: Op, eqn: Any, args: Sequence[Any], copies: Copies) -> list[Any]:
+        """Run one equation, its operands and results placed."""
+        operands = [self.operand(x, op, i, copies) for i, x in enumerate(args)]
+        on_shards = run_on_shards(
+            eqn, held_specs(op, self.decisions), operands, self.mesh.mesh
+        )
+        if on_shards is not None:
+            return [
+                self.made(x, v, None)
+                for x, v in zip(on_shards, op.results, strict=True)
+            ]
+        parts = self.parts(op, eqn, operands)
+        if parts is not None:
+            return parts
+        operands = [
+            self.mesh.place(x, whole)
+            for x, whole in zip(operands, self.reading_whole(op), strict=True)
+        ]
+        if op.name == USERS_CONSTRAINT:
+            return [
+                self.made(x, v, None) for x, v in zip(operands, op.results, strict=True)
+            ]
+        params = eqn.params
+        if op.call is not None:
+            params = with_jaxprs(eqn, self.regions(op, closed_region_jaxprs(eqn)))
+        if op.name == "shard_map":
+            check_devices_of(eqn, str(op.source), self.mesh.mesh)
+        specs = held_specs(op, self.decisions)
+        sizes, place = self.mesh.mesh.axis_sizes, self.mesh.place
+        joined = concatenated(op, operands, params, specs, sizes, place)
+        if joined is not None:
+            return [self.made(joined, op.results[0], None)]
+        operands = with_clamped_starts(op, operands, specs)
+        results = bind_eqn(eqn, operands, params)
+        return [
+            self.made(x, v, whole)
+            for x, v, whole in zip(
+                results, op.results, self.making_whole(op), strict=True
+            )
+        ]
+
+    def parts(self, op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
+        """Run one equation on shards; None where it is to run as it is."""
+        decisions = self.decisions
+        route = decisions.waypoints.get(op.results[0], ()) if op.results else ()
+        found = run_each_part(
+            op, eqn, held_specs(op, self.decisions), operands, self.mesh.mesh, route
+        )
+        if found is None:
+            return None
+        return [
+            self.mesh.travel(x, spec, decisions.values.get(v))
+            for (x, spec), v in zip(found, op.results, strict=True)
+        ]
+
+    def operand(self, x: Any, op: Op, position: int, copies: Copies) -> Any:
+        """An operand, taken to the spec in which an op reads it."""
+        held = self.decisions.values.get(op.operands[position])
+        for spec in self.decisions.through.get((op.id, position), ()):
+            key = id(x), spec
+            if key not in copies:
+                copies[key] = x, self.mesh.travel(x, held, spec)
+            x, held = copies[key][1], spec
+        wanted = self.decisions.operands.get((op.id, position))
+        return self.mesh.travel(x, held, wanted)
+
+    def made(self, x: Any, value: int, whole: Spec | None) -> Any:
+        """A result, taken to the spec in which it is held."""
+        for waypoint in self.decisions.waypoints.get(value, ()):
+            x = self.mesh.place(x, waypoint)
+        held = self.decisions.values.get(value)
+        return self.mesh.travel(self.mesh.place(x, whole), whole, held)
+
+    def reading_whole(self, op: Op) -> list[Spec | None]:
+        """For operands that come cut along a dim that the op needs whole, the spec
+        with that dim uncut."""
+        if op.rule is None:
+            return [None] * len(op.operands)
+        specs, values = self.decisions.operands, self.decisions.values
+        sizes = self.mesh.mesh.axis_sizes
+        return [
+            uncut_whole(op.rule, layout, specs.get((op.id, i), values.get(v)), sizes)
+            for i, (v, layout) in enumerate(
+                zip(op.operands, op.rule.operands, strict=True)
+            )
+        ]
+
+    def making_whole(self, op: Op) -> list[Spec | None]:
+        """Likewise for results: XLA fails to compile some ops (a pad between
+        elements) when it is asked to cut them there, so they are cut afterwards."""
+        if op.rule is None:
+            return [None] * len(op.results)
+        sizes = self.mesh.mesh.axis_sizes
+        return [
+            uncut_whole(op.rule, layout, self.decisions.values.get(v), sizes)
+            for layout, v in zip(op.rule.results, op.results, strict=True)
+        ]
+
+    def regions(self, op: Op, jaxprs: Sequence[Any]) -> list[Any]:
+        """The sub-jaxprs of an op, with constraints in them."""
+        assert op.call is not None
+        return [
+            rebuild_jaxpr(self.body(op, i, jaxpr), jaxpr)
+            for i, jaxpr in enumerate(jaxprs)
+        ]
+
+    def body(self, op: Op, position: int, jaxpr: Any) -> Callable[..., list[Any]]:
+        """One region of an op as a function of its inputs."""
+        assert op.call is not None
+        region = op.call.regions[position]
+        inner, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
+        entering = self.entering(op, region)
+        leaving = self.leaving(op, position)
+
+        def run(*args: Any) -> list[Any]:
+            placed = [
+                self.mesh.place(x, s) for x, s in zip(args, entering, strict=False)
+            ]
+            outs = self.region(region, inner, consts, placed)
+            held = [self.decisions.values.get(v) for v in region.outputs]
+            return self.leave(inner, outs, held, leaving)
+
+        return run
+
+    def leave(
+        self,
+        jaxpr: Any,
+        outs: Sequence[Any],
+        held: Sequence[Spec | None],
+        wanted: Sequence[Spec | None],
+    ) -> list[Any]:
+        """Results of a jaxpr, taken to the specs in which they leave it.
+
+        Each on the line of the equation that made it: what moves data there is read
+        out of the compiled program as that line's.
+        """
+        makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        placed = []
+        for x, atom, have, want in zip(outs, jaxpr.outvars, held, wanted, strict=True):
+            eqn = None if is_literal(atom) else makers.get(atom)
+            with contextlib.nullcontext() if eqn is None else eqn_context(eqn):
+                placed.append(self.mesh.travel(x, have, want))
+        return placed
+
+    def entering(self, op: Op, region: Region) -> list[Spec | None]:
+        """How values are held when they enter a region.
+
+        A loop's body is compiled on its own, so they are annotated again inside; so are
+        those of a branch. Calls are inlined and see what their operands say.
+        """
+        assert op.call is not None
+        if op.call.kind is RegionKind.CALL:
+            return [None] * len(region.inputs)
+        values = self.decisions.values
+        if op.call.kind is not RegionKind.COND:
+            return [values.get(v) for v in region.inputs]
+        operands = self.decisions.operands
+        return [
+            operands.get((op.id, i), values.get(v))
+            for i, v in enumerate(op.operands[1:], 1)
+        ]
+
+    def leaving(self, op: Op, position: int) -> list[Spec | None]:
+        """In which specs values must leave a region, where that is not how they are
+        held.
+
+        A loop's carries leave as they enter, and all branches leave alike: XLA
+        refuses a conditional whose branches do not.
+        """
+        assert op.call is not None
+        region, values = op.call.regions[position], self.decisions.values
+        specs: list[Spec | None] = [
+            self.decisions.region_outputs.get((op.id, position, i))
+            for i in range(len(region.outputs))
+        ]
+        if op.call.kind is RegionKind.COND:
+            return self.leaving_branches(op)
+        for out, value in enumerate(carried(op, position)):
+            specs[out] = values.get(value, specs[out])
+            if values.get(region.outputs[out]) == specs[out]:
+                specs[out] = None
+        return specs
+
+    def leaving_branches(self, op: Op) -> list[Spec | None]:
+        """One spec for each result: its own, or else what any branch says."""
+        assert op.call is not None
+        values, annotated = self.decisions.values, self.decisions.region_outputs
+        specs: list[Spec | None] = []
+        for i, result in enumerate(op.results):
+            found = values.get(result)
+            for r, region in enumerate(op.call.regions):
+                if found is None:
+                    found = annotated.get((op.id, r, i), values.get(region.outputs[i]))
+            specs.append(found)
+        return specs
+
+
+def uncut_whole(
+    rule: Rule, layout: Layout, spec: Spec | None, sizes: Sequence[int]
+) -> Spec | None:
+    """`spec` without cuts of whole dims; None where it has none.
+
+    Of a dim that is (windows, what each holds) windows may be cut: whole is only what
+    is minor to them.
+    """
+    if spec is None:
+        return None
+    uncut = tuple(
+        axes if _cuts_no_whole(rule, dim, axes, sizes) else ()
+        for dim, axes in zip(layout, spec, strict=True)
+    )
+    return None if uncut == spec else uncut
+
+
+def _cuts_no_whole(
+    rule: Rule, dim: Dim, axes: tuple[int, ...], sizes: Sequence[int]
+) -> bool:
+    factors = [rule.factors[f] for f in dim]
+    if all(f.kind is not FactorKind.WHOLE for f in factors):
+        return True
+    major = itertools.takewhile(lambda f: f.kind is not FactorKind.WHOLE, factors)
+    return math.prod(f.size for f in major) % math.prod(sizes[a] for a in axes) == 0
+
+
+def carried(op: Op, position: int) -> tuple[int, ...]:
+    """The inputs of a loop body that its first results become."""
+    call = op.call
+    assert call is not None
+    inputs = call.regions[position].inputs
+    if call.kind is RegionKind.SCAN:
+        return inputs[call.num_consts : call.num_consts + call.num_carry]
+    if call.kind is RegionKind.WHILE and position == 1:
+        return inputs[call.num_consts : call.num_consts + call.num_carry]
+    return ()

@@ -1,0 +1,146 @@
+"""Meshes: as given, in context, or made of axis names and sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from rhino_jax.errors import MeshError
+from rhino_jax.plan.plan import Plan
+from rhino_jax.utils.keywords import brief, whole
+
+
+def read_mesh(mesh: Any, what: str = "`auto_shard`") -> Any | None:
+    """The mesh that the user means; None where rhino is to choose.
+
+    Args:
+      mesh: a `Mesh`, an `AbstractMesh`, a mapping of axis name to size, or None.
+    Raises:
+      MeshError: it is none of these, has a bad size, or has Manual axes.
+    """
+    if mesh is None:
+        return None
+    if isinstance(mesh, Mapping):
+        return make_mesh(tuple(mesh.items()), what)
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise MeshError(
+            f"{what}: this is no mesh.",
+            where="mesh=",
+            numbers=f"got {type(mesh).__name__}",
+            fix="pass a jax.sharding.Mesh, an AbstractMesh, {'data': 4, 'model': 2},"
+            " or nothing.",
+        )
+    if not mesh.axis_names:
+        raise MeshError(
+            f"{what}: the mesh has no axes.",
+            where="mesh=",
+            numbers=str(mesh),
+            fix="pass a mesh with axes, or nothing: rhino chooses.",
+        )
+    if AxisType.Manual in mesh.axis_types:
+        manual = [
+            name
+            for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+            if kind is AxisType.Manual
+        ]
+        raise MeshError(
+            f"{what}: the mesh has Manual axes, as inside of `shard_map`.",
+            where=", ".join(map(str, manual)),
+            numbers=f"axis types {mesh.axis_types}",
+            fix="call it outside of shard_map, on Auto or Explicit axes.",
+        )
+    return mesh
+
+
+def make_mesh(mesh_axes: Sequence[tuple[str, int]], what: str) -> Mesh | AbstractMesh:
+    """A mesh with Auto axes on the devices here, abstract where they are too few.
+
+    Raises:
+      MeshError: no axes, or a size that is no positive integer.
+    """
+    names = tuple(name for name, _ in mesh_axes)
+    read = [whole(size) for _, size in mesh_axes]
+    sizes = tuple(size for size in read if size is not None and size >= 1)
+    is_valid = len(sizes) == len(names) > 0
+    if not is_valid or not all(isinstance(n, str) and n for n in names):
+        raise MeshError(
+            f"{what}: a mesh needs axes, each with a name and a size of at least 1.",
+            where="mesh=",
+            numbers=f"got {brief(dict(mesh_axes))}",
+            fix="write mesh={'data': 4, 'model': 2}.",
+        )
+    kinds = (AxisType.Auto,) * len(names)
+    present = devices_here(what)
+    needed = math.prod(sizes)
+    if needed > len(present):
+        return AbstractMesh(sizes, names, axis_types=kinds)
+    return jax.make_mesh(sizes, names, axis_types=kinds, devices=present[:needed])
+
+
+def devices_here(what: str) -> list[Any]:
+    """The devices of the default backend.
+
+    Raises:
+      MeshError: there are none.
+    """
+    try:
+        return list(jax.devices())
+    except RuntimeError as error:
+        raise MeshError(
+            f"{what}: JAX finds no devices.",
+            numbers=str(error).splitlines()[0],
+            fix="check JAX_PLATFORMS and the installed jaxlib, or set"
+            " JAX_PLATFORMS=cpu to plan without an accelerator.",
+        ) from None
+
+
+def axes_of_mesh(mesh: Any) -> tuple[tuple[str, int], ...]:
+    """(name, size) of the axes of a mesh, major first."""
+    return tuple(
+        (str(n), int(s)) for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True)
+    )
+
+
+def not_runnable(plan: Plan, mesh: Any) -> MeshError:
+    """The error of a call on a mesh that has no devices to run on."""
+    needed = math.prod(size for _, size in plan.mesh_axes)
+    have = len(jax.devices())
+    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
+    return MeshError(
+        f"`{plan.program_name}` cannot run: its mesh has no devices to run on.",
+        where=f"mesh ({axes})",
+        numbers=f"{needed} devices are needed, {have} are here"
+        f" ({jax.default_backend()})",
+        fix="pass a mesh of real devices, or emulate them on CPU by setting"
+        f" XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX"
+        " starts; .plan(...) and .lower(...) need none.",
+    )
+
+
+def check_devices_of(eqn: Any, where: str, mesh: Any) -> None:
+    """Refuse a `shard_map` over devices other than those that are compiled for.
+
+    Args:
+      eqn: its equation; the mesh of it is concrete where the user's is.
+      where: the user's line.
+      mesh: the mesh that the plan is applied to.
+    Raises:
+      MeshError: it names other devices.
+    """
+    own = eqn.params["mesh"]
+    if not (isinstance(own, Mesh) and isinstance(mesh, Mesh)):
+        return
+    if set(own.devices.flat) == set(mesh.devices.flat):
+        return
+    kinds = [m.devices.flat[0].device_kind for m in (own, mesh)]
+    raise MeshError(
+        "a `shard_map` is over other devices than those that the plan is compiled for.",
+        where=where,
+        numbers=f"{own.size} devices of kind {kinds[0]!r} there, {mesh.size} of kind"
+        f" {kinds[1]!r} here",
+        fix="leave mesh= out of the shard_map (it takes the mesh in context).",
+    )

@@ -1,0 +1,360 @@
+"""State where a plan wants it: made there, moved there, or read there from a file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from rhino_jax._compat import is_compile_only, is_literal, without_dead_code
+from rhino_jax.errors import RhinoError
+from rhino_jax.frontend.leaves import Leaves, split_result
+from rhino_jax.frontend.objects import nnx_graph
+from rhino_jax.frontend.objects.held import is_held
+from rhino_jax.frontend.parameters import check_callable
+from rhino_jax.hardware.emulated import WATCHDOG
+from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
+from rhino_jax.plan.trees import in_tree_of, sharding_of, with_mesh
+from rhino_jax.runtime.belonging import as_planned, leaves_for, of_equal_rank
+from rhino_jax.runtime.meshes import make_mesh, not_runnable
+from rhino_jax.runtime.processes import across
+from rhino_jax.runtime.storage import (
+    dims_of,
+    in_order,
+    other_order,
+    remember,
+    stored_arguments,
+)
+
+
+def abstract_args(plan: Plan) -> Any:
+    """See `Plan.abstract_args`."""
+    placed = with_some_mesh(plan, "`plan.abstract_args`")
+    sharding = sharding_of(placed)
+
+    def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
+        dtype = type_of(leaf.dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding(leaf))
+
+    tree = in_tree_of(placed, abstract)
+    if plan.traced is None or not nnx_graph.is_imported():
+        return tree
+    arguments = plan.traced.arguments
+    arrays = map(abstract, placed.inputs[: len(plan.in_leaf_positions)])
+    args, kwargs = arguments.unflatten([*arrays])
+    args_there, kwargs_there = tree if kwargs else (tree, {})
+    whole = [
+        nnx_graph.states_of(x) if _has_held(x) else there
+        for x, there in zip(args, args_there, strict=True)
+    ]
+    named = {
+        name: nnx_graph.states_of(x) if _has_held(x) else kwargs_there[name]
+        for name, x in kwargs.items()
+    }
+    return (tuple(whole), named) if kwargs else tuple(whole)
+
+
+def _has_held(tree: Any) -> bool:
+    return any(map(is_held, jax.tree.leaves(tree, is_leaf=is_held)))
+
+
+def put(plan: Plan, tree: Any, *, local: bool, stored: bool = False) -> Any:
+    """See `Plan.put`."""
+    what = "`plan.put`"
+    placed = _runnable(plan, what)
+    every = _leaves(tree)
+    leaves = every.without_scalars()
+    for path, x in zip(leaves.array_paths, leaves.arrays, strict=True):
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise RhinoError(
+                f"{what}: a shape in place of an array.",
+                where=path,
+                numbers=str(x),
+                fix="give arrays; plan.abstract_args() gives shapes with shardings.",
+            )
+    known = (_known_local if local else _known)(placed, every, what)
+    shardings = [*map(sharding_of(placed), known)]
+    dims = stored_arguments(placed)
+    want = [dims.get(leaf.path, ()) for leaf in known]
+    if local:
+        parts = zip(leaves.arrays, known, shardings, strict=True)
+        if not stored:
+            _refuse_local(what, known, want)
+        made = [_from_local(what, *each) for each in parts]
+        return _rebuilt(leaves, [*map(remember, made, want)])
+    given = list(leaves.arrays)
+    have = [
+        dims_of(x) or (w if stored else ()) for x, w in zip(given, want, strict=True)
+    ]
+    # What the host holds is put in order there; no device holds it twice.
+    on_host = [not isinstance(x, jax.Array) for x in given]
+    given = [
+        in_order(x, h, w) if host else x
+        for x, h, w, host in zip(given, have, want, on_host, strict=True)
+    ]
+    made = across.placed(given, shardings)
+    made = [
+        remember(x if host else in_order(x, h, w), w)
+        for x, h, w, host in zip(made, have, want, on_host, strict=True)
+    ]
+    return _rebuilt(leaves, made)
+
+
+def _refuse_local(what: str, known: Sequence[Leaf], want: Sequence[Any]) -> None:
+    """Parts of an array as written have not all of what a device stores."""
+    for leaf, dims in zip(known, want, strict=True):
+        if dims:
+            raise RhinoError(
+                f"{what}: local=True, of an array that the plan stores in blocks.",
+                where=leaf.path,
+                numbers=f"{dims[0][1]} along dim {dims[0][0]}",
+                fix="give whole arrays, or with stored=True parts of what a step gave.",
+            )
+
+
+def as_written(plan: Plan, tree: Any) -> Any:
+    """See `Plan.as_written`."""
+    what = "`plan.as_written`"
+    every = _leaves(tree)
+    leaves, dims = every.without_scalars(), stored_arguments(plan)
+    made = []
+    known = _known(with_some_mesh(plan, what), every, what)
+    for path, x, leaf in zip(leaves.array_paths, leaves.arrays, known, strict=True):
+        have = dims_of(x)
+        if not have and leaf.path in dims:
+            raise other_order(what, path, have, dims[leaf.path])
+        made.append(in_order(x, have, ()))
+    return _rebuilt(leaves, made)
+
+
+def _leaves(tree: Any) -> Leaves:
+    """The leaves of a pytree, those of Flax NNX objects as a plan names them."""
+    if nnx_graph.is_imported() and nnx_graph.has_objects(tree):
+        tree = nnx_graph.split(tree, nnx_graph.new_references(), named=True)
+    return split_result(tree)
+
+
+def _known_local(plan: Plan, every: Leaves, what: str) -> list[Leaf]:
+    """The plan's leaf for each array, of which a process gives its own part."""
+    sharding = sharding_of(plan)
+    of_equal_shape = (
+        lambda leaf: local_shape_here(sharding(leaf), leaf.shape),
+        lambda leaf: leaf.shape,
+    )
+    for shape_of in of_equal_shape:
+        with contextlib.suppress(RhinoError):
+            return _known(plan, every, what, as_planned, shape_of)
+    return _known(plan, every, what, of_equal_rank)
+
+
+def _known(
+    plan: Plan, every: Leaves, what: str, *kinds: Callable[..., Any]
+) -> list[Leaf]:
+    """The plan's leaf for each array. Python scalars, which go with any device, count
+    for the structure; they may also be no arguments at all.
+
+    Args:
+      plan, every, what: as of `leaves_for`.
+      kinds: its `kind` and `shape_of`.
+    """
+    left = every.without_scalars()
+    if left.positions != every.positions:
+        try:
+            found = leaves_for(plan, every, what, *kinds)
+        except RhinoError:
+            return leaves_for(plan, left, what, *kinds)
+        return [
+            leaf
+            for leaf, p in zip(found, every.positions, strict=True)
+            if p in left.positions
+        ]
+    return leaves_for(plan, every, what, *kinds)
+
+
+def _rebuilt(leaves: Leaves, arrays: Sequence[Any]) -> Any:
+    """The pytree with these arrays; objects are new ones."""
+    tree = leaves.unflatten(arrays)
+    if nnx_graph.is_imported():
+        return nnx_graph.merge(tree, nnx_graph.new_objects())
+    return tree
+
+
+def _from_local(what: str, x: Any, leaf: Leaf, sharding: NamedSharding) -> jax.Array:
+    """A global array of what this process has of it."""
+    wanted = local_shape_here(sharding, leaf.shape)
+    shape = tuple(x.shape)
+    if not across.here(sharding) and (0 in shape or shape == leaf.shape):
+        # All of it is in other processes, which have what counts.
+        return across.away(
+            jax.ShapeDtypeStruct(leaf.shape, type_of(leaf.dtype)), sharding
+        )
+    if shape not in (wanted, leaf.shape):
+        raise RhinoError(
+            f"{what}: this process has another part of the array than the plan wants.",
+            where=leaf.path,
+            numbers=f"got {shape}; of {leaf.shape}, process {jax.process_index()} of"
+            f" {jax.process_count()} holds {wanted}",
+            fix="feed the rows of this process's devices: see"
+            " jax.make_array_from_process_local_data.",
+        )
+    return jax.make_array_from_process_local_data(sharding, x, leaf.shape)
+
+
+def local_shape_here(sharding: NamedSharding, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what this process's devices hold of an array, taken together."""
+    places = sharding.addressable_devices_indices_map(tuple(shape)).values()
+    return tuple(
+        sum(b - a for a, b in {i[dim].indices(size)[:2] for i in places if i})
+        for dim, size in enumerate(shape)
+    )
+
+
+def init(
+    plan: Plan, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """See `Plan.init`."""
+    what = "`plan.init`"
+    check_callable(what, fn)
+    placed = _runnable(plan, what)
+    given, tree = jax.tree.flatten(
+        (
+            [_on_mesh(placed, x) for x in args],
+            {name: _on_mesh(placed, x) for name, x in kwargs.items()},
+        )
+    )
+    # Sizes, configurations and functions are what they are; only arrays are traced.
+    at = [i for i, x in enumerate(given) if hasattr(x, "shape") and hasattr(x, "dtype")]
+    results: list[Leaves] = []
+
+    def flat(arrays: Sequence[Any]) -> list[Any]:
+        everything = list(given)
+        for i, x in zip(at, arrays, strict=True):
+            everything[i] = x
+        traced_args, traced_kwargs = jax.tree.unflatten(tree, everything)
+        results.append(_leaves(fn(*traced_args, **traced_kwargs)))
+        return list(results[-1].arrays)
+
+    # An init function sees what it is given as it is written.
+    arrays = [in_order(given[i], dims_of(given[i]), ()) for i in at]
+    shapes = jax.eval_shape(flat, arrays)
+    known = leaves_for(placed, results[-1].with_arrays(shapes), what)
+    made = _made_by_stages(placed, flat, arrays, known)
+    if placed.mesh.devices.flat[0].platform == "cpu":
+        with WATCHDOG.watching(lambda: what):  # see `SpmdExecutable`
+            jax.block_until_ready(made)
+    dims = stored_arguments(placed)
+    made = [
+        in_order(x, (), dims.get(leaf.path, ()))
+        for x, leaf in zip(made, known, strict=True)
+    ]
+    return _rebuilt(results[-1], made)
+
+
+def _made_by_stages(
+    plan: Plan,
+    flat: Callable[[Sequence[Any]], list[Any]],
+    arrays: Sequence[Any],
+    known: Sequence[Leaf],
+) -> list[Any]:
+    """The results of a function, each made on the devices of its stages alone."""
+    to_sharding = sharding_of(plan)
+    found: list[Any] = [None] * len(known)
+    places = [(leaf.stage, leaf.num_stages) for leaf in known]
+    for place in sorted({*places}):
+        mine = [i for i, at in enumerate(places) if at == place]
+
+        def run(given: Sequence[Any], mine: Sequence[int] = mine) -> list[Any]:
+            results = flat(given)
+            return [results[i] for i in mine]
+
+        shardings = [to_sharding(known[i]) for i in mine]
+        if plan.has_tasks:
+            made = _made_on(run, arrays, shardings)
+        else:
+            made = jax.jit(run, out_shardings=shardings)(list(arrays))
+        for i, x in zip(mine, made, strict=True):
+            found[i] = x
+    return found
+
+
+def _made_on(
+    run: Callable[[Sequence[Any]], list[Any]],
+    arrays: Sequence[Any],
+    shardings: Sequence[NamedSharding],
+) -> list[Any]:
+    """The results of a function on some of the devices, where only what it really
+    reads is moved: an optimizer's state is made of no more than shapes."""
+    closed = without_dead_code(jax.make_jaxpr(run)(list(arrays)))
+    if not across.here(shardings[0]):
+        return [*map(across.away, closed.out_avals, shardings)]
+    read = {v for eqn in closed.jaxpr.eqns for v in eqn.invars if not is_literal(v)}
+    read |= {v for v in closed.jaxpr.outvars if not is_literal(v)}
+    at = [i for i, v in enumerate(closed.jaxpr.invars) if v in read]
+    everywhere = NamedSharding(shardings[0].mesh, PartitionSpec())
+    given = across.placed([arrays[i] for i in at], [everywhere] * len(at))
+
+    def made_of(given: Sequence[Any]) -> list[Any]:
+        # What is not read can be anything.
+        everything: list[Any] = [None] * len(closed.jaxpr.invars)
+        for i, x in zip(at, given, strict=True):
+            everything[i] = x
+        return list(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *everything))
+
+    return list(jax.jit(made_of, out_shardings=list(shardings))(given))
+
+
+def _on_mesh(plan: Plan, argument: Any) -> Any:
+    """An argument of the init function where the plan has it (`params` of
+    `optimizer.init`), or else whole on every device."""
+    every = _leaves(argument)
+    leaves = every.without_scalars()
+    everywhere = set(plan.mesh.devices.flat)
+    if not leaves.arrays or all(
+        getattr(getattr(x, "sharding", None), "device_set", None) == everywhere
+        for x in leaves.arrays
+    ):
+        return argument
+    try:
+        known = _known(plan, every, "`plan.init`")
+    except RhinoError:
+        shardings = [NamedSharding(plan.mesh, PartitionSpec())] * len(leaves.arrays)
+    else:
+        shardings = [*map(sharding_of(plan), known)]
+    moved = across.placed(list(leaves.arrays), shardings)
+    return _rebuilt(leaves, [*map(remember, moved, map(dims_of, leaves.arrays))])
+
+
+def with_some_mesh(plan: AnyPlan, what: str) -> AnyPlan:
+    """The plan on its mesh, or on one of the devices here, as `plan.jit` takes it."""
+    if plan.mesh is not None:
+        return plan
+    return with_mesh(plan, make_mesh(plan.mesh_axes, what))
+
+
+def _runnable(plan: Plan, what: str) -> Plan:
+    """
+    Raises:
+      MeshError: there are too few devices.
+    """
+    placed = with_some_mesh(plan, what)
+    mesh = placed.mesh
+    if isinstance(mesh, AbstractMesh) or is_compile_only(mesh.devices.flat[0]):
+        raise not_runnable(placed, mesh)
+    return placed
+
+
+def type_of(dtype: str) -> Any:
+    """The element type that a plan's leaf names, also of PRNG keys."""
+    if not dtype.startswith("key<"):
+        return jax.numpy.dtype(dtype)
+    impl = impl_of(dtype)
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+
+
+def impl_of(dtype: str) -> str:
+    """JAX's name of the kind of PRNG keys of a dtype such as `key<fry>`."""
+    kinds = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
+    return kinds[dtype[4:-1]]

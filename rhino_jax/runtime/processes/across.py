@@ -1,0 +1,106 @@
+"""Arrays on devices that are, in part or all, other processes'.
+
+`jax.device_put` to a mesh of some of the processes wants all of them to take part. Here
+each process places what its own devices hold, and waits for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from rhino_jax.errors import ProcessError
+from rhino_jax.runtime.processes.agree import is_alone
+
+
+def placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """As `jax.device_put`, on meshes of any processes' devices.
+
+    Args:
+      arrays: of the host, of this process's devices, or global ones. Where they go to
+        devices of several processes, all of these give the same.
+      shardings: of each.
+    Raises:
+      ProcessError: an array's parts would have to come from other processes.
+    """
+    if is_alone():
+        return list(jax.device_put(list(arrays), list(shardings)))
+    found: list[Any] = list(arrays)
+    usual = [i for i, x in enumerate(arrays) if _is_usual(x, shardings[i])]
+    moved = jax.device_put([arrays[i] for i in usual], [shardings[i] for i in usual])
+    for i, x in zip(usual, moved, strict=True):
+        found[i] = x
+    for i in {*range(len(found))} - {*usual}:
+        found[i] = _placed(arrays[i], shardings[i])
+    return found
+
+
+def away(like: Any, sharding: NamedSharding) -> jax.Array:
+    """An array of which this process has nothing.
+
+    Args:
+      like: has its shape and dtype.
+    """
+    return assembled(like, sharding, [])
+
+
+def assembled(like: Any, sharding: NamedSharding, shards: Sequence[Any]) -> jax.Array:
+    """A global array of what this process's devices hold, in the mesh's order."""
+    return jax.make_array_from_single_device_arrays(
+        tuple(like.shape), sharding, list(shards), dtype=like.dtype
+    )
+
+
+def here(sharding: NamedSharding) -> list[Any]:
+    """The devices of a mesh that this process has, in order."""
+    me = jax.process_index()
+    return [d for d in sharding.mesh.devices.flat if d.process_index == me]
+
+
+def _is_usual(x: Any, sharding: Any) -> bool:
+    processes = {d.process_index for d in sharding.device_set}
+    if len(processes) == jax.process_count():
+        return True
+    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
+    return bool(sharding.is_fully_addressable) and not is_global
+
+
+def _placed(x: Any, sharding: NamedSharding) -> Any:
+    if isinstance(x, jax.Array) and x.sharding == sharding:
+        return x
+    if not isinstance(x, jax.Array):
+        x = np.asarray(x)
+        x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype))
+    devices = here(sharding)
+    if not devices:
+        return away(x, sharding)
+    wanted = sharding.devices_indices_map(tuple(x.shape))
+    parts = _parts(x, [wanted[d] for d in devices])
+    if parts is None:
+        raise ProcessError(
+            "an array is on devices of other processes, and is wanted here.",
+            where=f"process {jax.process_index()}",
+            numbers=f"{x.dtype}{list(x.shape)}: is {x.sharding}, wanted {sharding}",
+            fix="give it as the plan has it: plan.init makes state where it belongs,"
+            " plan.put moves what every process has.",
+        )
+    return assembled(x, sharding, jax.device_put(parts, devices))
+
+
+def _parts(x: Any, indices: Sequence[Any]) -> list[Any] | None:
+    """Parts of an array, as far as this process has them."""
+    if not isinstance(x, jax.Array):
+        return [x[index] for index in indices]
+    if x.is_fully_addressable or x.is_fully_replicated:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return [x[index] for index in indices]
+        whole = np.asarray(x)
+        return [whole[index] for index in indices]
+    have = {str(s.index): s.data for s in x.addressable_shards}
+    found = [have.get(str(index)) for index in indices]
+    return None if any(part is None for part in found) else found

@@ -1,0 +1,164 @@
+"""One plan in all processes of a mesh: the first makes it, the others take it.
+
+Programs and plans are compared before anything is compiled. Where the mesh is of one
+process, nobody waits for anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from rhino_jax._compat import coordination_client, is_compile_only
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.passes.apply import remade
+from rhino_jax.plan.files.store import plan_from_json, plan_to_json
+from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.fits import check_fits
+from rhino_jax.plan.plan import Plan
+from rhino_jax.runtime.processes import listing
+from rhino_jax.runtime.processes.meeting import Meeting
+from rhino_jax.runtime.processes.signs import at_work
+
+
+def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
+    """Whose devices these are, where several processes must agree on them.
+
+    Empty for devices of one process, for compile-only ones, and in processes that
+    have none of them.
+    """
+    if is_alone():
+        return ()
+    every = list(devices)
+    if any(map(is_compile_only, every[:1])):
+        return ()
+    found = tuple(sorted({int(d.process_index) for d in every}))
+    return found if len(found) > 1 and jax.process_index() in found else ()
+
+
+def is_alone() -> bool:
+    """Whether there are no other processes: JAX was not started as one of several."""
+    return coordination_client() is None or jax.process_count() < 2
+
+
+def processes_of_mesh(mesh: Any) -> tuple[int, ...]:
+    """The same of a mesh; empty for an abstract one."""
+    return processes_of(mesh.devices.flat) if isinstance(mesh, Mesh) else ()
+
+
+@contextlib.contextmanager
+def attending(mesh: Any | None) -> Iterator[None]:
+    """Show other processes that this one is at work, if the mesh is of several.
+
+    Args:
+      mesh: the mesh; None: one that is still to be chosen, over all devices.
+    """
+    client = coordination_client()
+    is_shared = not is_alone()
+    if is_shared and mesh is not None:
+        is_shared = bool(processes_of_mesh(mesh))
+    with (
+        at_work(client, jax.process_index()) if is_shared else contextlib.nullcontext()
+    ):
+        yield
+
+
+def made_by_first(
+    traced: Traced,
+    processes: tuple[int, ...],
+    asked: Mapping[str, str],
+    make: Callable[[], Plan],
+    what: str,
+) -> Plan:
+    """The plan that the first process makes, in all of them.
+
+    Args:
+      traced: the function.
+      processes: as `processes_of` gives them; empty: this one plans for itself.
+      asked: what is asked for, as name → value; must be the same in all of them.
+      make: makes the plan; without trees and mesh.
+      what: the call, for messages.
+    Raises:
+      ProcessError: programs differ, or a process is lost; in every process. What
+        `make` raises in the first is raised in the others, too.
+    """
+    if not processes:
+        return make()
+    meeting = Meeting(coordination_client(), processes, what, traced.name)
+    meeting.compare("program", listing.of_program(traced, asked))
+    if meeting.is_first:
+        try:
+            plan = make()
+        except Exception as error:
+            meeting.fail(error)
+        meeting.put("made", plan_to_json(plan).encode())
+    else:
+        made = meeting.wait("made", meeting.first, "to plan")
+        plan = plan_from_json(made.decode(), what=what)
+    try:
+        found = fingerprint(traced.program, plan.mesh_axes)
+        check_fits(plan, found, plan.mesh_axes, program=traced.program, what=what)
+    except Exception as error:
+        meeting.fail(error)
+    meeting.compare("plan", _lines_of(plan, traced))
+    meeting.end()
+    return plan
+
+
+def decided_by_first(
+    traced: Sequence[Traced],
+    processes: tuple[int, ...],
+    asked: Mapping[str, str],
+    decide: Callable[[], Any],
+    what: str,
+) -> Any:
+    """What the first process decides of several functions together, in all of them.
+
+    Args:
+      traced: the functions.
+      processes, asked, what: as of `made_by_first`.
+      decide: decides; gives what JSON holds.
+    Raises:
+      ProcessError: as `made_by_first`. What `decide` raises in the first process is
+        raised in the others, too.
+    """
+    if not processes:
+        return decide()
+    names = ", ".join(t.name for t in traced)
+    meeting = Meeting(coordination_client(), processes, what, names)
+    lines = [line for t in traced for line in listing.of_program(t, asked)]
+    meeting.compare("program", lines)
+    if meeting.is_first:
+        try:
+            decided = decide()
+        except Exception as error:
+            meeting.fail(error)
+        meeting.put("decided", json.dumps(decided).encode())
+    else:
+        decided = json.loads(meeting.wait("decided", meeting.first, "to plan"))
+    meeting.end()
+    return decided
+
+
+def agreed(traced: Traced, processes: tuple[int, ...], plan: Plan, what: str) -> None:
+    """Go on only if all processes have this plan, of this program.
+
+    Raises:
+      ProcessError: they do not, or a process is lost.
+    """
+    if not processes:
+        return
+    meeting = Meeting(coordination_client(), processes, what, traced.name)
+    meeting.compare("program", listing.of_program(traced, {}))
+    meeting.compare("plan", _lines_of(plan, traced))
+    meeting.end()
+
+
+def _lines_of(plan: Plan, traced: Traced) -> list[listing.Line]:
+    """What a plan says of the program that runs."""
+    return listing.of_plan(plan, remade(traced, plan.transforms).program)

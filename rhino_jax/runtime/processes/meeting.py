@@ -1,0 +1,205 @@
+"""One meeting of processes: values put where the others find them, and waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import jax
+
+from rhino_jax import errors
+from rhino_jax.errors import ProcessError, RhinoError
+from rhino_jax.runtime.processes.leaving import of_lost
+from rhino_jax.runtime.processes.listing import (
+    Line,
+    digest,
+    first_difference,
+    from_bytes,
+    to_bytes,
+)
+from rhino_jax.runtime.processes.service import Service
+from rhino_jax.runtime.processes.signs import Watch, lost_after_s
+
+
+POLL_S = 0.5
+"""How long one question to the service waits for an answer; then signs of life are
+looked for, and errors of others."""
+
+HEARD_S = 5.0
+"""How long the first process waits, before it raises an error, for all others."""
+
+MOMENT_S = 1.0
+"""What it then leaves them to say why they end: where it is process 0, JAX ends
+them with it."""
+
+MOST_BYTES = 1 << 20
+"""Of one message; longer ones are sent in parts."""
+
+
+_numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+
+
+class Meeting:
+    """What the processes of one mesh do together, before one program is compiled.
+
+    Every process makes the same sequence of meetings, so that their numbers are names.
+
+    Args:
+      client: of JAX's coordination service.
+      processes: indices of those that meet; the first plans.
+      what: the call, for messages.
+      name: of the function.
+    """
+
+    def __init__(
+        self, client: Any, processes: Sequence[int], what: str, name: str
+    ) -> None:
+        self._service = Service(client, lost_after_s(), what)
+        self.processes = tuple(sorted(processes))
+        self.what, self.name, self.me = what, name, jax.process_index()
+        self.first, *self.others = self.processes
+        number = next(_numbers[self.processes])
+        group = "-".join(map(str, self.processes))
+        if len(group) > 64:
+            group = f"{len(self.processes)}-{zlib.crc32(group.encode()):08x}"
+        self._root = f"rhino_jax/plan/{group}"
+        self._prefix = f"{self._root}/{number}"
+        self._before = f"{self._root}/{number - 1}" if number else None
+
+    def name_of(self, what: str) -> str:
+        """A name, the same in all that met here and nowhere else."""
+        return f"rhino_jax/{what}/{self._prefix.removeprefix('rhino_jax/plan/')}"
+
+    @property
+    def is_first(self) -> bool:
+        return self.me == self.first
+
+    def put(self, key: str, data: bytes) -> None:
+        """Let the others find something."""
+        parts = [data[i : i + MOST_BYTES] for i in range(0, len(data), MOST_BYTES)]
+        for i, part in enumerate(parts):
+            self._service.put(f"{self._prefix}/{key}/{i}", part)
+        self._service.put(f"{self._prefix}/{key}/count", str(len(parts)).encode())
+
+    def wait(self, key: str, process: int, doing: str) -> bytes:
+        """What a process puts there, as soon as it does.
+
+        Raises:
+          ProcessError: that process is lost, or another told of an error.
+        """
+        watch = Watch(self._service, process, self.what, doing)
+        while True:
+            count = self._service.get(f"{self._prefix}/{key}/count", POLL_S)
+            if count is not None:
+                break
+            self._raise_told()
+            watch.look()
+        keys = [f"{self._prefix}/{key}/{i}" for i in range(int(count))]
+        return b"".join(self._service.get(k, POLL_S) or b"" for k in keys)
+
+    def compare(self, kind: str, lines: Sequence[Line]) -> None:
+        """Go on only if all processes have the same.
+
+        Args:
+          kind: of what is compared: "program" or "plan".
+          lines: this process's.
+        Raises:
+          ProcessError: some process has something else, and which line differs first;
+            in every process.
+        """
+        mine = digest(lines).encode()
+        if self.is_first:
+            self.put(f"{kind}/lines", to_bytes(lines))
+            self.put(f"{kind}/digest", mine)
+            for process in self.others:
+                self.wait(f"{kind}/same/{process}", process, f"to compare the {kind}")
+            self.put(f"{kind}/all", b"same")
+            return
+        if self.wait(f"{kind}/digest", self.first, "to plan") != mine:
+            theirs = from_bytes(self.wait(f"{kind}/lines", self.first, "to plan"))
+            self.fail(self._difference(kind, theirs, lines))
+        self.put(f"{kind}/same/{self.me}", b"same")
+        self.wait(f"{kind}/all", self.first, f"to compare the {kind} with others")
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise an error in every process."""
+        told = error if isinstance(error, RhinoError) else None
+        text = f"{type(error).__name__}: {error}"
+        said = {
+            "kind": type(error).__name__ if told else "ProcessError",
+            "what": told.what
+            if told
+            else f"{self.what}: process {self.me} failed while it planned.",
+            "where": told.where if told else f"process {self.me}",
+            "numbers": told.numbers if told else text[:1000],
+            "fix": told.fix if told else f"see the output of process {self.me}.",
+            "lost": getattr(error, "lost", None),
+        }
+        with contextlib.suppress(ProcessError):
+            # Unless another has told first.
+            self._service.put(f"{self._prefix}/error", json.dumps(said).encode())
+            self._hear()
+        raise error
+
+    def _hear(self) -> None:
+        """Let the first process know that the error got here."""
+        until = time.monotonic() + HEARD_S
+        self._service.put(f"{self._prefix}/heard/{self.me}", b"yes")
+        if not self.is_first:
+            return
+        for process in self.processes:
+            left_s = max(0.0, until - time.monotonic())
+            self._service.get(f"{self._prefix}/heard/{process}", left_s)
+        time.sleep(MOMENT_S)
+
+    def end(self) -> None:
+        """Clean up, once all have what they need of this meeting."""
+        if not self.is_first:
+            return
+        # All others are past the meeting before; of this they may still read the end.
+        gone = [f"{self._prefix}/{key}/" for key in ("program/lines", "plan/lines")]
+        gone.append(f"{self._prefix}/made/")
+        if self._before is not None:
+            gone.append(f"{self._before}/")
+        for key in gone:
+            with contextlib.suppress(ProcessError):
+                self._service.delete(key)
+
+    def _raise_told(self) -> None:
+        """Raise the error that another process told of, if any."""
+        text = self._service.find(f"{self._prefix}/error")
+        if text is None:
+            return
+        said = json.loads(text)
+        with contextlib.suppress(ProcessError):
+            self._hear()
+        kind = getattr(errors, said["kind"], ProcessError)
+        lost = said.pop("lost")
+        error = kind(**{k: v for k, v in said.items() if k != "kind"})
+        raise error if lost is None else of_lost(error, lost)
+
+    def _difference(
+        self, kind: str, theirs: Sequence[Line], mine: Sequence[Line]
+    ) -> ProcessError:
+        found = first_difference(theirs, mine)
+        assert found is not None
+        (a, b), first, me = found, f"process {self.first}", f"process {self.me}"
+        name = a.name if a.name == b.name else f"{a.name} in {first}, {b.name} in {me}"
+        wheres = {f"{a.where} in {first}": a.where, f"{b.where} in {me}": b.where}
+        where = "; ".join(text for text, line in wheres.items() if line)
+        made = "traced another program" if kind == "program" else "has another plan"
+        return ProcessError(
+            f"{self.what}: {me} {made} of `{self.name}` than {first}.",
+            where=f"{name}: {where}" if where else name,
+            numbers=f"{first}: {a.name} {a.value}; {me}: {b.name} {b.value}",
+            fix="run the same code with the same settings in every process; what"
+            " differs (data, seeds, jax.process_index()) must be an argument."
+            if kind == "program"
+            else "give every process the same plan, or let process 0 make one.",
+        )

@@ -1,0 +1,298 @@
+"""Processes that run one plan, step by step: signs of life, errors told, and waits.
+
+Whatever another process has a part in is waited for in a thread of its own: JAX cannot
+be told to stop waiting. Meanwhile this process looks whether another has told of an
+error, and whether those that it waits for still give signs of life. One that gives
+none for `RHINO_LOST_AFTER_S` is lost; one that has not come to this step within
+`RHINO_ARRIVE_WITHIN_S` is an error as well.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import json
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from rhino_jax.errors import ProcessError
+from rhino_jax.runtime.processes.leaving import of_lost, watch_exit
+from rhino_jax.runtime.processes.meeting import POLL_S
+from rhino_jax.runtime.processes.service import Service
+from rhino_jax.runtime.processes.signs import BEAT_S, arrive_within_s, lost_after_s
+
+
+BARRIER_MS = 7 * 24 * 3_600_000
+"""Milliseconds after which JAX gives up a barrier: long after this process did."""
+
+MISSED_BEATS = 3
+"""Signs of life that a lost process has missed once a collective fails for its loss."""
+
+_KEY = "rhino_jax/running/{}"
+
+LEFT = "left"
+
+
+class _Pulse:
+    """The thread that shows that this process lives, and where it is; one for all."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._key = service, _KEY.format(jax.process_index())
+        self.at = ""
+        threading.Thread(
+            target=self._run, name="rhino_jax signs of running", daemon=True
+        ).start()
+        atexit.register(self._leave)
+
+    def _run(self) -> None:
+        for count in itertools.count():
+            self._write(str(count))
+            time.sleep(BEAT_S)
+
+    def _leave(self) -> None:
+        self._write(LEFT)
+
+    def _write(self, count: str) -> None:
+        # Where the service is gone, whoever waits finds out.
+        with contextlib.suppress(ProcessError):
+            self._service.overwrite(self._key, f"{count} {self.at}")
+
+
+_pulses: dict[int, _Pulse] = {}
+
+
+class _Waiter:
+    """A thread that makes calls which may never end, one after another."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="rhino_jax waits", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            call = self._calls.get()
+            try:
+                call()
+            except Exception as error:
+                self._ends.put(error)
+            else:
+                self._ends.put(None)
+            del call
+
+    def start(self, call: Callable[[], Any]) -> None:
+        self._calls.put(call)
+
+    def end(self, within_s: float) -> bool:
+        """Whether the call has ended; raises what it raised."""
+        try:
+            error = self._ends.get(timeout=within_s)
+        except queue.Empty:
+            return False
+        if error is not None:
+            raise error
+        return True
+
+
+class Running:
+    """What the processes of one plan tell each other while they run it.
+
+    Args:
+      client: of JAX's coordination service.
+      processes: indices of those that run it.
+      what: the call, for messages.
+      prefix: of keys, the same in all of them and no other plan's.
+    """
+
+    def __init__(
+        self, client: Any, processes: Sequence[int], what: str, prefix: str
+    ) -> None:
+        self._client, self._service = client, Service(client, lost_after_s(), what)
+        self.processes, self.what, self.me = tuple(processes), what, jax.process_index()
+        self._prefix, self._step, self._failures = prefix, 0, 0
+        self._seen: dict[int, tuple[str, float]] = {}
+        self._waiter: _Waiter | None = None
+
+    @property
+    def step(self) -> int:
+        """The number of this step, from 1 on."""
+        return self._step
+
+    def begin(self) -> None:
+        """Enter the next step."""
+        self._step += 1
+        if id(self._client) not in _pulses:
+            _pulses[id(self._client)] = _Pulse(Service(self._client, 2 * BEAT_S, ""))
+        _pulses[id(self._client)].at = f"{self._prefix} {self._step}"
+        self._seen.clear()
+
+    def wait(self, call: Callable[[], Any], on: Sequence[int], doing: str) -> None:
+        """Make a call that ends when others have done their part.
+
+        Args:
+          call: what blocks.
+          on: processes that have a part in it.
+          doing: what this process waits for, as "for `forward_0_of_group_0`".
+        Raises:
+          ProcessError: one of them is lost, or another process told of an error.
+        """
+        waiter = self._waiter or _Waiter()
+        # One whose call never ends is left behind.
+        self._waiter = None
+        waiter.start(call)
+        try:
+            while not waiter.end(POLL_S):
+                self._look(on, doing)
+        except ProcessError:
+            raise
+        except Exception:  # the call's own
+            self._waiter = waiter
+            raise
+        self._waiter = waiter
+
+    @contextlib.contextmanager
+    def step_of_one_program(self) -> Iterator[None]:
+        """Enter the next step, of one program that all processes run.
+
+        Its collectives fail at once where the connection to another process ends.
+
+        Raises:
+          ProcessError: instead of JAX's error, where a process is lost.
+        """
+        self.begin()
+        watch_exit()
+        try:
+            yield
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            # What fails while it is dispatched is a ValueError (JAX 0.10.2).
+            is_status = re.match(r"[A-Z_]+: ", str(error))
+            process = self._missing() if is_status else None
+            if process is None:
+                raise
+            text = str(error).splitlines()[0][:300]
+            given_s = MISSED_BEATS * BEAT_S
+            raise self.lost(process, "in a collective", text, given_s) from error
+
+    def _missing(self) -> int | None:
+        """Return a process that gives no sign of life, else one that has ended."""
+        others = [p for p in self.processes if p != self.me]
+        before = [self._service.find(_KEY.format(p)) for p in others]
+        time.sleep(MISSED_BEATS * BEAT_S)
+        after = [self._service.find(_KEY.format(p)) for p in others]
+        has_left = [(sign or "").partition(" ")[0] == LEFT for sign in after]
+        pairs = zip(others, before, after, has_left, strict=True)
+        silent = [p for p, a, b, left in pairs if a == b and not left]
+        return next(iter([*silent, *itertools.compress(others, has_left)]), None)
+
+    def meet(self, doing: str, on: Sequence[int] | None = None) -> None:
+        """Go on once all processes are here.
+
+        Args:
+          on: those that meet, all by default.
+        Raises:
+          ProcessError: as `wait`.
+        """
+        on = self.processes if on is None else on
+        name = f"{self._prefix}/{self._failures}/{' '.join(map(str, on))}"
+
+        def call() -> None:
+            self._client.wait_at_barrier(name, BARRIER_MS, list(on))
+
+        self.wait(call, on, doing)
+
+    def failed(self, error: ProcessError) -> None:
+        """Tell the others of an error, unless one has told before.
+
+        The next step is another attempt: what waits for the end of this one is not
+        woken by it.
+        """
+        self._failures += 1
+        parts = [error.what, error.where, error.numbers, error.fix]
+        said = [*parts, self.me, error.lost]
+        with contextlib.suppress(ProcessError):
+            self._service.put(self._told_at(self._step), json.dumps(said).encode())
+
+    def told(self) -> ProcessError | None:
+        """The error that another process told of, in this step or at the last's end."""
+        for step in (self._step, self._step - 1):
+            text = self._service.find(self._told_at(step))
+            if text is None:
+                continue
+            what, where, numbers, fix, process, lost = json.loads(text)
+            if process != self.me:
+                error = ProcessError(what, where=where, numbers=numbers, fix=fix)
+                return error if lost is None else of_lost(error, lost)
+        return None
+
+    def told_within(self, seconds: float) -> ProcessError | None:
+        """The same, waited for."""
+        until = time.monotonic() + seconds
+        while (error := self.told()) is None and time.monotonic() < until:
+            time.sleep(0.1 * seconds)
+        return error
+
+    def _told_at(self, step: int) -> str:
+        return f"{self._prefix}/{step}/error"
+
+    def _look(self, on: Sequence[int], doing: str) -> None:
+        error = self.told()
+        if error is not None:
+            raise error
+        for process in on:
+            if process != self.me:
+                self._look_at(process, doing)
+
+    def _look_at(self, process: int, doing: str) -> None:
+        now, sign = time.monotonic(), self._service.find(_KEY.format(process)) or ""
+        seen, since = self._seen.get(process, (None, now))
+        if sign != seen:
+            self._seen[process], since = (sign, now), now
+        count, _, at = sign.partition(" ")
+        if count == LEFT:
+            raise self.lost(process, doing, "it ended")
+        prefix, _, step = at.partition(" ")
+        is_here = prefix == self._prefix and int(step) >= self._step
+        first = self._seen.setdefault(-1, ("", now))[1]
+        if sign and now - since > lost_after_s():
+            raise self.lost(process, doing, f"silent for {now - since:.0f} s")
+        if not is_here and now - first > arrive_within_s():
+            raise ProcessError(
+                f"{self.what}: process {process} has not come to step {self._step}.",
+                where=f"process {process}, waited for by process {self.me} {doing}",
+                numbers=f"waited for {now - first:.0f} s; it is at"
+                f" {f'step {step}' if prefix == self._prefix else 'something else'}",
+                fix="call the function in every process whose devices are in the mesh,"
+                " in the same order; where one is that much later,"
+                " RHINO_ARRIVE_WITHIN_S gives it longer.",
+            )
+
+    def lost(
+        self, process: int, doing: str, numbers: str, given_s: float | None = None
+    ) -> ProcessError:
+        """Return the error that says that a process is lost.
+
+        Args:
+          process: its index.
+          doing: what this process waits for.
+          numbers: what is known of it.
+          given_s: seconds without a sign of life; None: `lost_after_s()`.
+        """
+        given_s = lost_after_s() if given_s is None else given_s
+        error = ProcessError(
+            f"{self.what}: process {process} is lost: process {self.me} waited for it"
+            f" {doing}.",
+            where=f"process {process}, step {self._step}",
+            numbers=f"{numbers}; it writes every {BEAT_S:g} s, and is given"
+            f" {given_s:g} s",
+            fix=f"see the output of process {process}: it was killed, stopped, or ended"
+            " early. Restart all processes from the last checkpoint;"
+            " RHINO_LOST_AFTER_S gives a slow one longer.",
+        )
+        return of_lost(error, process)

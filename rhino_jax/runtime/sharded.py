@@ -1,0 +1,320 @@
+"""The function that a user calls: plans once per signature, moves, runs.
+
+Called with arrays, it moves those that are not where the plan wants them and runs
+one compiled program. Called with tracers (inside `jit`, `grad` or `vmap`), it only
+places constraints.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+
+import jax
+
+from rhino_jax._compat import context_mesh
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    PinError,
+    RhinoWarning,
+    TraceError,
+)
+from rhino_jax.frontend.call import Call, Signature, split_call
+from rhino_jax.frontend.parameters import Parameters
+from rhino_jax.frontend.trace import Traced, check_same_program, trace_call
+from rhino_jax.frontend.weak_types import compute_the_same, differ_in_weakness
+from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.plan import AnyPlan
+from rhino_jax.runtime.bound import Arguments, Bound
+from rhino_jax.runtime.constraints import auto_twin
+from rhino_jax.runtime.difference import difference, kept_text
+from rhino_jax.runtime.feedback import tied, without
+from rhino_jax.runtime.lowering import Lowered, lower
+from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
+from rhino_jax.runtime.processes.agree import agreed, attending, processes_of_mesh
+
+
+Planner = Callable[[Traced, Any, AnyPlan | None], AnyPlan]
+"""From a traced function, a mesh (None: choose one), and the function's last plan for
+another signature, if any, to a plan with a mesh."""
+
+
+class ShardedFunction(Generic[AnyPlan]):
+    """A function that runs sharded; see `rhino_jax.auto_shard`.
+
+    Has what `jax.jit` objects have: `lower`, `trace`, `eval_shape`, `clear_cache`,
+    `__wrapped__`; and `plan` and `last_plan`.
+
+    Attributes:
+      hardware: what the user named for it, which `like=` takes over; or None.
+      wishes: all that was asked for it, or None.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        planner: Planner[AnyPlan],
+        mesh: Any,
+        what: str,
+        *,
+        plans: bool = True,
+    ) -> None:
+        """`plans`: whether `planner` makes plans, and not only hands one out."""
+        self._parameters, self._planner = parameters, planner
+        self._mesh, self._what = mesh, what
+        self._last: Bound[AnyPlan] | None = None
+        self._last_context: Any = None
+        self._bounds: dict[tuple[Signature, Any], Bound[AnyPlan]] = {}
+        self._plans: dict[tuple[str, Any], AnyPlan] = {}
+        self._programs: dict[tuple[Signature, Any], str] = {}
+        self._plans_itself = plans
+        self._has_warned = not plans
+        self._has_told_ties = False
+        self.hardware: Any = None
+        self.wishes: Any = None
+        functools.update_wrapper(self, parameters.fn)
+        self.__wrapped__: Callable[..., Any] = parameters.fn
+        self.__name__ = parameters.name
+
+    @property
+    def mesh(self) -> Any | None:
+        """The mesh that was given, or None."""
+        return self._mesh
+
+    @property
+    def parameters(self) -> Parameters:
+        """How arguments are read: names, static and donated ones."""
+        return self._parameters
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        last = self._last
+        if last is not None and (self._mesh is not None or self._is_same_context()):
+            arguments = self._match(last, args, kwargs)
+            if arguments is not None:
+                if arguments.to_move and self._plans_itself:
+                    tied_up = self._tie_what_came_back(last, arguments)
+                    if tied_up is not last:
+                        last, arguments = tied_up, self._match(tied_up, args, kwargs)
+                        assert arguments is not None
+                return last.run(arguments)
+        return self._call(args, kwargs)
+
+    def _is_same_context(self) -> bool:
+        return context_mesh() is self._last_context
+
+    def _match(self, bound: Bound[AnyPlan], args: Any, kwargs: Any) -> Arguments | None:
+        if self._parameters.static:
+            args, kwargs, statics = self._parameters.take_statics(args, kwargs)
+            if statics != bound.traced.signature.statics:
+                return None
+        return bound.read(args, kwargs)
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        call = split_call(self._parameters, args, kwargs, self._what)
+        arrays = call.leaves.arrays
+        for path, x in zip(call.leaves.array_paths, arrays, strict=True):
+            if isinstance(x, jax.ShapeDtypeStruct):
+                raise TraceError(
+                    f"`{self.__name__}` was called with a shape in place of an array.",
+                    where=path,
+                    numbers=str(x),
+                    fix="call it with arrays; .plan(...) and .lower(...) take shapes.",
+                )
+        bound = self._bind(call)
+        is_traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
+        if is_traced or bound.traced.has_captured_tracers:
+            return bound.run_staged(arrays, call.lifted)
+        # What else holds the arrays must not be taken for the user's.
+        del call, arrays
+        arguments = self._match(bound, args, kwargs)
+        assert arguments is not None
+        self._last, self._last_context = bound, context_mesh()
+        return bound.run(arguments)
+
+    def _bind(self, call: Call) -> Bound[AnyPlan]:
+        """Trace and plan, unless this signature was planned before."""
+        mesh = self._mesh
+        if mesh is None:
+            mesh = read_mesh(context_mesh(), self._what)
+        key = (call.signature(), mesh)
+        found = self._bounds.get(key)
+        if found is not None:
+            return found
+        with attending(mesh):
+            twin = None if mesh is None else auto_twin(mesh)
+            traced = trace_call(self._parameters, call, mesh=twin, what=self._what)
+            axes = () if mesh is None else axes_of_mesh(mesh)
+            print_of = fingerprint(traced.program, axes)
+            check_same_program(traced, print_of, self._programs.get(key), self._what)
+            twin = self._twin(key, traced)
+            plan = self._plans.get((print_of, mesh)) if twin is None else twin.plan
+            if plan is None:
+                before = self._last_bound(mesh)
+                plan = self._planner(traced, mesh, before.plan if before else None)
+                if before is not None:
+                    self._say_that_it_replans(before, call, plan)
+                self._plans[print_of, mesh] = plan
+            else:
+                agreed(traced, processes_of_mesh(plan.mesh), plan, self._what)
+        bound = Bound(traced, plan, plan.mesh) if twin is None else twin
+        self._programs[key] = print_of
+        if not traced.has_captured_tracers:
+            self._bounds[key] = bound
+        return bound
+
+    def _twin(
+        self, key: tuple[Signature, Any], traced: Traced
+    ) -> Bound[AnyPlan] | None:
+        """Find what was compiled for a signature that differs in weak types alone, if
+        this trace computes the same."""
+        signature, mesh = key
+        for (other, its_mesh), bound in reversed(self._bounds.items()):
+            if its_mesh == mesh and differ_in_weakness(signature, other):
+                if compute_the_same(bound.traced, traced):
+                    return bound.with_types(signature)
+        return None
+
+    def _tie_what_came_back(
+        self, bound: Bound[AnyPlan], arguments: Arguments
+    ) -> Bound[AnyPlan]:
+        """The same, planned again where a result of the last call is an argument now
+        and would have to move."""
+        ties = bound.feedback.came_back(arguments.arrays, arguments.to_move)
+        # Planned again, arrays could be stored otherwise than those that there are.
+        if not ties or bound.storage.inputs:
+            return bound
+        key = next(k for k, b in self._bounds.items() if b is bound)
+        mesh = key[1]
+        traced = tied(bound.traced, ties)
+        before = without(bound.plan, set(ties.values()))
+        try:
+            with attending(mesh):
+                plan = self._planner(traced, bound.mesh, before)
+        except (PinError, InfeasiblePlanError):  # what the user asked for forbids it
+            bound.feedback.ignore()
+            return bound
+        self._say_what_came_back(bound.traced, ties)
+        self._plans[self._programs[key], mesh] = plan
+        self._last = self._bounds[key] = Bound(traced, plan, bound.mesh)
+        return self._last
+
+    def _say_what_came_back(self, traced: Traced, ties: dict[int, int]) -> None:
+        if self._has_told_ties:
+            return
+        self._has_told_ties = True
+        paths = traced.arguments.array_paths
+        outputs = traced.program.outputs
+        said = "; ".join(
+            f"`{outputs[o].path}` as `{paths[i]}`" for o, i in ties.items()
+        )
+        warnings.warn(
+            f"{self._what}: results of `{self.__name__}` come back as arguments, laid"
+            f" out otherwise: {said}. It is planned again so that they have one"
+            " sharding. This is said once; donate such arguments, and it is known from"
+            " the start.",
+            RhinoWarning,
+            stacklevel=4,
+        )
+
+    def _last_bound(self, mesh: Any) -> Bound[AnyPlan] | None:
+        """What was planned last for this mesh."""
+        return next(
+            (b for (_, m), b in reversed(self._bounds.items()) if m == mesh), None
+        )
+
+    @property
+    def last_plan(self) -> AnyPlan | None:
+        """The plan that was made last; None where nothing was planned yet."""
+        return next((b.plan for b in reversed(self._bounds.values())), None)
+
+    def _say_that_it_replans(self, before: Bound, call: Call, plan: AnyPlan) -> None:
+        if self._has_warned:
+            return
+        reason = difference(before.traced, call)
+        if reason is None:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{self._what}: `{self.__name__}` is planned again, because {reason}."
+            f" {kept_text(before.plan, plan)} This is said once; keep shapes the same"
+            " from call to call to plan once, or clear_cache() to plan freely.",
+            RhinoWarning,
+            stacklevel=5,
+        )
+
+    def plan(self, *args: Any, **kwargs: Any) -> AnyPlan:
+        """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s).
+
+        Allocates and runs nothing.
+        """
+        return self.bound(*args, **kwargs).plan
+
+    def bound(self, *args: Any, **kwargs: Any) -> Bound[AnyPlan]:
+        """Traced and planned, for arrays or `jax.ShapeDtypeStruct`s."""
+        return self._bind(split_call(self._parameters, args, kwargs, self._what))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Lower for these arguments, on compile-only meshes too."""
+        return lower(self.bound(*args, **kwargs))
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The sharded program as `jax.jit` traces it, over flat arrays."""
+        bound = self.bound(*args, **kwargs)
+        return bound.executable.trace(bound.abstract_arrays())
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes, types and shardings of the result."""
+        bound = self.bound(*args, **kwargs)
+        traced, shapes = bound.traced, bound.traced.out_shapes
+        outs = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+            for x, sharding in zip(shapes, bound.executable.out_shardings, strict=True)
+        ]
+        return bound.result(traced.captured.split(outs)[0])
+
+    def clear_cache(self) -> None:
+        """Forget all traces, plans and compiled programs."""
+        self._last = None
+        self._bounds.clear()
+        self._plans.clear()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else Method(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<{self._what} of {self.__name__}, {len(self._bounds)} signatures>"
+
+
+class Method(Generic[AnyPlan]):
+    """What `instance.function` is; see `ShardedFunction.__get__`."""
+
+    def __init__(self, function: ShardedFunction[AnyPlan], instance: Any) -> None:
+        self.__func__, self.__self__ = function, instance
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def plan(self, *args: Any, **kwargs: Any) -> AnyPlan:
+        return self.__func__.plan(self.__self__, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        return self.__func__.lower(self.__self__, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        return self.__func__.trace(self.__self__, *args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
+
+    def clear_cache(self) -> None:
+        self.__func__.clear_cache()
+
+
+def unbound(fn: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """A function and its arguments; of a method, its instance is the first."""
+    if isinstance(fn, Method):
+        return fn.__func__, (fn.__self__, *args)
+    return fn, tuple(args)

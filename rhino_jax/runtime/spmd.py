@@ -1,0 +1,206 @@
+"""A plan of one stage as one SPMD program: the user's, with constraints in it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from rhino_jax._compat import context_mesh, in_current_mesh, is_compile_only
+from rhino_jax.errors import StageError
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.emulated import WATCHDOG
+from rhino_jax.ir.transform import stages_in_one
+from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.runtime.constraints import (
+    auto_twin,
+    check_divides,
+    explicit_part,
+    partition_spec,
+)
+from rhino_jax.runtime.interpret import constrained
+
+
+class SpmdExecutable:
+    """Runs a program as one compiled SPMD program; see `runtime.executable.Executable`.
+
+    Attributes:
+      traced: the function.
+      plan: its plan, of one stage.
+      mesh: the mesh on which arguments are taken and results given.
+      in_shardings: of arguments, then constants.
+      out_shardings: of results.
+    """
+
+    def __init__(self, traced: Traced, plan: Plan, mesh: Any) -> None:
+        self.traced, self.plan, self.mesh = traced, plan, mesh
+        self._types: Sequence[jax.ShapeDtypeStruct] | None = None
+        self.in_shardings: Sequence[NamedSharding] = [
+            self._sharding(leaf) for leaf in plan.inputs
+        ]
+        self.out_shardings: Sequence[NamedSharding] = [
+            self._sharding(leaf) for leaf in plan.outputs
+        ]
+
+    def _sharding(self, leaf: Leaf) -> NamedSharding:
+        check_divides(leaf.path, leaf.spec, leaf.shape, self.mesh)
+        return NamedSharding(
+            self.mesh, partition_spec(leaf.spec, leaf.shape, self.mesh)
+        )
+
+    def function(self) -> Any:
+        """The flat function of arguments and constants, with constraints in it."""
+        if stages_in_one(self.plan.transforms) > 1:
+            run = over_stages(self.traced, self.plan, auto_twin(self.mesh))
+        else:
+            run = constrained(
+                self.traced.closed_jaxpr,
+                self.traced.program,
+                self.plan.decisions,
+                auto_twin(self.mesh),
+            )
+        if any(kind is AxisType.Explicit for kind in self.mesh.axis_types):
+            run = jax.sharding.auto_axes(
+                run,
+                axes=self.mesh.axis_names,
+                out_sharding=[explicit_part(s) for s in self.out_shardings],
+            )
+        run.__name__ = run.__qualname__ = self.traced.name
+        return run
+
+    @cached_property
+    def jitted(self) -> Any:
+        """For arrays: donates, and pins what comes out."""
+        inputs = self.traced.program.inputs
+        donated = [i for i, entry in enumerate(inputs) if entry.is_donated]
+        return jax.jit(
+            self.function(), donate_argnums=donated, out_shardings=self.out_shardings
+        )
+
+    def for_types(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> SpmdExecutable:
+        found = copy.copy(self)
+        found._types = shapes
+        found.__dict__.pop("_for_types", None)
+        return found
+
+    @cached_property
+    def _for_types(self) -> Any:
+        """The executable of `jitted` for these types: it takes weak and strong ones
+        alike, which `jitted` compiles apart."""
+        with self._in_mesh():
+            return self.jitted.lower(*(self._types or ())).compile()
+
+    @cached_property
+    def _staged(self) -> Any:
+        """For tracers: constraints only."""
+        if stages_in_one(self.plan.transforms) > 1:
+            return jax.jit(self._undifferentiated())
+        return jax.jit(self.function())
+
+    def _undifferentiated(self) -> Any:
+        """The function, which says itself that it has no derivative: JAX 0.10.2 fails
+        at that of a loop where some axes of a mesh are manual."""
+        run, name = jax.custom_jvp(self.function()), self.traced.name
+
+        @run.defjvp
+        def refused(primals: Any, tangents: Any) -> Any:
+            raise StageError(
+                f"`{name}` is planned in several stages of one program, and is"
+                " differentiated from outside.",
+                where=f"`{name}`",
+                numbers=f"{self.plan.num_stages} stages",
+                fix="take the gradient inside of the function that is planned, as in a"
+                " training step.",
+            )
+
+        return run
+
+    def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
+        call = compiled
+        if call is None:
+            call = self.jitted if self._types is None else self._for_types
+        if not self._is_emulated:
+            with self._in_mesh():
+                return call(*arrays)
+        with WATCHDOG.watching(lambda: f"`{self.traced.name}`"), self._in_mesh():
+            outs: Sequence[Any] = call(*arrays)
+            if not any(isinstance(x, jax.core.Tracer) for x in outs):
+                jax.block_until_ready(outs)
+        return outs
+
+    def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        return self._staged(*arrays)
+
+    def trace(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Traced:
+        return self.jitted.trace(*shapes)
+
+    def lower(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
+        if isinstance(self.mesh, AbstractMesh):
+            platforms = (jax.default_backend(),)
+            return self.jitted.trace(*shapes).lower(lowering_platforms=platforms)
+        return self.jitted.lower(*shapes)
+
+    def _in_mesh(self) -> AbstractContextManager[Any]:
+        """Put the mesh in context, unless the one that is there can stay."""
+        return nullcontext() if self._fits_context() else jax.set_mesh(self.mesh)
+
+    def _fits_context(self) -> bool:
+        """Whether the mesh in context, if any, can stand around this call."""
+        around = context_mesh()
+        if around is None or around is self.mesh:
+            return True
+        kinds = {*around.axis_types, *self.mesh.axis_types}
+        return kinds == {AxisType.Auto} or around == self.mesh
+
+    @cached_property
+    def _is_emulated(self) -> bool:
+        """Whether several CPU devices share this process's threads.
+
+        XLA:CPU of jax 0.10.2 stops for good when runs overlap there: a device that
+        has begun the next run takes the thread that another needs to end this one.
+        So each run is waited for.
+        """
+        devices = self.mesh.devices
+        return devices.size > 1 and devices.flat[0].platform == "cpu"
+
+    @cached_property
+    def is_runnable(self) -> bool:
+        return not isinstance(self.mesh, AbstractMesh) and not is_compile_only(
+            self.mesh.devices.flat[0]
+        )
+
+
+def over_stages(traced: Traced, plan: Plan, mesh: Any) -> Callable[..., list[Any]]:
+    """The function of arguments and constants whose stages are an axis of the mesh.
+
+    Args:
+      traced: what one stage does (`passes.spmd_pipeline`).
+      plan: its plan; what is given by layers is cut over the axis in dim 0.
+      mesh: its axes are Auto; all but that of the stages are left to the compiler.
+    """
+
+    def on_stage(*arrays: Any) -> list[Any]:
+        here = in_current_mesh(traced.closed_jaxpr)
+        around = jax.sharding.get_abstract_mesh()
+        return constrained(here, traced.program, plan.decisions, around)(*arrays)
+
+    return jax.shard_map(
+        on_stage,
+        mesh=mesh,
+        axis_names={STAGE_AXIS},
+        in_specs=tuple(_by_stage(leaf, mesh) for leaf in plan.inputs),
+        out_specs=[_by_stage(leaf, mesh) for leaf in plan.outputs],
+        check_vma=False,
+    )
+
+
+def _by_stage(leaf: Leaf, mesh: Any) -> PartitionSpec:
+    stage = mesh.axis_names.index(STAGE_AXIS)
+    cut = any(stage in dim for dim in leaf.spec)
+    return PartitionSpec(STAGE_AXIS) if cut else PartitionSpec()

@@ -1,0 +1,341 @@
+"""Dispatches the tasks of a step in the order of its schedule, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from rhino_jax.hardware.emulated import WATCHDOG
+from rhino_jax.passes.staged.step import Key, Kind, Send, Step, TaskKind
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.tasks import Kind as Work, Schedule
+from rhino_jax.runtime.tasks.moves import Move, Relaid, in_mesh, leaving
+from rhino_jax.runtime.tasks.offload import (
+    STAYS,
+    Trips,
+    moved_to,
+    on_host,
+    trips_of,
+)
+from rhino_jax.runtime.tasks.programs import Programs
+
+
+_KINDS = {
+    Work.AHEAD: TaskKind.AHEAD,
+    Work.FORWARD: TaskKind.FORWARD,
+    Work.BETWEEN: TaskKind.BETWEEN,
+    Work.BACKWARD: TaskKind.BACKWARD,
+    Work.INPUT_GRADIENT: TaskKind.BACKWARD,
+    Work.WEIGHT_GRADIENT: TaskKind.WEIGHTS,
+}
+
+
+class Turn(NamedTuple):
+    """A task of the order.
+
+    Attributes:
+      kind, chunk, micro_batch: which.
+      trips: what goes to the host, or comes back, around it.
+    """
+
+    kind: TaskKind
+    chunk: int
+    micro_batch: int
+    trips: Trips = STAYS
+
+
+def order_of(schedule: Schedule, offloaded: Sequence[int] = ()) -> list[Turn]:
+    """All tasks of micro-batches, and those between forward and backward passes (of a
+    group's first chunk), in an order in which every group meets its own, and all that a
+    task reads comes before it. Of sequences in slices, chunks are those of a
+    `Pipeline`: of the first slice, then of the next.
+
+    Args:
+      schedule: of the step.
+      offloaded: chunks of which values wait in the host's memory; none of sequences in
+        slices.
+    """
+    graph, trips = schedule.graph, trips_of(schedule, offloaded)
+    parts = 1 + max(task.chunk for task in graph.tasks)
+    found = []
+    for at in simulate(schedule).sequence:
+        if at < len(graph.tasks):
+            task = graph.tasks[at]
+            kind = _KINDS.get(task.kind)
+            if kind is not None:
+                chunk = task.slice * parts + task.chunk
+                found.append(Turn(kind, chunk, task.micro_batch, trips.get(at, STAYS)))
+    return found
+
+
+@dataclass(eq=False)
+class Controller:
+    """Runs steps.
+
+    Attributes:
+      step: all tasks.
+      programs: of every group.
+      order: of the tasks of micro-batches.
+      is_emulated: devices are threads of this process, so that no two programs of
+        several devices may run at once: each is waited for.
+    """
+
+    step: Step
+    programs: Sequence[Programs]
+    order: Sequence[Turn]
+    is_emulated: bool
+    _numbers: dict[tuple[int, int], Any] = field(default_factory=dict)
+    _moves: dict[Any, Move] = field(default_factory=dict)
+    _relaid: Relaid = field(default_factory=Relaid)
+    _task: str = "the start"
+    _piece: int | None = None
+
+    def __post_init__(self) -> None:
+        self._at = {
+            (task.kind, task.group, task.place): (p, i)
+            for p in self.programs
+            for i, task in enumerate(p.of.tasks)
+        }
+        self._sends: dict[tuple[TaskKind, int, int], list[Send]] = {}
+        for send in self.step.sends:
+            key = send.kind, send.source, send.place
+            self._sends.setdefault(key, []).append(send)
+        self._unread = self._unread_after()
+        self._waiting = {
+            (task.group, task.place): [
+                k
+                for k in (*task.reads, *task.makes)
+                if k in self.step.waits_on_host(task.group)
+            ]
+            for p in self.programs
+            for task in p.of.tasks
+            if task.kind is TaskKind.FORWARD
+        }
+        self._names = {k: p.of.tasks[i].name for k, (p, i) in self._at.items()}
+
+    def _unread_after(self) -> list[list[Key]]:
+        """Of every task in the order, what no later one of its group reads of its
+        micro-batch."""
+        found: list[list[Key]] = []
+        seen: dict[tuple[int, int], set[Key]] = {}
+        for kind, chunk, m, *_ in reversed(self.order):
+            group = self.step.chunks[chunk]
+            at = self._at.get((kind, group, chunk))  # Of BETWEEN, nothing matters.
+            task = None if at is None else at[0].of.tasks[at[1]]
+            keys = () if task is None else (*task.reads, *task.makes)
+            later = seen.setdefault((group, m), set())
+            found.append([k for k in keys if k.kind is Kind.INSIDE and k not in later])
+            later.update(found[-1])
+        return found[::-1]
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """One step.
+
+        Args:
+          arrays: its inputs, each where its home is.
+        Returns:
+          Its results.
+        Raises:
+          Whatever a task raises, with a note of which it was, and of what became of
+          the state.
+        """
+        try:
+            if not self.is_emulated:
+                return self._run(arrays)
+            with WATCHDOG.watching(lambda: f"`{self._task}` of a step in stages"):
+                return self._run(arrays)
+        except BaseException as error:  # also where the user interrupts
+            error.add_note(self._what_became(arrays))
+            raise
+
+    def _what_became(self, arrays: Sequence[Any]) -> str:
+        """Where a step ended early, and what it left of its arguments."""
+        m, count = self._piece, self.step.micro_batches
+        piece = "" if m is None else f", micro-batch {m} of {count} (from 0)"
+        gone = sum(x.is_deleted() for x in arrays)
+        state = (
+            f"State was being replaced; arguments gone: {gone} of {len(arrays)}."
+            " Restart from the last checkpoint."
+            if gone
+            else "All arguments are as they were before it."
+        )
+        return f"the step in stages ended in `{self._task}`{piece}. {state}"
+
+    def _run(self, arrays: Sequence[Any]) -> list[Any]:
+        step, self._task, self._piece = self.step, "the start", None
+        once: list[dict[Key, Any]] = [
+            self._inputs(g, arrays) for g in range(step.groups)
+        ]
+        pieces: list[list[dict[Key, Any]]] = [
+            [{Key(Kind.PIECE): self._number(g, m)} for m in range(step.micro_batches)]
+            for g in range(step.groups)
+        ]
+        for group in range(step.groups):
+            self._dispatch((TaskKind.START, group, 0), once, once)
+        met = list(step.met)
+        for turn, unread in zip(self.order, self._unread, strict=True):
+            kind, chunk, m, trips = turn
+            group, now = step.chunks[chunk], [of[m] for of in pieces]
+            self._until_gone(pieces[group], group, trips.gone)
+            self._piece = None if kind is TaskKind.BETWEEN else m
+            if kind is TaskKind.BETWEEN:
+                # What comes before any of these comes before all.
+                self._send(met, once, once)
+                met.clear()
+                self._dispatch((kind, group, 0), once, once)
+            else:
+                self._dispatch((kind, group, chunk), now, once)
+                for key in unread:
+                    now[group].pop(key, None)
+            if trips.goes_out:
+                self._move(now[group], group, chunk, is_out=True)
+            for (other, behind), before in trips.back:
+                self._until_gone(pieces[group], group, before)
+                self._move(pieces[group][behind], group, other, is_out=False)
+        rounds = sorted(
+            (task.place, task.group)
+            for of in step.tasks
+            for task in of
+            if task.kind is TaskKind.UPDATE
+        )
+        self._piece = None
+        self._send_sums(once)
+        for place, group in rounds:
+            self._dispatch((TaskKind.UPDATE, group, place), once, once)
+        return [self._result(o, once, arrays) for o in step.outputs]
+
+    def _result(self, output: Any, once: Sequence[dict[Key, Any]], arrays: Any) -> Any:
+        if not isinstance(output, tuple):
+            return jax.device_put(output, self.programs[0].everywhere)
+        group, key = output
+        return arrays[key.number] if key.kind is Kind.INPUT else once[group][key]
+
+    def _inputs(self, group: int, arrays: Sequence[Any]) -> dict[Key, Any]:
+        keys = self.step.inputs(group)
+        found = {
+            key: arrays[key.number]
+            for key in keys
+            if self.step.home[key.number] == group
+        }
+        for key in keys:
+            if key not in found:
+                x = arrays[key.number]
+                found[key] = self._moved(x, key, x.sharding, group)
+        return found
+
+    def _number(self, group: int, m: int) -> Any:
+        if (group, m) not in self._numbers:
+            where = self.programs[group].shardings.get(
+                Key(Kind.PIECE), self.programs[group].everywhere
+            )
+            self._numbers[group, m] = jax.device_put(np.int32(m), where)
+        return self._numbers[group, m]
+
+    def _dispatch(
+        self,
+        place: tuple[TaskKind, int, int],
+        now: Sequence[dict[Key, Any]],
+        once: Sequence[dict[Key, Any]],
+    ) -> None:
+        """Run a task; what others read of it is sent.
+
+        Args:
+          place: kind, group, chunk or round.
+          now: of every group, values of the micro-batch; or `once`.
+          once: of every group, values of the step.
+        """
+        found = self._at.get(place)
+        if found is None:
+            return
+        programs, position = found
+        task, group = programs.of.tasks[position], programs.group
+        mine, here = once[group], now[group]
+        arrays = [here[k] if k in here else mine[k] for k in task.reads]
+        self._task = self._names[place]
+        with in_mesh(programs.mesh):
+            results = programs.all[position](*arrays)
+        for key, x in zip(task.makes, results, strict=True):
+            (here if key.kind is Kind.INSIDE else mine)[key] = x
+        if self.is_emulated:
+            jax.block_until_ready(results)
+        self._send(
+            [s for s in self._sends.get(place, ()) if s.key.kind is not Kind.SUM],
+            now,
+            once,
+        )
+
+    def _until_gone(
+        self,
+        pieces: Sequence[dict[Key, Any]],
+        group: int,
+        at: tuple[int, int] | None,
+    ) -> None:
+        """Wait until values are on the host.
+
+        Args:
+          pieces: of the group, of every micro-batch.
+          group: which.
+          at: whose values: chunk and micro-batch.
+        """
+        if at is not None:
+            chunk, m = at
+            here = pieces[m]
+            jax.block_until_ready(
+                [here[k] for k in self._waiting[group, chunk] if k in here]
+            )
+
+    def _move(
+        self, here: dict[Key, Any], group: int, chunk: int, *, is_out: bool
+    ) -> None:
+        """Values of a micro-batch to the host's memory, or back.
+
+        Args:
+          here: of the group.
+          group: which, and of which chunk of it.
+          is_out: to the host.
+        """
+        keys = [key for key in self._waiting[group, chunk] if key in here]
+        if keys:
+            found = self.programs[group].shardings
+            want = [on_host(found[k]) if is_out else found[k] for k in keys]
+            here.update(zip(keys, moved_to([here[k] for k in keys], want), strict=True))
+
+    def _send_sums(self, once: Sequence[dict[Key, Any]]) -> None:
+        """What all micro-batches left, where an update of another group reads it."""
+        met = self.step.met
+        sums = [s for s in self.step.sends if s.key.kind is Kind.SUM and s not in met]
+        self._send(sums, once, once)
+
+    def _send(
+        self,
+        sends: Sequence[Send],
+        now: Sequence[dict[Key, Any]],
+        once: Sequence[dict[Key, Any]],
+    ) -> None:
+        for send in sends:
+            env = now if send.key.kind is Kind.INSIDE else once
+            x = env[send.source][send.key]
+            have = self.programs[send.source].shardings[send.key]
+            env[send.target][send.key] = self._moved(x, send.key, have, send.target)
+
+    def _moved(self, x: Any, key: Key, have: NamedSharding, group: int) -> Any:
+        """A value of one group on another; where both have as many devices along each
+        mesh axis, as JAX does it."""
+        want = self.programs[group].shardings[key]
+        if have.mesh.shape == want.mesh.shape:
+            return jax.device_put(x, want)
+        if (key, have.mesh, group) not in self._moves:
+            aval = self.step.types[key]
+            as_sent = leaving(have, want, aval.shape)
+            move = Move.of(f"{key.kind} {key.number}", aval, as_sent, want)
+            self._moves[key, have.mesh, group] = move
+        move = self._moves[key, have.mesh, group]
+        x = self._relaid(x, have, move.source)
+        if self.is_emulated:
+            jax.block_until_ready(x)
+        return move.here(x)

@@ -1,0 +1,41 @@
+"""Arrays that a task consumes, and what is written in their place."""
+
+from __future__ import annotations
+
+from rhino_jax.passes.staged.group import GroupProgram
+from rhino_jax.passes.staged.step import Key, Kind, Step, Task
+
+
+def donated(step: Step, of: GroupProgram, task: Task) -> dict[int, Key]:
+    """Sums that are added to, and state that is replaced.
+
+    Args:
+      step: all tasks of all groups.
+      of: the group's tasks.
+      task: one of them.
+    Returns:
+      Position among the arrays that it reads → what it makes in place of it.
+    """
+    replaced = {
+        of.arguments[end.state_of]: key
+        for key, end in zip(of.results, of.program.outputs, strict=True)
+        if end.state_of is not None
+    }
+    found: dict[int, Key] = {}
+    for i, key in enumerate(task.reads):
+        made = key if key.kind is Kind.SUM else replaced.get(key)
+        if made not in task.makes:
+            continue
+        if key.kind is Kind.SUM or _is_free(step, of, task, key):
+            found[i] = made
+    return found
+
+
+def _is_free(step: Step, of: GroupProgram, task: Task, key: Key) -> bool:
+    """Whether the user donates an input, and nothing reads it later."""
+    if key.kind is not Kind.INPUT:
+        return False
+    later = of.tasks[of.tasks.index(task) + 1 :]
+    given = any(isinstance(o, tuple) and o[1] == key for o in step.outputs)
+    is_read = given or any(key in other.reads for other in later)
+    return of.program.inputs[of.arguments.index(key)].is_donated and not is_read

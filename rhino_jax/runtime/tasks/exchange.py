@@ -1,0 +1,189 @@
+"""What groups send each other, where they are several processes'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rhino_jax.passes.staged.step import Key, Send, Step
+from rhino_jax.runtime.processes.across import assembled, here
+from rhino_jax.runtime.processes.running import Running
+from rhino_jax.runtime.tasks.moves import Move, Relaid, leaving
+from rhino_jax.runtime.tasks.programs import Programs
+from rhino_jax.runtime.tasks.transfers import Packet, Port
+
+
+HEARD_S = 2.0
+"""Seconds in which another process that failed tells, before this one names itself."""
+
+Way = tuple[int, int, tuple[Key, ...], list[NamedSharding], list[NamedSharding]]
+"""Source, target, values, how they are laid out on each."""
+
+
+@dataclass(eq=False)
+class Exchange:
+    """This process's part in all that goes from group to group.
+
+    Every process calls the same methods in the same order, also where it has no part.
+
+    Attributes:
+      step: all tasks.
+      programs: of every group.
+      is_emulated: see `Controller`.
+      running: what the processes tell each other.
+      port: for values that come from others, or go to them.
+      base: of the numbers of transfers.
+      on: of every group, the processes whose devices it has.
+      mine: of every group, whether this process is one of them.
+      arriving: what comes from other processes and was not waited for yet.
+    """
+
+    step: Step
+    programs: Sequence[Programs]
+    is_emulated: bool
+    running: Running
+    port: Port
+    base: int
+    on: list[list[int]] = field(init=False)
+    mine: list[bool] = field(init=False)
+    arriving: dict[int, tuple[Any, Sequence[int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        meshes = [p.mesh.devices.flat for p in self.programs]
+        self.on = [sorted({d.process_index for d in mesh}) for mesh in meshes]
+        self.mine = [self.running.me in on for on in self.on]
+        self._ways: dict[Any, list[Way]] = {}
+        self._packets: dict[Any, Packet] = {}
+        self._relaid = Relaid()
+        self._sent = 0
+
+    def begin(self) -> None:
+        """Enter the next step."""
+        self.running.begin()
+        self._sent = 0
+
+    def ways_of(self, sends: Sequence[Send]) -> list[Way]:
+        """What goes together: what one group sends another, and how it is laid out."""
+        if not sends:
+            return []
+        key = sends[0], len(sends)
+        if key not in self._ways:
+            keys: dict[tuple[int, int], list[Key]] = {}
+            for s in sends:
+                keys.setdefault((s.source, s.target), []).append(s.key)
+            of = self.programs
+            self._ways[key] = [
+                (
+                    source,
+                    target,
+                    tuple(sent),
+                    [of[source].shardings[k] for k in sent],
+                    [of[target].shardings[k] for k in sent],
+                )
+                for (source, target), sent in keys.items()
+            ]
+        return self._ways[key]
+
+    def move(
+        self,
+        source: int,
+        target: int,
+        keys: Sequence[Key],
+        arrays: Sequence[Any],
+        have: Sequence[NamedSharding],
+        want: Sequence[NamedSharding],
+    ) -> Sequence[Any]:
+        """Values from group to group; None in processes outside of the target."""
+        laid_out = [
+            self._laid_out(x, source, a, leaving(a, b, self.step.types[key].shape))
+            for key, x, a, b in zip(keys, arrays, have, want, strict=True)
+        ]
+        self._sent += 1
+        found = self._packets.get((source, target, *keys))
+        if found is None:
+            found = Packet(
+                tuple(
+                    Move.of(f"{k.kind} {k.number}", self.step.types[k], a, b)
+                    for k, (_, a), b in zip(keys, laid_out, want, strict=True)
+                )
+            )
+            self._packets[source, target, *keys] = found
+        if self.on[source] == self.on[target] == [self.running.me]:
+            moves = zip(found.moves, laid_out, strict=True)
+            return [move.here(x) for move, (x, _) in moves]
+        return self._carry(found, [x for x, _ in laid_out], source, self.mine[target])
+
+    def _carry(
+        self, packet: Packet, arrays: Sequence[Any], source: int, is_target: bool
+    ) -> Sequence[Any]:
+        number = (self.running.step << 24) + self._sent
+        if self.mine[source]:
+            self.port.give(packet, arrays, self.base, number)
+        if not is_target:
+            return [None] * len(arrays)
+        taken = self.port.take(packet, arrays, self.base, number)
+        self.arriving |= {id(x): (x, self.on[source]) for x in taken}
+        return taken
+
+    def meet(self, group: int, doing: str) -> None:
+        """Wait until all processes of a group can run what it is to run next.
+
+        On emulated devices only: a collective that waits for another process keeps a
+        thread of XLA's pool there, and with as many as cores kept nothing is sent any
+        more, maybe not even what the other process waits for.
+        """
+        if self.is_emulated and len(self.on[group]) > 1:
+            self.running.meet(doing, self.on[group])
+
+    def arrived(self, x: Any, doing: str) -> None:
+        """Wait for a value if it comes from another process."""
+        x, on = self.arriving.pop(id(x), (None, ()))
+        if x is None:
+            return
+        try:
+            # Arrays of PRNG keys cannot say.
+            if getattr(x, "is_ready", bool)():
+                jax.block_until_ready(x)
+            else:
+                self.running.wait(partial(jax.block_until_ready, x), on, doing)
+        except jax.errors.JaxRuntimeError as error:
+            others = [p for p in on if p != self.running.me]
+            told = self.running.told_within(HEARD_S)
+            text = str(error).splitlines()[0][:300]
+            raise told or self.running.lost(others[0], doing, text) from error
+
+    def _laid_out(
+        self, x: Any, group: int, have: NamedSharding, want: NamedSharding
+    ) -> tuple[Any, NamedSharding]:
+        """A value on its group, laid out anew."""
+        if self.mine[group] and have != want:
+            self.meet(group, "to lay out what is sent")
+            x = self._relaid(x, have, want)
+            if self.is_emulated:
+                done = partial(jax.block_until_ready, x)
+                self.running.wait(done, self.on[group], "to lay out what is sent")
+        return x, want
+
+    def show(self, x: Any, group: int, key: Key, sharding: NamedSharding) -> Any:
+        """A result of one group in all processes."""
+        aval, of = self.step.types[key], self.programs[group]
+        x, have = self._laid_out(x, group, of.shardings[key], of.everywhere)
+        heads = {d.process_index: d for d in reversed(list(sharding.mesh.devices.flat))}
+        mesh = jax.sharding.Mesh(np.array([heads[p] for p in sorted(heads)]), "process")
+        target = NamedSharding(mesh, PartitionSpec())
+        packet = self._packets.get(("shown", key))
+        if packet is None:
+            packet = Packet((Move.of(f"shown {key.number}", aval, have, target),))
+            self._packets["shown", key] = packet
+        self._sent += 1
+        (on_head,) = self._carry(packet, [x], group, is_target=True)
+        self.arrived(on_head, "for a result of the step")
+        (one,) = (s.data for s in on_head.addressable_shards)
+        devices = here(sharding)
+        return assembled(aval, sharding, jax.device_put([one] * len(devices), devices))

@@ -1,0 +1,46 @@
+"""The tasks of a plan: the step cut as it was when it was planned."""
+
+from __future__ import annotations
+
+from rhino_jax.passes.staged.apart import take_apart
+from rhino_jax.passes.staged.in_slices import staged_in_slices
+from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.sides import apart_as_planned
+from rhino_jax.passes.staged.stacks import Unstacked
+from rhino_jax.passes.staged.staging import staged
+from rhino_jax.passes.staged.step import Step
+from rhino_jax.plan.stages import Pipeline
+
+
+def step_of(of_step: Unstacked, pipeline: Pipeline) -> Step:
+    """The tasks.
+
+    Args:
+      of_step: the function, with stacks of layers in as many parts as planned.
+      pipeline: of its plan.
+    Raises:
+      PlanFileError: the plan is of a version that cuts micro-batches otherwise.
+    """
+    step = of_step.closed, of_step.program
+    count, places = pipeline.micro_batches, pipeline.per_microbatch
+    remade = Remade.of(pipeline.recomputed, (x.choice for x in pipeline.made_again))
+    if pipeline.slices:
+        groups = pipeline.groups
+        return staged_in_slices(
+            take_apart(*step, count, places),
+            pipeline.stage_of,
+            groups[: len(groups) // len(pipeline.slices)],
+            pipeline.slices,
+            remade=remade,
+            together=of_step.together,
+        )
+    planned = len(pipeline.stage_of), bool(pipeline.between)
+    return staged(
+        apart_as_planned(*step, count, places, planned),
+        pipeline.stage_of,
+        pipeline.group_of,
+        is_split=pipeline.is_split,
+        remade=remade,
+        is_twice=pipeline.is_twice,
+        together=of_step.together,
+    )

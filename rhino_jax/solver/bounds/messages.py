@@ -1,0 +1,189 @@
+"""Messages: what every neighbour would pay for each option, passed on in turns.
+
+Sequential tree-reweighted message passing (Kolmogorov, PAMI 28 (2006), section 5).
+Messages stay good starts while the costs of options move, as prices of memory do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from rhino_jax.solver.moves.moves import Moves
+from rhino_jax.solver.parameters import MESSAGES
+
+
+class _Turn(NamedTuple):
+    """What a node does when its turn comes.
+
+    Attributes:
+      ahead: rows of the messages to it that come from neighbours whose turn is still
+        to come.
+      num_ahead, num_behind: neighbours whose turn is still to come, and the others.
+      tables: to each of those ahead, [options, neighbour's options].
+      reach: scratch: one row per option, their tables side by side.
+      parts: the columns of `reach` that belong to each.
+      starts, of_part: where in a row of `reach` each begins; for every column, whose.
+      into: where their messages are kept, in the order of the columns.
+      behind: neighbours that had their turn, with the table.
+    """
+
+    ahead: slice
+    num_ahead: int
+    num_behind: int
+    tables: list[np.ndarray]
+    reach: np.ndarray
+    parts: list[np.ndarray]
+    starts: np.ndarray
+    of_part: np.ndarray
+    into: np.ndarray
+    behind: list[tuple[int, np.ndarray]]
+
+
+class Messages:
+    """The messages over the edges of a core.
+
+    Args:
+      moves: the costs and tables.
+    """
+
+    def __init__(self, moves: Moves) -> None:
+        self._first = moves.memory.first.tolist()
+        near = [sorted(around, key=lambda e: e[0]) for around in moves.neighbours]
+        sizes = np.diff(moves.memory.first)
+        blocks = np.array([len(n) for n in near], dtype=int) * sizes
+        begins = np.concatenate([[0], np.cumsum(blocks)]).astype(int)
+        # All messages, those to one node side by side, a row each.
+        self._all = np.zeros(begins[-1])
+        self._to = [
+            self._all[begins[n] : begins[n + 1]].reshape(len(around), sizes[n])
+            for n, around in enumerate(near)
+        ]
+        place = {
+            (n, m): begins[n] + row * sizes[n]
+            for n, around in enumerate(near)
+            for row, (m, _) in enumerate(around)
+        }
+        cells = [sum(t.size for _, t in around) for around in near]
+        scratch = np.empty(max(cells, default=0))
+
+        def turn(n: int, way: int) -> _Turn:
+            middle = sum(m < n for m, _ in near[n])
+            low, high = near[n][:middle], near[n][middle:]
+            ahead, behind = (low, high) if way else (high, low)
+            widths = [sizes[m] for m, _ in ahead]
+            ends = np.cumsum([0, *widths])
+            reach = scratch[: sizes[n] * ends[-1]].reshape(sizes[n], ends[-1])
+            parts = [reach[:, a:b] for a, b in itertools.pairwise(ends)]
+            into = [np.arange(sizes[m]) + place[m, n] for m, _ in ahead]
+            return _Turn(
+                slice(0, middle) if way else slice(middle, len(near[n])),
+                len(ahead),
+                len(behind),
+                [np.ascontiguousarray(t) for _, t in ahead],
+                reach,
+                parts,
+                ends[:-1],
+                np.repeat(np.arange(len(ahead)), widths),
+                np.concatenate([*into, np.zeros(0, dtype=int)]),
+                behind,
+            )
+
+        self._turns = [[turn(n, way) for n in range(len(near))] for way in (0, 1)]
+        self._costs: np.ndarray | None = None
+        self._before: np.ndarray | None = None
+        self._bound = -np.inf
+        self._stride = MESSAGES.first_stride
+
+    def start_from(self, other: Messages, factor: float) -> None:
+        """Take over the messages of the same core at other costs: any messages
+        give a lower bound. Those of another core are left.
+
+        Args:
+          other: passed over the other costs.
+          factor: what a unit of theirs is in units of these.
+        """
+        shapes, others = ([m.shape for m in x._to] for x in (self, other))
+        if shapes == others:
+            self._all[:] = factor * other._all
+
+    def totals(self, costs: np.ndarray) -> np.ndarray:
+        """Of every option, its cost with all messages to it."""
+        return costs + np.concatenate([to.sum(axis=0) for to in self._to])
+
+    def round(self, costs: np.ndarray, choice: np.ndarray | None = None) -> float:
+        """Visit all nodes in both orders; to be called with one array of costs.
+
+        Messages move slowly, and in one direction for many rounds, so that they are
+        first moved on by a multiple of their last step. Any messages give a lower
+        bound: where it falls, that is taken back.
+
+        Args:
+          costs, choice: as of `sweep`.
+        Returns:
+          A lower bound on the objective, no less than that of the round before.
+        """
+        if costs is not self._costs:
+            self._costs, self._before, self._bound = costs, None, -np.inf
+        start, before = self._all.copy(), self._before
+        if before is not None:
+            self._all += self._stride * (start - before)
+        self.sweep(costs, 0)
+        bound = self.sweep(costs, 1, choice)
+        if before is not None and bound < self._bound:
+            self._all[:] = start
+            self._before = None
+            self._stride = max(self._stride * MESSAGES.shorter, MESSAGES.first_stride)
+            return self._bound
+        if before is not None:
+            self._stride *= MESSAGES.longer
+        self._before, self._bound = start, bound
+        return bound
+
+    def sweep(
+        self, costs: np.ndarray, way: int, choice: np.ndarray | None = None
+    ) -> float:
+        """Visit all nodes once.
+
+        Args:
+          costs: of every option, finite.
+          way: 0: in the nodes' order; 1: against it.
+          choice: filled with an option of every node, chosen on the way.
+        Returns:
+          A lower bound on the objective.
+        """
+        first, turns, kept = self._first, self._turns[way], self._all
+        bound = 0.0
+        for n in range(len(turns) - 1, -1, -1) if way else range(len(turns)):
+            turn, to = turns[n], self._to[n]
+            own = costs[first[n] : first[n + 1]]
+            if choice is not None:
+                choice[n] = _choose(own, turn, to, choice)
+            total = own + np.add.reduce(to, axis=0)
+            num_ahead, most = turn.num_ahead, max(turn.num_ahead, turn.num_behind, 1)
+            if num_ahead < most:
+                bound += (1.0 - num_ahead / most) * float(np.minimum.reduce(total))
+            if not num_ahead:
+                continue
+            total /= most
+            rest = (total - to[turn.ahead])[:, :, None]
+            for one, table, part in zip(rest, turn.tables, turn.parts, strict=True):
+                np.add(table, one, out=part)
+            message = np.minimum.reduce(turn.reach, axis=0)
+            low = np.minimum.reduceat(message, turn.starts)
+            bound += float(np.add.reduce(low))
+            message -= low[turn.of_part]
+            kept[turn.into] = message
+        return bound
+
+
+def _choose(
+    own: np.ndarray, turn: _Turn, to: np.ndarray, choice: np.ndarray
+) -> np.intp:
+    """The option that is best beside the choices behind and the messages from ahead."""
+    total = own + np.add.reduce(to[turn.ahead], axis=0)
+    for j, table in turn.behind:
+        total += table[:, choice[j]]
+    return total.argmin()

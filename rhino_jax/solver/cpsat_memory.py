@@ -1,0 +1,202 @@
+"""Memory in a CP-SAT model: rows over variables of options, and of pairs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from rhino_jax.solver.moves.moves import Moves
+from rhino_jax.solver.parameters import CPSAT
+
+
+class Held(NamedTuple):
+    """What columns of a model hold over rows from `start` up to, not including, `stop`:
+    whole amounts, rounded up."""
+
+    start: int
+    stop: int
+    columns: np.ndarray
+    amounts: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """Memory rows, of which a model takes those that it turns out to need.
+
+    Attributes:
+      columns: variables, of options and of pairs.
+      held: what they hold.
+      room: for it, in every row, rounded down.
+      hint: value of every column where everything stays as it is.
+      added: rows that the model has.
+    """
+
+    columns: list[cp_model.IntVar]
+    held: list[Held]
+    room: np.ndarray
+    hint: np.ndarray
+    added: set[int] = field(default_factory=set)
+
+    def slack(self, taken: np.ndarray) -> np.ndarray:
+        """What a choice leaves in every row."""
+        change = np.zeros(len(self.room) + 1)
+        for start, stop, columns, amounts in self.held:
+            amount = amounts[taken[columns]].sum()
+            change[start] += amount
+            change[stop] -= amount
+        return self.room - np.cumsum(change)[:-1]
+
+    def likely(self) -> np.ndarray:
+        """All rows where they are few, else those that are fullest where everything
+        stays as it is."""
+        size = sum(len(h.columns) * (h.stop - h.start) for h in self.held)
+        most = None if size <= CPSAT.most_amounts else CPSAT.rows_at_once
+        return np.argsort(self.slack(self.hint), kind="stable")[:most]
+
+    def broken(self, taken: np.ndarray) -> np.ndarray:
+        """The rows that a choice breaks, the worst first, some at a time."""
+        slack = self.slack(taken)
+        worst = np.argsort(slack, kind="stable")[: CPSAT.rows_at_once]
+        return worst[slack[worst] < 0]
+
+    def add(self, model: cp_model.CpModel, rows: np.ndarray) -> None:
+        for r in set(rows.tolist()) - self.added:
+            self.added.add(r)
+            live = [h for h in self.held if h.start <= r < h.stop]
+            columns = np.concatenate([h.columns for h in live])
+            amounts = np.concatenate([h.amounts for h in live])
+            model.add(
+                cp_model.LinearExpr.weighted_sum(
+                    [self.columns[c] for c in columns], amounts.tolist()
+                )
+                <= int(self.room[r])
+            )
+
+
+def memory_rows(
+    model: cp_model.CpModel,
+    moves: Moves,
+    labels: np.ndarray,
+    options: Mapping[int, np.ndarray],
+    x: Mapping[int, Sequence[cp_model.IntVar]],
+) -> Rows:
+    """The rows that a model may need.
+
+    Args:
+      model: takes variables of pairs.
+      moves: whose memory it is.
+      labels: what the other nodes choose, and these in the hint.
+      options: free node → the options that it may take, ascending.
+      x: their variables.
+    """
+    return _Builder(model, moves, labels, options, x).rows()
+
+
+class _Builder:
+    def __init__(
+        self,
+        model: cp_model.CpModel,
+        moves: Moves,
+        labels: np.ndarray,
+        options: Mapping[int, np.ndarray],
+        x: Mapping[int, Sequence[cp_model.IntVar]],
+    ) -> None:
+        self.model, self.moves, self.labels = model, moves, labels
+        self.options, self.x = options, x
+        self.columns = [var for mine in x.values() for var in mine]
+        begins = np.cumsum([0, *map(len, x.values())]).tolist()
+        self.place = dict(zip(x, begins, strict=False))
+        self.hint = [o == labels[n] for n in x for o in options[n]]
+        self.pairs: dict[tuple[int, int, bytes], int] = {}
+
+    def rows(self) -> Rows:
+        """Memory at times that could overflow; between two changes of the free nodes',
+        where there is least room."""
+        memory, spans = self.moves.memory, self.moves.memory.spans
+        entries = sorted({e for n in self.x for e in memory.of_node[n]})
+        now = np.zeros(len(spans.start))
+        now[entries] = spans.lookups.entries(self.labels, entries)
+        room = memory.room - memory.profile(self.labels)
+        room += _sums(spans.start, spans.stop, now, len(room))
+        held = [self._held(e) for e in entries]
+        bounds = np.unique([b for h in held for b in (h.start, h.stop)])
+        rows = bounds[bounds < len(room)].astype(int)
+        least = np.minimum.reduceat(room, rows) if len(rows) else room[:0]
+        starts = np.searchsorted(bounds, [h.start for h in held])
+        stops = np.minimum(np.searchsorted(bounds, [h.stop for h in held]), len(rows))
+        largest = np.array([h.amounts.max(initial=0) for h in held])
+        most = _sums(starts, stops, largest, len(rows))
+        # Of the rows, those that could overflow.
+        tight = most > least
+        before = np.concatenate([[0], np.cumsum(tight)])
+        held = [
+            Held(int(before[start]), int(before[stop]), h.columns, h.amounts)
+            for h, start, stop in zip(held, starts, stops, strict=True)
+            if before[start] < before[stop]
+        ]
+        hint = np.array(self.hint, dtype=bool)
+        return Rows(self.columns, held, np.floor(least[tight]), hint)
+
+    def _held(self, e: int) -> Held:
+        """What an entry of memory holds, by the free nodes' options."""
+        spans = self.moves.memory.spans
+        i, j = int(spans.lookups.source[e]), int(spans.lookups.target[e])
+        table = self.moves.memory.table(e)
+        if i == j:
+            columns, amounts = self._alone(i, table)
+        elif i not in self.x:
+            columns, amounts = self._alone(j, table[self.labels[i]])
+        elif j not in self.x:
+            columns, amounts = self._alone(i, table[:, self.labels[j]])
+        else:
+            columns, amounts = self._together(i, j, table)
+        whole = np.ceil(amounts).astype(np.int64)
+        return Held(int(spans.start[e]), int(spans.stop[e]), columns, whole)
+
+    def _alone(self, n: int, amounts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        amounts = amounts[self.options[n]]
+        used = np.flatnonzero(amounts)
+        return used + self.place[n], amounts[used]
+
+    def _together(
+        self, i: int, j: int, table: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        table = table[np.ix_(self.options[i], self.options[j])]
+        columns, amounts = [], []
+        for q in range(table.shape[1]):
+            for amount in np.unique(table[:, q]):
+                if amount > 0:
+                    sources = np.flatnonzero(table[:, q] == amount)
+                    columns.append(self._both(i, j, q, sources))
+                    amounts.append(amount)
+        return np.array(columns, dtype=int), np.array(amounts)
+
+    def _both(self, i: int, j: int, q: int, sources: np.ndarray) -> int:
+        """The column that is 1 where j takes its option q, and i one of some."""
+        column = self.place[j] + q
+        if len(sources) == len(self.x[i]):
+            return column
+        key = i, column, sources.tobytes()
+        if key not in self.pairs:
+            own = [self.place[i] + p for p in sources.tolist()]
+            var = self.model.new_bool_var("")
+            self.model.add(
+                var >= self.columns[column] + sum(self.columns[c] for c in own) - 1
+            )
+            self.pairs[key] = len(self.columns)
+            self.columns.append(var)
+            self.hint.append(self.hint[column] and any(self.hint[c] for c in own))
+            self.model.add_hint(var, int(self.hint[-1]))
+        return self.pairs[key]
+
+
+def _sums(
+    starts: np.ndarray, stops: np.ndarray, amounts: np.ndarray, length: int
+) -> np.ndarray:
+    change = np.bincount(starts, amounts, length + 1)
+    change -= np.bincount(stops, amounts, length + 1)
+    return np.cumsum(change)[:length]

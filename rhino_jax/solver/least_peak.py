@@ -1,0 +1,123 @@
+"""Choices that hold little memory, whatever they cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from rhino_jax.solver.incumbents import Effort
+from rhino_jax.solver.pairwise import solve_pairwise
+from rhino_jax.solver.problem import EdgeUsage, Labels, NodeUsage, Problem
+
+
+NEARLY = 1e-3
+"""Share of the least that any choice holds, by which a peak may be above it."""
+
+TARGETS = (1.0, 0.9, 0.5, 0.0)
+"""Shares of the limit under which nodes are moved, one after the other, until the limit
+is met: nothing moves at times that are under it, though others may need the room."""
+
+MOST_PASSES = 8
+"""Passes over all nodes, each to the option with which least is over the limit."""
+
+
+def least_possible(problem: Problem) -> float:
+    """No choice has a smaller peak: what all hold at least, at the fullest time."""
+    change = np.zeros(problem.end + 1)
+    for u in problem.usages:
+        least = u.usage.min()
+        change[u.start] += least
+        change[u.stop] -= least
+    return float(np.cumsum(change)[: problem.end].max(initial=0.0))
+
+
+def smallest_peak(problem: Problem) -> Labels:
+    """The choice with the smallest memory peak that is found; stops as soon as the
+    limit is met."""
+    return min(low_peaks(problem), key=problem.peak)
+
+
+def minimum_peak(problem: Problem) -> Labels:
+    """Return the choice with the smallest memory peak that is found, whatever the
+    limit: the same for all limits."""
+    return smallest_peak(problem.within(least_possible(problem)))
+
+
+def low_peaks(problem: Problem, rounds: int = 16) -> list[Labels]:
+    """Choices each of which is low where those before it are high.
+
+    Memory is minimised in place of cost, at times whose weights grow where memory
+    is high; where that is not enough, nodes move one by one. Stops as soon as the
+    limit is met.
+
+    Source: Arora, Hazan, Kale, "The multiplicative weights update method",
+    Theory of Computing 8 (2012), section 3.
+    """
+    only_memory = replace(problem, costs=[c * 0.0 for c in problem.costs], edges=[])
+    effort = Effort(max_rounds=4, deterministic_s=0.0, max_fusions=0)
+    enough = max(problem.limit, (1 + NEARLY) * least_possible(problem))
+    weights = np.full(problem.end, 1.0 / problem.end)
+    best, stalled = math.inf, 0
+    met: list[Labels] = []
+    for _ in range(rounds):
+        prices = dict(enumerate(weights.tolist()))
+        met.append(solve_pairwise(only_memory.priced(prices), [], effort).labels)
+        profile = problem.profile(met[-1])
+        peak = float(profile.max(initial=0.0))
+        stalled = 0 if peak < 0.99 * best else stalled + 1
+        best = min(best, peak)
+        if best <= enough or stalled >= 5:
+            break
+        weights = weights * np.exp(6 * (profile / peak - 1))
+        weights = np.maximum(weights / weights.sum(), 1e-3 / problem.end)
+    start = min(met, key=problem.peak)
+    for share in TARGETS:
+        if min(map(problem.peak, met)) <= enough:
+            break
+        met.append(_move_apart(problem, start, share * problem.limit))
+    return met
+
+
+def _move_apart(problem: Problem, start: Labels, target: float) -> Labels:
+    """Move single nodes while that brings memory towards the target: nodes that are
+    alike get alike options from weights, and then overflow together."""
+    uses: list[list[NodeUsage | EdgeUsage]] = [[] for _ in problem.costs]
+    for u in problem.usages:
+        if np.ptp(u.usage):
+            for node in set(u.nodes):
+                uses[node].append(u)
+    labels = start.copy()
+    over = problem.profile(labels) - target
+    for _ in range(MOST_PASSES):
+        has_moved = False
+        for node, mine in enumerate(uses):
+            if not any(over[u.start : u.stop].max(initial=0.0) > 0 for u in mine):
+                continue
+            begin, end = min(u.start for u in mine), max(u.stop for u in mine)
+            held = np.zeros((len(problem.costs[node]), end - begin))
+            for u in mine:
+                held[:, u.start - begin : u.stop - begin] += _by_option(
+                    u, node, labels
+                )[:, None]
+            after = over[begin:end] + (held - held[labels[node]])
+            excess = np.maximum(after, 0.0).sum(axis=1)
+            option = int(excess.argmin())
+            if excess[option] < excess[labels[node]] * (1 - 1e-9):
+                over[begin:end] = after[option]
+                labels[node], has_moved = option, True
+        if not has_moved or over.max(initial=0.0) <= 0:
+            break
+    return labels
+
+
+def _by_option(use: NodeUsage | EdgeUsage, node: int, labels: Labels) -> np.ndarray:
+    """What is held with each option of the node, its neighbours as they are."""
+    if isinstance(use, NodeUsage):
+        return use.usage
+    if use.source == use.target:
+        return np.diagonal(use.usage)
+    if use.source == node:
+        return use.usage[:, labels[use.target]]
+    return use.usage[labels[use.source]]

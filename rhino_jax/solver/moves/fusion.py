@@ -1,0 +1,149 @@
+"""Choices merged under the hard memory limit: CP-SAT takes of each what fits best.
+
+Source: fusion moves: Lempitsky, Rother, Roth, Blake, PAMI 32 (2010).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.solver.cpsat import Limits, count_cells, settle
+from rhino_jax.solver.errors import UnsatisfiedError
+from rhino_jax.solver.incumbents import Effort
+from rhino_jax.solver.memory import build_memory
+from rhino_jax.solver.moves.moves import Moves
+from rhino_jax.solver.parameters import CPSAT, FUSION
+from rhino_jax.solver.presolve.reduction import Core, core_of
+from rhino_jax.solver.problem import Labels, Problem
+from rhino_jax.utils.cache import Memo
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fused:
+    """Attributes:
+    labels: the best choice that fits; None where none better than `best` was found.
+    bound: proved lower bound on what any choice costs, minus infinity where not all
+        options were allowed.
+    variables: of the last model.
+    """
+
+    labels: Labels | None
+    bound: float
+    variables: int
+
+
+def fuse(
+    problem: Problem, best: Labels | None, others: Sequence[Labels], effort: Effort
+) -> Fused:
+    """The best choice that fits whose every option is that of `best` or of one of
+    `others`, a few of them at a time; of all options where the problem is small.
+
+    Args:
+      problem: with its limit.
+      best: a choice that fits, or None where none is known.
+      others: other choices, whether they fit or not, the most promising first.
+      effort: limits.
+    """
+    labels, bound, variables = None, -math.inf, 0
+    most = FUSION.most if effort.proves else FUSION.at_once
+    for k in range(0, min(len(others), most), FUSION.at_once):
+        some = others[k : k + FUSION.at_once]
+        fused = _fuse_all(problem, best, some, effort)
+        bound, variables = max(bound, fused.bound), max(variables, fused.variables)
+        if fused.labels is not None:
+            best = labels = fused.labels
+        if math.isfinite(bound) or time.monotonic() > effort.deadline:
+            break
+    return Fused(labels, bound, variables)
+
+
+def _fuse_all(
+    problem: Problem, best: Labels | None, others: Sequence[Labels], effort: Effort
+) -> Fused:
+    members = [*others] if best is None else [best, *others]
+    cells = sum(e.table.size for e in problem.edges)
+    is_whole = effort.deterministic_s > 0 and cells <= CPSAT.most_limited_cells
+    if is_whole:
+        allowed = [np.arange(len(c)) for c in problem.costs]
+    elif len(members) > 1:
+        allowed = [np.unique(options) for options in np.array(members).T]
+    else:
+        return Fused(None, -math.inf, 0)
+    profiles = [problem.profile(m) for m in members]
+    times = {int(p.argmax()) for p in profiles if p.max(initial=0.0) > problem.limit}
+    bound, variables = -math.inf, 0
+    for _ in range(FUSION.most_tries):
+        core = _reduced(problem, allowed, times)
+        try:
+            moves = Moves.of(core, build_memory(core, sorted(times)))
+        except UnsatisfiedError:
+            break
+        nodes = range(len(core.costs))
+        start = [np.searchsorted(allowed[i], members[0][i]) for i in core.costs]
+        if count_cells(moves, nodes) > CPSAT.most_limited_cells:
+            break
+        moves.divide(unit := moves.unit(problem.objective(members[0])))
+        limits = Limits(
+            seconds=max(0.1, min(CPSAT.longest_s, effort.deadline - time.monotonic())),
+            deterministic_s=(
+                effort.deterministic_s if is_whole else FUSION.limited_deterministic_s
+            ),
+            near=1e-6 if is_whole else FUSION.limited_near,
+            seed=effort.seed,
+        )
+        found = settle(moves, np.array(start, dtype=int), nodes, limits)
+        variables = found.variables
+        if is_whole:
+            bound = max(bound, found.bound * unit + float(core.constant))
+        if found.labels is None:
+            break
+        chosen = dict(zip(core.costs, found.labels.tolist(), strict=True))
+        labels = core.expand(chosen)
+        profile = problem.profile(labels)
+        if profile.max(initial=0.0) <= problem.limit:
+            return Fused(labels, bound, variables)
+        if time.monotonic() > effort.deadline:
+            break
+        times.add(int(profile.argmax()))
+    return Fused(None, bound, variables)
+
+
+def _reduced(problem: Problem, allowed: Sequence[np.ndarray], times: set[int]) -> Core:
+    """The problem of some options, without nodes that hold the same at some times
+    whichever they take, as far as they can be minimised away."""
+    memo = Memo()
+    core = core_of(problem, memo, allowed)
+    varying = {
+        node
+        for u in core.usages
+        if np.ptp(u.usage) and any(u.start <= t < u.stop for t in times)
+        for node in u.nodes
+    }
+    core.reduce(memo, frozenset(varying))
+    return core
+
+
+def fuse_moves(
+    moves: Moves, best: np.ndarray, others: Sequence[np.ndarray], limits: Limits
+) -> np.ndarray | None:
+    """The best choice whose every option is that of `best` or of one of `others`.
+
+    Args:
+      moves: the core.
+      best: a choice within the memory limit.
+      others: other choices, within it or not.
+      limits: of time.
+    Returns:
+      A choice within the limit; None where none was found in time, or nothing differs.
+    """
+    every = np.array([best, *others])
+    differ = np.flatnonzero((every != best).any(axis=0)).tolist()
+    if not differ:
+        return None
+    allowed = {n: np.unique(every[:, n]) for n in differ}
+    return settle(moves, best, differ, limits, allowed).labels

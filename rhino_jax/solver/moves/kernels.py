@@ -1,0 +1,88 @@
+"""CP-SAT on the options that are worth a thought, more of them each time.
+
+Of every node the options that good choices take, and those that cost little more at the
+best prices of memory.
+
+Source: kernel search: Angelelli, Mansini, Speranza, "Kernel search: a general heuristic
+for the multi-dimensional knapsack problem", Computers & OR 37 (2010).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from rhino_jax.solver.bounds.time_prices import TimePriced
+from rhino_jax.solver.cpsat import settle
+from rhino_jax.solver.limited import Limited
+
+
+SHARES = (0.0, 0.2, 0.4, 0.6)
+"""Shares of all options that kernels have beside those of good choices."""
+
+MOST_CHOICES = 16
+"""Good choices whose options all kernels have."""
+
+LARGEST = 40_000
+"""Edge variables of a kernel, at most."""
+
+KERNEL_SHARE = 0.25
+"""Share of the time left that CP-SAT has for a kernel."""
+
+
+def search_kernels(search: Limited, priced: TimePriced, until: float) -> None:
+    """Solve kernels, as large as there is time for.
+
+    Args:
+      search: the core; takes choices.
+      priced: what prices say.
+      until: of `time.monotonic()`.
+    """
+    first = search.memory.first
+    nodes = range(len(first) - 1)
+    before = 0
+    for share in SHARES:
+        left = until - time.monotonic()
+        if left <= 0 or not search.is_open:
+            return
+        allowed = _allowed(search, priced, share)
+        cells = sum(
+            len(allowed[n]) * len(allowed[m])
+            for n in nodes
+            for m, _ in search.moves.neighbours[n]
+            if n < m
+        )
+        if cells > LARGEST:
+            break
+        options = sum(map(len, allowed.values()))
+        if options == before:
+            continue
+        before = options
+        limits = replace(search.limits(), seconds=KERNEL_SHARE * left)
+        found = settle(search.moves, _start(search, priced), nodes, limits, allowed)
+        if found.labels is not None:
+            search.offer(found.labels)
+
+
+def _start(search: Limited, priced: TimePriced) -> np.ndarray:
+    """The hint."""
+    if search.best is not None:
+        return search.best
+    if priced.choices:
+        return priced.choices[0]
+    return np.zeros(len(search.memory.first) - 1, dtype=int)
+
+
+def _allowed(
+    search: Limited, priced: TimePriced, share: float
+) -> dict[int, np.ndarray]:
+    """Node → the options of a kernel."""
+    first = search.memory.first
+    is_in = priced.regrets <= np.quantile(priced.regrets, share)
+    for labels in (*priced.choices[:MOST_CHOICES], _start(search, priced)):
+        is_in[first[:-1] + labels] = True
+    return {
+        n: np.flatnonzero(is_in[first[n] : first[n + 1]]) for n in range(len(first) - 1)
+    }

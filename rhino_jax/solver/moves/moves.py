@@ -1,0 +1,163 @@
+"""Choices of a core: what they cost, and moves that make them better.
+
+A move takes nodes that form a forest and sets all of them at once to their best
+options beside the others, by dynamic programming from the leaves. Forests are random;
+a dozen are made, and then used in turn.
+
+Source: Fix, Chen, Boros, Zabih, "Approximate MRF inference using bounded treewidth
+subgraphs", ECCV 2012, of which trees are the simplest case.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhino_jax.solver.lookups import Beside, Lookups
+from rhino_jax.solver.memory import Memory
+from rhino_jax.solver.moves.forests import Forest, Tables
+from rhino_jax.solver.parameters import MOVES
+from rhino_jax.solver.presolve.reduction import Core
+
+
+@dataclass(slots=True, eq=False)
+class Moves:
+    """Costs and tables of a core in flat arrays; options as of `Memory`.
+
+    Attributes:
+      memory: of the core; its `first` numbers the options.
+      costs: of every option.
+      neighbours: node → (neighbour, table) pairs.
+      forbidden: stands in for an infinite cost: more than any choice costs.
+    """
+
+    memory: Memory
+    costs: np.ndarray
+    neighbours: list[list[tuple[int, np.ndarray]]]
+    forbidden: float
+    _cells: np.ndarray
+    _pairs: Lookups
+    _tables: Tables
+    _near: list[list[int]]
+    _made: list[Forest] = field(default_factory=list)
+    _again: Iterator[Forest] | None = None
+    _beside: Beside | None = None
+
+    @classmethod
+    def of(cls, core: Core, memory: Memory) -> Moves:
+        place = {node: n for n, node in enumerate(core.costs)}
+        costs = np.concatenate([*core.costs.values(), np.zeros(0)])
+        edges = [
+            (place[i], place[j], table)
+            for i, near in core.tables.items()
+            for j, table in near.items()
+        ]
+        source = np.array([i for i, _, _ in edges], dtype=int)
+        target = np.array([j for _, j, _ in edges], dtype=int)
+        heights = np.array([t.shape[0] for *_, t in edges], dtype=int)
+        widths = np.array([t.shape[1] for *_, t in edges], dtype=int)
+        begins = np.concatenate([[0], np.cumsum(heights * widths)]).astype(int)
+        cells = np.concatenate([*(t.ravel() for *_, t in edges), np.zeros(0)])
+        both_ways = _largest(cells, begins[:-1])
+        forbidden = 2 * _largest(costs, memory.first[:-1]) + both_ways + 1
+        infinite = ~np.isfinite(cells)
+        if infinite.any():
+            cells[infinite] = forbidden
+        neighbours: list[list[tuple[int, np.ndarray]]] = [[] for _ in place]
+        for (i, j, table), begin in zip(edges, begins.tolist(), strict=False):
+            part = cells[begin : begin + table.size]
+            neighbours[i].append((j, part.reshape(table.shape)))
+        forward = source < target
+        pairs = Lookups(
+            source[forward],
+            target[forward],
+            begins[:-1][forward],
+            widths[forward],
+            cells,
+        )
+        return cls(
+            memory,
+            costs,
+            neighbours,
+            forbidden,
+            cells,
+            pairs,
+            Tables.of(memory.first, source, target, begins[:-1], cells),
+            [[j for j, _ in around] for around in neighbours],
+        )
+
+    def unit(self, known: float) -> float:
+        """What is counted as 1: a known choice costs `units`; or less, where that is
+        nothing beside others, whose costs would not fit into 64 bits.
+
+        Args:
+          known: what it costs.
+        """
+        dearest = self.forbidden - 1  # at least what any choice costs
+        return max(known / MOVES.units, dearest / MOVES.most_units, 1e-39)
+
+    def divide(self, unit: float) -> None:
+        """Count all costs in a unit. No forest may have been made."""
+        assert not self._made
+        # In place: neighbours' tables are parts of the cells.
+        self.costs /= unit
+        self._cells /= unit
+        self.forbidden /= unit
+
+    def objective(self, labels: np.ndarray) -> float:
+        """Costs of nodes and edges; what is forbidden counts `forbidden`."""
+        nodes = self.costs[self.memory.first[:-1] + labels].sum()
+        return float(nodes + self._pairs.entries(labels).sum())
+
+    def totals(
+        self, costs: np.ndarray, labels: np.ndarray, free: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Cost of every option beside the neighbours' choices.
+
+        Args:
+          costs: of every option by itself.
+          labels: the choice.
+          free: nodes whose choices do not count, or None.
+        """
+        if self._beside is None:  # forests alone do without
+            self._beside = Beside.of(self._pairs, np.diff(self.memory.first))
+        return costs + self._beside.pairs(labels, free=free)
+
+    def forest_move(
+        self, costs: np.ndarray, labels: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
+        """The best choice on the next forest, the other nodes as they are.
+
+        Args:
+          costs: of every option by itself.
+          labels: the choice.
+          rng: draws the forest, while there are fewer than `most_forests`.
+        """
+        forest = self._next_forest(rng)
+        return forest.best(self.totals(costs, labels, forest.free), labels)
+
+    def _next_forest(self, rng: np.random.Generator) -> Forest:
+        if self._again is None:
+            order = rng.permutation(len(self._near)).tolist()
+            self._made.append(Forest.of(self._near, order, self._tables))
+            if len(self._made) == MOVES.most_forests:
+                self._again = itertools.cycle(self._made)
+            return self._made[-1]
+        return next(self._again)
+
+
+def _largest(costs: np.ndarray, begins: np.ndarray) -> float:
+    """The sum of the largest finite costs of every part."""
+    if not len(begins):
+        return 0.0
+    found = np.maximum.reduceat(costs, begins), -np.minimum.reduceat(costs, begins)
+    largest = np.maximum(*found)
+    # Copies of all costs take most of the memory of planning, and mostly none is
+    # infinite.
+    if not np.isfinite(largest).all():
+        finite = np.where(np.isfinite(costs), np.abs(costs), 0.0)
+        largest = np.maximum.reduceat(finite, begins)
+    return float(largest.sum())

@@ -1,0 +1,175 @@
+"""Collectives that hide behind compute: a budget that compute provides once.
+
+With C seconds of compute, H of collectives that can be hidden, A of all others, and a
+share s of compute behind which they can hide, a step takes
+
+    T = C + A + max(0, H - s·C) = max over w in [0, 1] of (1 - w·s)·C + A + w·H.
+
+For a fixed w the right side is an ordinary problem, whose bound is a bound on T. At
+w = 1 it is T itself where something stays exposed; where all is hidden, smaller
+weights trade collectives for compute.
+
+What can be hidden is a share of what has slack (see `slack`), a larger one of what is
+free between the step's ends: compilers start only some collectives early, and what
+runs beside compute takes memory and cores from it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino_jax.solver.problem import Labels, PairTable, Problem
+from rhino_jax.solver.slack import Slack, Wait
+from rhino_jax.utils.cache import Memo
+from rhino_jax.utils.unique_ids import (
+    for_each,
+    number,
+    number_objects,
+    number_rows,
+)
+
+
+Shares = Mapping[int, float]
+"""What can hide of a collective, by its `Wait`."""
+
+NOTHING_HIDES: Shares = {Wait.BACK: 0.0, Wait.LATER: 0.0, Wait.FREE: 0.0}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overlap:
+    """What of a problem's objective is compute, and how much can hide behind it.
+
+    Attributes:
+      problem: its objective adds up compute and collectives.
+      compute: the part of the objective that is C.
+      slack: which of the rest can be hidden.
+      share: s above.
+      shares: what can hide of a collective, by its `Wait`.
+      hidable: the part of the objective that is H.
+    """
+
+    problem: Problem
+    compute: Problem
+    slack: Slack
+    share: float
+    shares: Shares
+    hidable: Problem
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        compute: list[np.ndarray],
+        slack: Slack,
+        *,
+        share: float,
+        shares: Shares,
+    ) -> Overlap:
+        """Args as above; `compute` are the seconds of every node's options."""
+        costs = problem.costs
+        edges = list(itertools.compress(problem.edges, slack.edges))
+        of_edges = [shares[wait] for wait in slack.edges if wait]
+
+        def hidable_s(node: int) -> np.ndarray:
+            wait = slack.nodes[node]
+            if not wait:
+                return np.zeros(len(costs[node]))
+            return shares[wait] * (costs[node] - compute[node])
+
+        nodes = number_rows(
+            number_objects(costs),
+            number_objects(compute),
+            np.array(slack.nodes, dtype=np.int64),
+        )
+        tables = for_each(
+            number_rows(
+                number_objects([e.table for e in edges]),
+                number(of_edges),
+            ),
+            lambda k: of_edges[k] * edges[k].table,
+        )
+        pairs = zip(edges, tables, strict=True)
+        hidable = Problem(
+            for_each(nodes, hidable_s),
+            [PairTable(e.source, e.target, table) for e, table in pairs],
+        )
+        return cls(problem, Problem(compute, []), slack, share, shares, hidable)
+
+    @classmethod
+    def none(cls, problem: Problem) -> Overlap:
+        """Nothing hides: T is the problem's objective."""
+        nothing = Problem([np.zeros(len(c)) for c in problem.costs], [])
+        slack = Slack((0,) * len(problem.costs), (0,) * len(problem.edges))
+        return cls(problem, nothing, slack, 0.0, NOTHING_HIDES, nothing)
+
+    def slack_s(self, labels: Labels) -> float:
+        """Seconds of collectives with slack, of which `shares` can hide."""
+        first, *others = self.shares.values()
+        if first and all(share == first for share in others):
+            return self.hidable.objective(labels) / first
+        costs, compute = self.problem.costs, self.compute.costs
+        own = zip(costs, compute, self.slack.nodes, strict=True)
+        seconds = sum(
+            float(total[label] - compute[label])
+            for (total, compute, has_slack), label in zip(own, labels, strict=True)
+            if has_slack
+        )
+        return seconds + sum(
+            float(e.table[labels[e.source], labels[e.target]])
+            for e, has_slack in zip(self.problem.edges, self.slack.edges, strict=True)
+            if has_slack
+        )
+
+    @property
+    def hides_nothing(self) -> bool:
+        return self.share == 0 or not any(self.shares.values())
+
+    def hidden_s(self, labels: Labels) -> float:
+        """Seconds of collectives that hide behind compute."""
+        if self.hides_nothing:
+            return 0.0
+        return min(
+            self.hidable.objective(labels), self.share * self.compute.objective(labels)
+        )
+
+    def step_s(self, labels: Labels) -> float:
+        """T above."""
+        return self.problem.objective(labels) - self.hidden_s(labels)
+
+    def ends_s(self, labels: Labels) -> tuple[float, float]:
+        """What T is the larger of: C + A, where all hides, and (1 - s)·C + A + H."""
+        hidable, total = self.hidable.objective(labels), self.problem.objective(labels)
+        return total - hidable, total - self.share * self.compute.objective(labels)
+
+    def is_exposed(self, labels: Labels) -> bool:
+        """Whether the budget is used up."""
+        return self.hidable.objective(labels) >= self.share * self.compute.objective(
+            labels
+        )
+
+    def weighted(self, weight: float) -> Problem:
+        """The problem whose objective is (1 - w·s)·C + A + w·H."""
+        if self.hides_nothing:
+            return self.problem
+        memo = Memo()
+        rest = {w: 1 - (1 - weight) * share for w, share in self.shares.items()}
+
+        def exposed(
+            total: np.ndarray, compute: np.ndarray, hidden: np.ndarray
+        ) -> np.ndarray:
+            return total - weight * self.share * compute - (1 - weight) * hidden
+
+        parts = self.problem.costs, self.compute.costs, self.hidable.costs
+        return self.problem.recharged(
+            [memo.make(exposed, *each) for each in zip(*parts, strict=True)],
+            [
+                PairTable(e.source, e.target, memo.scaled(e.table, rest[wait]))
+                if wait
+                else e
+                for e, wait in zip(self.problem.edges, self.slack.edges, strict=True)
+            ],
+        )

@@ -1,0 +1,310 @@
+"""Exact reductions: nodes without a choice, or with at most two neighbours, go.
+
+A node with one option is charged to its neighbours. A node with one neighbour folds
+into that neighbour's costs, a node with two into a table between them (rules R0 to R2
+of partitioned Boolean quadratic programming: Scholz and Eckstein, "Register allocation
+for irregular architectures", LCTES 2002).
+Most of a jaxpr disappears this way. What is left is the core.
+
+Alike nodes share their arrays, and so do what they leave behind: each is made once.
+Problems of one graph are reduced at once: their arrays have leading dims alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rhino_jax.solver.parameters import PRESOLVE
+from rhino_jax.solver.problem import (
+    EdgeUsage,
+    Labels,
+    NodeUsage,
+    PairTable,
+    Problem,
+)
+from rhino_jax.utils.cache import Memo
+
+
+class Eliminated(NamedTuple):
+    """A node took its best option beside its neighbours: its costs and tables then."""
+
+    node: int
+    costs: np.ndarray
+    tables: dict[int, np.ndarray]
+
+
+class Followed(NamedTuple):
+    """A node took the option that follows from another's: `option[the other's]`."""
+
+    node: int
+    other: int
+    option: np.ndarray
+
+
+class Kept(NamedTuple):
+    """Of a node's options these were kept."""
+
+    node: int
+    options: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class Core:
+    """What is left of a pairwise problem, or of several of one graph, and the way back.
+
+    Attributes:
+      costs: node → costs [..., options], of the nodes that are left.
+      tables: node → neighbour → table [..., options, its options], both directions.
+      size: number of nodes of the whole problem.
+      constant: [...], what nodes that left without a neighbour cost.
+      steps: what was taken away, in order.
+      node_usages: node → memory, its own and that of nodes that follow it.
+      edge_usages: memory of pairs of nodes.
+      limit: of memory.
+    """
+
+    costs: dict[int, np.ndarray]
+    tables: dict[int, dict[int, np.ndarray]]
+    size: int
+    constant: np.ndarray
+    steps: list[Eliminated | Followed | Kept] = field(default_factory=list)
+    node_usages: dict[int, list[NodeUsage]] = field(default_factory=dict)
+    edge_usages: list[EdgeUsage] = field(default_factory=list)
+    limit: float = float("inf")
+
+    @property
+    def usages(self) -> list[NodeUsage | EdgeUsage]:
+        """All memory; a node's own follows that of the nodes before it."""
+        own = [u for node in sorted(self.node_usages) for u in self.node_usages[node]]
+        return [*self.edge_usages, *own]
+
+    def expand(self, chosen: Mapping[int, int | np.ndarray]) -> Labels:
+        """Labels of all nodes from labels of the core: steps undone.
+
+        Args:
+          chosen: node of the core → its option; [problems] where they are several.
+        Returns:
+          [nodes, ...].
+        """
+        shape = self.constant.shape
+        several = tuple(np.arange(n) for n in shape)
+        # Single entries of a list are read faster than those of an array.
+        labels: list[int | np.ndarray] = [np.zeros(shape, int) if shape else 0]
+        labels *= self.size
+        for node, label in chosen.items():
+            labels[node] = label
+        for step in reversed(self.steps):
+            if isinstance(step, Kept):
+                labels[step.node] = step.options[labels[step.node]]
+            elif isinstance(step, Followed):
+                labels[step.node] = step.option[labels[step.other]]
+            elif step.costs.shape[-1] > 1:
+                total = step.costs
+                for other, table in step.tables.items():
+                    total = total + table[*several, :, labels[other]]
+                labels[step.node] = total.argmin(axis=-1)  # the first of equals
+        return np.array(labels, dtype=np.int64)
+
+    def reduce(
+        self,
+        memo: Memo,
+        keep: frozenset[int] = frozenset(),
+        max_cells: int = PRESOLVE.most_cells,
+    ) -> None:
+        """Minimise away nodes with at most two neighbours, fewest options first.
+
+        Args:
+          memo: makes what alike nodes leave behind.
+          keep: nodes that must stay.
+          max_cells: a node whose elimination would touch more cells stays.
+        """
+        costs, tables = self.costs, self.tables
+        ones = [i for i, cost in costs.items() if cost.shape[-1] == 1 and i not in keep]
+        for node in ones:
+            self._settle(node, memo)
+        queue = [(self._work(i), i) for i in self._light(costs, keep)]
+        heapq.heapify(queue)
+        while queue:
+            work, node = heapq.heappop(queue)
+            if node not in costs or len(tables[node]) > 2 or work > max_cells:
+                continue
+            actual = self._work(node)
+            if actual != work:
+                heapq.heappush(queue, (actual, node))
+                continue
+            around = self._eliminate(node, memo)
+            for other in self._light(around, keep):
+                heapq.heappush(queue, (self._work(other), other))
+
+    def _light(self, nodes: Iterable[int], keep: frozenset[int]) -> list[int]:
+        return [i for i in nodes if len(self.tables[i]) <= 2 and i not in keep]
+
+    def _settle(self, node: int, memo: Memo) -> None:
+        """Take out a node that has one option."""
+        cost, around = self.costs.pop(node), self.tables.pop(node)
+        self.steps.append(Eliminated(node, cost, {}))
+        self.constant = self.constant + cost[..., 0]
+        for other, table in around.items():
+            self.costs[other] = memo.make(_charged_first, self.costs[other], table)
+            del self.tables[other][node]
+
+    def _eliminate(self, node: int, memo: Memo) -> dict[int, np.ndarray]:
+        """Take out a node with at most two neighbours; says which, with its tables."""
+        cost, around = self.costs.pop(node), self.tables.pop(node)
+        self.steps.append(Eliminated(node, cost, around))
+        for other in around:
+            del self.tables[other][node]
+        if not around:
+            self.constant = self.constant + cost.min(axis=-1)
+        elif len(around) == 1:
+            ((other, table),) = around.items()
+            self.costs[other] = memo.make(_charged, self.costs[other], cost, table)
+        else:
+            (a, table_a), (b, table_b) = around.items()
+            self.add(a, b, memo.make(_through, cost, table_a, table_b), memo)
+        return around
+
+    def add(self, i: int, j: int, table: np.ndarray, memo: Memo) -> None:
+        """Charge for pairs of options of two nodes."""
+        before = self.tables[i].get(j)
+        if before is not None:
+            table = memo.make(np.add, before, table)
+        self.tables[i][j] = table
+        self.tables[j][i] = memo.transposed(table)
+
+    def _work(self, node: int) -> int:
+        cells = self.costs[node].size
+        for other in self.tables[node]:
+            cells *= self.costs[other].shape[-1]
+        return cells
+
+
+def assembled(
+    costs: Sequence[np.ndarray], edges: Iterable[PairTable], memo: Memo
+) -> Core:
+    """What nodes and edges cost, of which nothing is reduced yet.
+
+    Args:
+      costs: [..., options] of every node.
+      edges: with tables [..., options of its source, of its target]; several may join
+        the same two nodes.
+      memo: makes what alike nodes share.
+    """
+    core = Core(
+        {i: np.asarray(c, dtype=np.float64) for i, c in enumerate(costs)},
+        {i: {} for i in range(len(costs))},
+        len(costs),
+        np.zeros(costs[0].shape[:-1] if costs else ()),
+    )
+    for i, j, table in edges:
+        if i == j:
+            own = np.diagonal(table, axis1=-2, axis2=-1)
+            core.costs[i] = core.costs[i] + own
+            continue
+        core.add(i, j, table, memo)
+    return core
+
+
+def core_of(
+    problem: Problem, memo: Memo, allowed: Sequence[np.ndarray] | None = None
+) -> Core:
+    """A problem with its memory, of which nothing is reduced yet.
+
+    Args:
+      problem: the whole.
+      memo: makes what alike nodes share.
+      allowed: for every node the options that are kept; None: all.
+    """
+    if allowed is None:
+        core = assembled(problem.costs, problem.edges, memo)
+        usages = problem.usages
+    else:
+
+        def part(table: np.ndarray, *nodes: int) -> np.ndarray:
+            return memo.make(_restricted, table, *(allowed[i] for i in nodes))
+
+        core = assembled(
+            [part(cost, i) for i, cost in enumerate(problem.costs)],
+            [PairTable(i, j, part(t, i, j)) for i, j, t in problem.edges],
+            memo,
+        )
+        core.steps += [Kept(i, options) for i, options in enumerate(allowed)]
+        usages = [
+            u._replace(usage=part(u.usage, *u.nodes[: u.usage.ndim]))
+            for u in problem.usages
+        ]
+    for u in usages:
+        if isinstance(u, NodeUsage):
+            core.node_usages.setdefault(u.node, []).append(u)
+        else:
+            core.edge_usages.append(u)
+    core.limit = problem.limit
+    return core
+
+
+def _restricted(table: np.ndarray, *options: np.ndarray) -> np.ndarray:
+    """The rows, or rows and columns, of some options."""
+    return table[np.ix_(*options)]
+
+
+def reduce(problem: Problem) -> Core:
+    """A problem without the nodes that can be minimised away.
+
+    Args:
+      problem: its memory is ignored; price it first (`Problem.priced`).
+    """
+    memo = Memo()
+    core = assembled(problem.costs, problem.edges, memo)
+    core.reduce(memo)
+    return core
+
+
+def _charged_first(costs: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Costs with those of an only option beside them."""
+    return costs + table[..., 0, :]
+
+
+def _charged(costs: np.ndarray, own: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Costs with those of a node that makes its best choice beside them."""
+    return costs + np.minimum.reduce(own[..., None] + table, axis=-2)
+
+
+def _through(cost: np.ndarray, to_a: np.ndarray, to_b: np.ndarray) -> np.ndarray:
+    """min over the node's options of its cost and both tables: [..., options of a, of
+    b].
+
+    Equal columns of the tables (options of a neighbour that look alike from here)
+    are computed once.
+    """
+    if to_a.size * to_b.shape[-1] <= PRESOLVE.few_cells:
+        sums = (cost[..., None] + to_a)[..., None] + to_b[..., None, :]
+        return np.minimum.reduce(sums, axis=-3)
+    a_columns, a_index = unique_columns(to_a)
+    b_columns, b_index = unique_columns(to_b)
+    left = cost[..., None] + a_columns
+    out = np.full((*left.shape[:-2], left.shape[-1], b_columns.shape[-1]), np.inf)
+    for k in range(cost.shape[-1]):
+        sums = left[..., k, :, None] + b_columns[..., k, None, :]
+        np.minimum(out, sums, out=out)
+    return out[..., a_index[:, None], b_index]
+
+
+def unique_columns(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The columns of a table [..., rows, columns] that differ, and of every column
+    which of them it is."""
+    seen: dict[bytes, int] = {}
+    index = np.empty(table.shape[-1], dtype=np.int64)
+    columns = np.ascontiguousarray(np.moveaxis(table, -1, 0))
+    first: list[int] = []
+    for j in range(len(columns)):
+        key = columns[j].tobytes()
+        if key not in seen:
+            seen[key] = len(first)
+            first.append(j)
+        index[j] = seen[key]
+    return table[..., first], index

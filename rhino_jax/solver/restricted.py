@@ -1,0 +1,129 @@
+"""The cheapest choice within each of several restrictions of one problem.
+
+They are reduced together, on arrays with one row per restriction, as far as that is
+quicker than one after the other; then each alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rhino_jax.solver.incumbents import Effort
+from rhino_jax.solver.pairwise import solve_reduced
+from rhino_jax.solver.parameters import PRESOLVE
+from rhino_jax.solver.presolve.reduction import Core, assembled
+from rhino_jax.solver.problem import Labels, PairTable, Problem
+from rhino_jax.solver.restriction import Restrictions
+from rhino_jax.utils.cache import Memo
+
+
+def cheapest_restricted(
+    problem: Problem,
+    left: Restrictions,
+    starts: Labels,
+    effort: Effort,
+    worth: float = math.inf,
+) -> Labels:
+    """[restrictions, nodes], what is cheapest within each, in the whole's options.
+
+    One that allows more starts from those that allow less, and one that allows less
+    takes what others found that keeps to it.
+
+    Args:
+      problem: its memory is ignored.
+      left: what the restrictions leave.
+      starts: [restrictions, nodes], a known choice of places in each.
+      effort: limits of each; what its deadline leaves no time for stays as in `starts`.
+      worth: one that costs more than this many times the cheapest so far is not
+        searched to the end.
+    """
+    if time.monotonic() > effort.deadline:
+        return np.array([left.expand(row, start) for row, start in enumerate(starts)])
+    core = _reduced(problem, left)
+    met: list[tuple[float, Labels]] = []
+    found: list[Labels] = []
+    for row, start in enumerate(starts):
+        if time.monotonic() > effort.deadline:
+            found.append(start)
+            continue
+        part = _part(core, left, row)
+        known = [start]
+        for _, labels in sorted(met, key=lambda m: m[0]):
+            mine = left.contract(row, labels)
+            if (mine[list(part.costs)] >= 0).all():
+                known.append(mine)
+                break
+        least = min((value for value, _ in met), default=math.inf)
+        best = solve_reduced(part, known, replace(effort, worth_s=worth * least))
+        found.append(best.labels)
+        met.append((best.value, left.expand(row, best.labels)))
+    chosen = {i: np.array([labels[i] for labels in found]) for i in core.costs}
+    places = core.expand(chosen).T
+    every = [left.expand(row, labels) for row, labels in enumerate(places)]
+    return np.array(_shared(problem, left, every))
+
+
+def _shared(
+    problem: Problem, left: Restrictions, every: Sequence[Labels]
+) -> list[Labels]:
+    """Of every restriction the cheapest choice of any that keeps to it."""
+    cheapest_first = sorted(every, key=problem.objective)
+    return [
+        next(x for x in cheapest_first if (left.contract(row, x) >= 0).all())
+        for row in range(len(every))
+    ]
+
+
+def _reduced(problem: Problem, left: Restrictions) -> Core:
+    """All restricted problems in one, reduced."""
+    memo, options = Memo(), left.options
+    core = assembled(
+        [memo.make(_some, c, o) for c, o in zip(problem.costs, options, strict=True)],
+        [
+            PairTable(i, j, memo.make(_some_pairs, table, options[i], options[j]))
+            for i, j, table in problem.edges
+        ],
+        memo,
+    )
+    core.reduce(memo, max_cells=PRESOLVE.most_at_once)
+    return core
+
+
+def _some(costs: np.ndarray, options: np.ndarray) -> np.ndarray:
+    return costs[options]
+
+
+def _some_pairs(table: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    return table[rows[:, :, None], columns[:, None, :]]
+
+
+def _part(core: Core, left: Restrictions, row: int) -> Core:
+    """One of the problems, without places that repeat, reduced further."""
+    kinds = left.kinds
+    counts = {i: int(left.counts[row, kinds[i]]) for i in core.costs}
+    # What is one array of all is one of the part.
+    parts: dict[tuple[int, ...], np.ndarray] = {}
+
+    def part(table: np.ndarray, *sizes: int) -> np.ndarray:
+        key = id(table), *sizes
+        found = parts.get(key)
+        if found is None:
+            found = parts[key] = table[row][tuple(map(slice, sizes))]
+        return found
+
+    alone = Core(
+        {i: part(cost, counts[i]) for i, cost in core.costs.items()},
+        {
+            i: {j: part(t, counts[i], counts[j]) for j, t in around.items()}
+            for i, around in core.tables.items()
+        },
+        core.size,
+        core.constant[row],
+    )
+    alone.reduce(Memo())
+    return alone

@@ -1,0 +1,170 @@
+"""Solving a problem: pairwise first, with memory where the limit binds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rhino_jax.solver.bounds.weights import Weights
+from rhino_jax.solver.incumbents import Effort, Incumbents, Report
+from rhino_jax.solver.least_peak import least_possible, low_peaks, minimum_peak
+from rhino_jax.solver.memory_search import DualSolution, search_memory
+from rhino_jax.solver.moves.descent import descend
+from rhino_jax.solver.moves.fusion import Fused, fuse
+from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.pairwise import PairwiseSolution, solve_pairwise
+from rhino_jax.solver.parameters import WEIGHTS
+from rhino_jax.solver.problem import Labels, Problem
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solution:
+    """What the search found.
+
+    Attributes:
+      labels: one option per node; None where nothing fits the limit.
+      objective: of `labels`.
+      bound: proved lower bound.
+      peak: memory peak of `labels`.
+      smallest_peak: smallest peak of any choice that was met.
+      variables: of the last CP-SAT model, 0 where none was needed.
+      nodes: number of nodes before and after reduction.
+      dual: what the best prices of memory say; None where it does not bind.
+    """
+
+    labels: Labels | None
+    objective: float
+    bound: float
+    peak: float
+    smallest_peak: float
+    variables: int
+    nodes: tuple[int, int]
+    dual: DualSolution | None = None
+
+    @property
+    def gap(self) -> float:
+        if self.labels is None or self.objective <= 0:
+            return 0.0
+        return max(0.0, (self.objective - self.bound) / self.objective)
+
+
+def solve(
+    problem: Problem,
+    starts: Sequence[Labels],
+    effort: Effort,
+    report: Report = lambda best, bound: None,
+) -> Solution:
+    """Minimise a problem.
+
+    Args:
+      problem: what to minimise.
+      starts: known choices; the result is never worse than the best that fits.
+      effort: limits.
+      report: called with new best objectives and bounds.
+    """
+    return solve_overlapped(Overlap.none(problem), starts, effort, report)
+
+
+def solve_overlapped(
+    overlap: Overlap, starts: Sequence[Labels], effort: Effort, report: Report
+) -> Solution:
+    """Minimise T. The result is never worse than the best start that fits."""
+    problem = overlap.problem
+    if least_possible(problem) > problem.limit:
+        return _nothing_fits(problem)
+    incumbents = Incumbents(problem, overlap.step_s, report)
+    known = [s for s in starts if incumbents.offer(np.asarray(s, dtype=np.int64))]
+    weights, bound = Weights(overlap, effort.proves), 0.0
+    weight = weights.first(incumbents.best)
+    dual: DualSolution | None = None
+    brief = _brief(effort)
+    while True:
+        # At the weights between, the bound is not what counts.
+        is_brief = weight not in (1.0, WEIGHTS.least) and not weights.is_bounding
+        weighted = overlap.weighted(weight)
+        mine = known
+        if incumbents.best is not None and not overlap.hides_nothing:
+            mine = [incumbents.best, *known]
+        found = solve_pairwise(weighted, mine, brief if is_brief else effort)
+        variables = found.variables
+        bound = max(bound, found.bound)
+        if problem.peak(found.labels) > problem.limit:
+            fused, dual = _within_memory(overlap, incumbents, found, weight, effort)
+            if dual is not None:
+                bound = max(bound, dual.bound)
+                report(None, bound)
+            if fused is not None:
+                bound, variables = max(bound, fused.bound), fused.variables
+            break
+        labels = min([*mine, found.labels], key=weighted.objective)
+        polished = labels if overlap.hides_nothing else descend(overlap, labels)
+        polished_s = overlap.step_s(polished)
+        if (
+            weight != WEIGHTS.least
+            or incumbents.best_value - polished_s > WEIGHTS.preferred * bound
+        ):
+            incumbents.offer(polished)
+        report(None, bound)
+        if overlap.hides_nothing or bound > effort.cutoff_s:
+            break
+        weights.learn(weight, labels)
+        is_over = time.monotonic() > effort.deadline
+        if len(weights.tried) >= effort.max_weights:
+            break
+        later = weights.next()
+        if later is None or is_over:
+            break
+        weight = later
+    return Solution(
+        incumbents.best,
+        incumbents.best_value,
+        min(bound, incumbents.best_value),
+        incumbents.best_peak,
+        incumbents.smallest_peak,
+        variables,
+        (len(problem.costs), found.nodes),
+        dual,
+    )
+
+
+def _nothing_fits(problem: Problem) -> Solution:
+    """No choice fits, which needs no search: that with the smallest peak is found."""
+    peak, count = problem.peak(minimum_peak(problem)), len(problem.costs)
+    return Solution(None, math.inf, 0.0, math.inf, peak, 0, (count, count))
+
+
+def _within_memory(
+    overlap: Overlap,
+    incumbents: Incumbents,
+    found: PairwiseSolution,
+    weight: float,
+    effort: Effort,
+) -> tuple[Fused | None, DualSolution | None]:
+    """Offer choices within the limit, which `found` is beyond."""
+    problem = overlap.problem
+    incumbents.offer(found.labels)
+    if incumbents.best is None:
+        for low_choice in low_peaks(problem):
+            incumbents.offer(low_choice)
+    dual = search_memory(overlap, incumbents, found, weight, effort)
+    if dual is None:
+        return None, None
+    fused = None
+    if effort.proves or incumbents.best is None:
+        weighted = overlap.weighted(dual.prices.weight)
+        fused = fuse(weighted, incumbents.best, dual.choices, effort)
+        if fused.labels is not None:
+            incumbents.offer(fused.labels)
+    if incumbents.best is not None:
+        incumbents.offer(descend(overlap, incumbents.best))
+    return fused, dual
+
+
+def _brief(effort: Effort) -> Effort:
+    """Where the bound does not count: nothing is proved."""
+    near = max(effort.near, WEIGHTS.briefly_near)
+    return replace(effort, near=near, deterministic_s=0.0)

@@ -1,0 +1,32 @@
+"""What searches and plans in a process of its own.
+
+    python -m rhino_jax.sweep.child
+
+Answers tasks by an `Answer` each. Programs and answers are plain data: nothing of the
+user's code is imported.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from rhino_jax.sweep.answers import Answer, Answering, Task
+from rhino_jax.utils.subprocess import answer_tasks
+
+
+def main() -> None:
+    """Answer until the process that asks has ended."""
+    answering, before_s = Answering(), 0.0
+
+    def answer(task: Task) -> Answer:
+        nonlocal before_s
+        found, now_s = answering.answer(task), time.process_time()
+        taken_s, before_s = now_s - before_s, now_s
+        return replace(found, cpu_s=taken_s)
+
+    answer_tasks(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Processes that search meshes, each one configuration after the other.
+
+They are given and give plain data, so that neither the user's function nor their script
+is imported there: a script needs no `if __name__ == "__main__"`, a notebook nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from rhino_jax.sweep.answers import Answer, Task
+from rhino_jax.utils.subprocess import Child, ChildEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer, with what was asked under which name.
+
+    Attributes:
+      key: as it was given to `ask`.
+      answer: what came of it; None where the process ended before.
+      ended: how, then.
+    """
+
+    key: int
+    answer: Answer | None
+    ended: str = ""
+
+
+class Children:
+    """Processes that search. To be used in a `with`, which ends them.
+
+    Args:
+      count: how many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._tasks: _Tasks = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answered] = queue.SimpleQueue()
+        self._open = 0
+        self._children = [_Searcher(self._tasks, self._answers) for _ in range(count)]
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for child in self._children:
+            child.kill()
+        for child in self._children:
+            child.end()
+
+    def ask(self, key: int, task: Task) -> None:
+        """Have it done by whichever process is free first."""
+        self._open += 1
+        self._tasks.put((key, task))
+
+    def answers(self, *, all_of_them: bool) -> Iterator[Answered]:
+        """What was answered so far; or all, which waits for them."""
+        while self._open:
+            try:
+                found = self._answers.get(block=all_of_them)
+            except queue.Empty:
+                return
+            self._open -= 1
+            yield found
+
+
+_Tasks = queue.SimpleQueue[tuple[int, Task] | None]
+
+
+class _Searcher:
+    """One process, and the thread that talks to it."""
+
+    def __init__(self, tasks: _Tasks, answers: queue.SimpleQueue[Answered]) -> None:
+        self._tasks, self._answers = tasks, answers
+        self._child = Child("rhino_jax.sweep.child")
+        self._thread = threading.Thread(
+            target=self._talk, name="rhino_jax sweep", daemon=True
+        )
+        self._thread.start()
+
+    def kill(self) -> None:
+        """End it, whatever it does; its thread takes no more tasks."""
+        self._child.kill()
+        self._tasks.put(None)
+
+    def end(self) -> None:
+        """Wait for the end of both."""
+        self._thread.join()
+        self._child.close()
+
+    def _talk(self) -> None:
+        known: set[tuple[type, int]] = set()
+        while (taken := self._tasks.get()) is not None:
+            key, (asked, of) = taken
+            number = type(asked), asked.number
+            is_known = number in known
+            known.add(number)
+            try:
+                answer = self._child.answer((asked, None if is_known else of))
+            except ChildEnded as error:
+                self._answers.put(Answered(key, None, str(error)))
+                return
+            except Exception as error:  # or whoever waits would wait for ever
+                self._answers.put(
+                    Answered(key, None, f"{type(error).__name__}: {error}")
+                )
+                return
+            self._answers.put(Answered(key, answer))

@@ -1,0 +1,304 @@
+"""What configurations cost: those that share a model together."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.errors import RhinoError
+from rhino_jax.explain.results.plan import Plan
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.files import load_target
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program
+from rhino_jax.plan.pins.resolve import resolve_pins
+from rhino_jax.plan.pins.trees import expand_pins
+from rhino_jax.plan.records import Predicted
+from rhino_jax.planner.cuts import as_asked
+from rhino_jax.planner.meshes import MeshAxes, candidates, where_pins_hold
+from rhino_jax.planner.options import Wishes
+from rhino_jax.planner.origin import with_origin
+from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import SolvedMesh
+from rhino_jax.planner.search.solve_on_mesh import as_solution
+from rhino_jax.planner.variant_search import Search, tell_nobody
+from rhino_jax.planner.variants import cut_in
+from rhino_jax.runtime.meshes import devices_here, make_mesh
+from rhino_jax.runtime.with_plan import with_trees
+from rhino_jax.solver.problem import Labels
+from rhino_jax.sweep.answers import Answer
+from rhino_jax.sweep.configs import WHAT, Config
+from rhino_jax.sweep.meshes import Asked, Best, Meshes
+from rhino_jax.sweep.pending import Pending
+from rhino_jax.sweep.point import Point, price_per_step, why_not
+from rhino_jax.sweep.whole import Priced, Whole
+from rhino_jax.units import format_bytes
+
+
+MOST_AXES = 2
+"""Axes of the meshes that are compared where none is given; a third seldom gains."""
+
+
+FITS = 0.99
+"""Share of a budget up to which a plan made within a larger one is taken for it: there,
+larger copies are too small to count (`Pricing.small_share`)."""
+
+
+@dataclass(slots=True, eq=False)
+class Evaluator:
+    """Evaluates groups of configurations, and keeps what they share.
+
+    Attributes:
+      wishes: what is asked of every plan.
+      level: "fast": the best mesh's first plan; "best": searched on.
+      meshes: searches them.
+      targets: by hardware and number of devices, as they are asked for.
+      functions: numbers of traces, which the sweep keeps.
+    """
+
+    wishes: Wishes
+    level: str
+    meshes: Meshes = field(default_factory=Meshes)
+    targets: dict[tuple[Any, int | None], Target] = field(default_factory=dict)
+    functions: dict[int, int] = field(default_factory=dict)
+
+    def target(self, config: Config) -> Target:
+        """The hardware of a configuration, with as many devices as it says.
+
+        Raises:
+          HardwareError: there is no such hardware.
+        """
+        hardware = config.hardware
+        key = hardware if isinstance(hardware, str) else id(hardware), config.devices
+        found = self.targets.get(key)
+        if found is None:
+            found = self.targets[key] = target_of(config, self.wishes)
+        return found
+
+    def group(self, config: Config) -> Hashable:
+        """Equal for configurations that differ in their budgets alone, however their
+        hardware is written: "v5e" of 8 devices is "v5e:8"."""
+        try:
+            target = self.target(config)
+        except RhinoError:
+            return id(config)
+        devices = config.devices or target.num_devices
+        return target, devices, config.mesh, *config.passes
+
+    def analysis(self, program: Program, target: Target) -> ProgramAnalysis:
+        """Of a program; the same for all targets of one kind of device."""
+        return self.meshes.analysis(self.meshes.number(program), target)
+
+    def begin(self, traced: Traced, group: Sequence[Config]) -> Pending | list[Point]:
+        """What has to be searched or planned for configurations that differ in their
+        budgets alone, or why they cannot be."""
+        first = group[0]
+        try:
+            target = self.target(first)
+            wishes = replace(self.wishes, hardware=target)
+            is_whole = first.stages != 1 or first.microbatches == "auto"
+            if is_whole or wishes.recompute == "auto":
+                return self._whole(traced, group, target, wishes)
+            return self._pending(traced, group, target, wishes)
+        except RhinoError as error:
+            return refused(group, why_not(error))
+
+    def end(self, pending: Pending, answer: Answer) -> list[Point]:
+        """What the configurations cost, of what was found within each budget."""
+        pairs = list(zip(pending.group, pending.asked.budgets, strict=True))
+        if isinstance(pending.asked, Whole):
+            target = pending.target
+            return [_of(pending, c, target, b, answer.priced[b]) for c, b in pairs]
+        return [self._told(pending, c, b, answer.best[b]) for c, b in pairs]
+
+    def _whole(
+        self, traced: Traced, group: Sequence[Config], target: Target, wishes: Wishes
+    ) -> Pending:
+        """Configurations for which the passes are chosen, too."""
+        first = group[0]
+        if target.num_devices is None and first.devices is not None:
+            target = replace(target, num_devices=first.devices)
+        wishes = replace(
+            wishes,
+            hardware=target,
+            stages=first.stages,
+            microbatches=first.microbatches,
+            level=self.level,
+        )
+        number = self.functions.setdefault(id(traced), len(self.functions))
+        budgets = tuple(self._budget(c, target) for c in group)
+        usable = 1 - target.device.reserve_share
+        asked = Whole(number, wishes, first.mesh, budgets, usable)
+        return Pending(tuple(group), traced, wishes, asked, target)
+
+    def _budget(self, config: Config, target: Target) -> int:
+        return int(config.memory_budget_bytes or self.wishes.budget_bytes(target))
+
+    def _pending(
+        self, traced: Traced, group: Sequence[Config], target: Target, wishes: Wishes
+    ) -> Pending:
+        first = group[0]
+        pinned = expand_pins(wishes.pins, traced)
+        if first.mesh is not None:
+            meshes = [first.mesh]
+            pins = resolve_pins(pinned, traced.program, first.mesh)
+        else:
+            count = first.devices or target.num_devices or len(devices_here(WHAT))
+            every = candidates(traced, target, count)
+            few = [axes for axes in every if len(axes) <= MOST_AXES] or every
+            meshes, pins = where_pins_hold(few, pinned, traced.program)
+        request = replace(wishes.request_of(target, pins), has_recipes=False)
+        search = Search(
+            traced, None, meshes, target, request, pinned, 0, WHAT, tell_nobody
+        )
+        search = as_asked(search, wishes.recompute)
+        if first.microbatches != 1:
+            assert isinstance(first.microbatches, int)
+            search = search.after([cut_in(first.microbatches)])
+        usable = 1 - target.device.reserve_share
+        budgets = [int(usable * self._budget(c, target)) for c in group]
+        asked = Asked(
+            self.meshes.number(search.running.program),
+            target,
+            tuple(map(tuple, meshes)),
+            search.request,
+            tuple(budgets),
+            self.level,
+        )
+        return Pending(tuple(group), traced, wishes, asked, target, search)
+
+    def _told(self, pending: Pending, config: Config, budget: int, best: Best) -> Point:
+        search, wishes, labels = pending.search, pending.wishes, best.labels
+        assert search is not None
+        target, usable = search.target, budget
+        budget = self._budget(config, target)
+        if labels is None or best.predicted is None:
+            peak = math.ceil(best.smallest_peak)
+            why = f"needs {format_bytes(peak)} of {format_bytes(usable)} per device"
+            devices = math.prod(n for _, n in best.axes)
+            return _nothing(config, target.name, devices, best.axes, budget, why, peak)
+        wishes = replace(
+            wishes,
+            memory_budget_bytes=budget,
+            microbatches=config.microbatches,
+            stages=1,
+            level=self.level,
+        )
+        asked = search.asking(memory_budget_bytes=usable).on(best.axes)
+
+        def make() -> Plan:
+            return self._plan(asked, wishes, labels, best.bound_s, best.priced_bytes)
+
+        return _point(config, target, best.axes, budget, best.predicted, make)
+
+    def _plan(
+        self,
+        search: Search,
+        wishes: Wishes,
+        labels: Labels,
+        bound_s: float,
+        priced_bytes: int,
+    ) -> Plan:
+        """The plan of a choice that was found, priced again."""
+        started, (axes,) = time.monotonic(), search.meshes
+        analysis = self.analysis(search.running.program, search.target)
+        request = replace(search.request, memory_budget_bytes=priced_bytes)
+        problem = build_mesh_problem(analysis, axes, request)
+        problem = problem.within(search.request.memory_budget_bytes)
+        solution = replace(as_solution(problem, labels), bound=bound_s)
+        solved = [SolvedMesh(problem, solution)]
+        found = Found(solved, (), [], search.target, search.request, started)
+        mesh = make_mesh(axes, WHAT)
+        plan = with_trees(Plan.of(search.plan(found)), search.traced, mesh)
+        return with_origin(plan, wishes, search.traced, mesh, None)
+
+
+def refused(group: Sequence[Config], why: str) -> list[Point]:
+    """Configurations that cannot be."""
+    return [
+        _nothing(c, c.hardware if isinstance(c.hardware, str) else "", 0, (), 0, why)
+        for c in group
+    ]
+
+
+def target_of(config: Config, wishes: Wishes) -> Target:
+    """The hardware of a configuration, with as many devices as it says."""
+    hardware = config.hardware
+    if isinstance(hardware, str) and config.devices is not None and ":" not in hardware:
+        return load_target(f"{hardware}:{config.devices}")
+    if hardware is not None:
+        return load_target(hardware)
+    return wishes.target_of(None)
+
+
+def _of(
+    pending: Pending, config: Config, target: Target, budget: int, priced: Priced | str
+) -> Point:
+    if isinstance(priced, str):
+        devices = target.num_devices or 0
+        return _nothing(config, target.name, devices, (), budget, priced)
+
+    def make() -> Plan:
+        return pending.plan(priced.budget, budget)
+
+    return _point(config, target, priced.axes, budget, priced.predicted, make)
+
+
+def _point(
+    config: Config,
+    target: Target,
+    axes: MeshAxes,
+    budget: int,
+    predicted: Predicted,
+    make: Callable[[], Plan],
+) -> Point:
+    devices = math.prod(n for _, n in axes)
+    return Point(
+        target.name,
+        devices,
+        tuple(axes),
+        budget,
+        config.batch,
+        config.stages,
+        config.microbatches,
+        True,
+        "",
+        predicted.step_time_s,
+        predicted.compute_s,
+        predicted.communication_s,
+        predicted.peak_bytes,
+        price_per_step(target, devices, predicted.step_time_s),
+        make,
+    )
+
+
+def _nothing(
+    config: Config,
+    hardware: str,
+    devices: int,
+    axes: MeshAxes,
+    budget: int,
+    why: str,
+    peak_bytes: int = 0,
+) -> Point:
+    return Point(
+        hardware,
+        devices or config.devices or 0,
+        tuple(axes or config.mesh or ()),
+        budget or config.memory_budget_bytes or 0,
+        config.batch,
+        config.stages,
+        config.microbatches,
+        False,
+        why,
+        math.inf,
+        math.inf,
+        math.inf,
+        peak_bytes,
+        None,
+    )

@@ -1,0 +1,219 @@
+"""The best mesh within every budget, of configurations that differ in these alone.
+
+The best choice without a limit is so within every budget that it fits, and what it is
+proved to cost at least holds within every budget. So each mesh is first searched
+without a limit, which is quick; then within the budgets, the largest first, but for
+meshes that cannot beat what was found on others by more than a search leaves open.
+
+What goes in and what comes out is data, so that other processes can search as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.hardware.target import Device, Target
+from rhino_jax.ir.program import Program
+from rhino_jax.plan.records import Predicted
+from rhino_jax.planner.meshes import MeshAxes
+from rhino_jax.planner.search.compare import COMPARED
+from rhino_jax.planner.search.driver import distinct_meshes
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.passes import SOLVE
+from rhino_jax.planner.search.read_back.assemble import costs_of
+from rhino_jax.planner.search.recipe_choices import first_choices
+from rhino_jax.planner.search.records import MeshProblem, Request, SolvedMesh
+from rhino_jax.solver.incumbents import EFFORTS, Effort
+from rhino_jax.solver.problem import Labels
+from rhino_jax.sweep.work import Counts
+from rhino_jax.utils.gc import no_garbage_collection
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Configurations that differ in their budgets alone.
+
+    Attributes:
+      number: of the program, its passes done; see `Meshes`.
+      target: the hardware.
+      meshes: those that are compared.
+      request: budget aside, what is asked for.
+      budgets: bytes per device.
+      level: "fast": meshes are searched as they are compared; "best": searched on.
+    """
+
+    number: int
+    target: Target
+    meshes: tuple[MeshAxes, ...]
+    request: Request
+    budgets: tuple[int, ...]
+    level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best choice within a budget.
+
+    Attributes:
+      axes: of its mesh.
+      labels: the choice; None where nothing fits.
+      bound_s: what this mesh takes at least.
+      smallest_peak: the least bytes per device of any choice that was met.
+      predicted: what it costs; None where nothing fits.
+      priced_bytes: the budget by which its model was priced.
+    """
+
+    axes: MeshAxes
+    labels: Labels | None
+    bound_s: float
+    smallest_peak: float
+    predicted: Predicted | None
+    priced_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Meshes:
+    """Searches meshes, and keeps what they share.
+
+    Attributes:
+      programs: by their numbers.
+      analyses: by number of the program, and device.
+      counts: what all searches took.
+    """
+
+    programs: dict[int, Program] = field(default_factory=dict)
+    analyses: dict[tuple[int, Device], ProgramAnalysis] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+
+    def number(self, program: Program) -> int:
+        """The same for the same program."""
+        for number, known in self.programs.items():
+            if known is program:
+                return number
+        number = len(self.programs)
+        self.programs[number] = program
+        return number
+
+    def analysis(self, number: int, target: Target) -> ProgramAnalysis:
+        """Of a program; the same for all targets of one kind of device."""
+        key = number, target.device
+        found = self.analyses.get(key)
+        if found is None:
+            found = self.analyses[key] = ProgramAnalysis.of(
+                self.programs[number], target
+            )
+        return replace(found, target=target)
+
+    @no_garbage_collection()
+    def best(self, asked: Asked) -> dict[int, Best]:
+        """Budget → the best choice on any of the meshes.
+
+        Raises:
+          RhinoError: there is none on a mesh, whatever the budget.
+        """
+        analysis = self.analysis(asked.number, asked.target)
+        every = [
+            _Mesh.of(analysis, tuple(axes), asked)
+            for axes in distinct_meshes(asked.meshes, asked.target)
+        ]
+        found, ruled_out = {}, 0
+        for budget in sorted(set(asked.budgets), reverse=True):
+            best: _Mesh | None = None
+            every.sort(key=lambda mesh: mesh.worth)
+            for mesh in every:
+                if best is not None and not mesh.may_beat(best.worth[0]):
+                    ruled_out += 1
+                    continue
+                mesh.search(budget)
+                if best is None or mesh.worth < best.worth:
+                    best = mesh
+            assert best is not None
+            found[budget] = best.told()
+        searches, reused = sum(m.searches for m in every), sum(m.reused for m in every)
+        self.counts += Counts(len(every), searches, reused, ruled_out)
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class _Mesh:
+    """One mesh, and what is known of it.
+
+    Attributes:
+      axes: (name, size).
+      problem: priced for the smallest budget: what copies are too small to count
+        depends on that.
+      priced_bytes: that budget.
+      starts: the recipes' choices.
+      effort, request: how it is searched.
+      floor_s: what it costs at least, within any budget.
+      last: what was found within the smallest budget so far, or without any.
+      searches, reused: how often it was searched, and how often that was not needed.
+    """
+
+    axes: MeshAxes
+    problem: MeshProblem
+    priced_bytes: int
+    starts: list[Labels]
+    effort: Effort
+    request: Request
+    floor_s: float = 0.0
+    last: SolvedMesh | None = None
+    searches: int = 0
+    reused: int = 0
+
+    @classmethod
+    def of(cls, analysis: ProgramAnalysis, axes: MeshAxes, asked: Asked) -> _Mesh:
+        """With what it costs at least."""
+        priced = min(asked.budgets)
+        request = replace(asked.request, memory_budget_bytes=priced)
+        problem = build_mesh_problem(analysis, axes, request)
+        effort = COMPARED if asked.level == "fast" else EFFORTS[asked.level]
+        mesh = cls(axes, problem, priced, first_choices(problem), effort, request)
+        # With a mesh alone nothing is gained by that.
+        if len(asked.meshes) > 1:
+            mesh.search(math.inf)
+        return mesh
+
+    def search(self, budget: float) -> None:
+        """Search within a budget that is no larger than those before."""
+        if self.last is not None:
+            labels = self.last.solution.labels
+            # What fits no budget fits no smaller one.
+            if labels is None or self.last.solution.peak <= budget:
+                self.reused += 1
+                return
+            self.starts = [labels, *self.starts]
+        self.searches += 1
+        mine = self.problem.within(budget)
+        self.last = SOLVE.run(None, mine, self.effort, self.request, None, self.starts)
+        self.floor_s = max(self.floor_s, self.last.solution.bound)
+
+    def may_beat(self, step_s: float) -> bool:
+        """Whether this mesh may be faster, by more than a search leaves open."""
+        return self.floor_s < (1 - self.effort.near) * step_s
+
+    @property
+    def worth(self) -> tuple[float, float]:
+        """The less the better: the step, and where nothing fits what it would need."""
+        if self.last is None:
+            return 0.0, 0.0
+        solution = self.last.solution
+        step_s = math.inf if solution.labels is None else solution.objective
+        return step_s, solution.smallest_peak
+
+    def told(self) -> Best:
+        """What was found, as data."""
+        assert self.last is not None
+        solution, predicted = self.last.solution, None
+        if solution.labels is not None:
+            predicted = costs_of(self.last.mesh_problem, solution.labels)[0]
+        return Best(
+            self.axes,
+            solution.labels,
+            solution.bound,
+            solution.smallest_peak,
+            predicted,
+            self.priced_bytes,
+        )

@@ -1,0 +1,97 @@
+"""All configurations of a sweep, group by group, and who is told how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.sweep.answers import Answer
+from rhino_jax.sweep.configs import Config
+from rhino_jax.sweep.evaluate import Evaluator, refused
+from rhino_jax.sweep.pending import Pending
+from rhino_jax.sweep.point import Point
+from rhino_jax.sweep.searching import Searching
+from rhino_jax.sweep.table import best_of
+from rhino_jax.sweep.whole import Whole
+from rhino_jax.sweep.work import Started, Work
+
+
+Told = Callable[[int, int, Point | None], None]
+
+
+class Run:
+    """A sweep under way.
+
+    Args:
+      evaluator: knows what is asked of every plan.
+      configs: the configurations.
+      tell: is told how many of how many are done, and the best so far.
+    """
+
+    def __init__(
+        self, evaluator: Evaluator, configs: Sequence[Config], tell: Told
+    ) -> None:
+        self._evaluator, self._configs, self._tell = evaluator, configs, tell
+        of_group: dict[Hashable, list[int]] = {}
+        for i, config in enumerate(configs):
+            of_group.setdefault(evaluator.group(config), []).append(i)
+        self._groups = list(of_group.values())
+        self._found: dict[int, Point] = {}
+        self._pending: dict[int, Pending] = {}
+        self._best: Point | None = None
+        self._planned = 0
+
+    def points(
+        self,
+        traced_for: Callable[[int | None], Traced],
+        workers: int | None,
+        started: Started,
+    ) -> tuple[list[Point], Work]:
+        """A point for every configuration, those of a group searched together; and what
+        it took.
+
+        Args:
+          traced_for: size of the batch → the function; None: as it was called.
+          workers: as of `sweep`.
+          started: when the sweep began.
+        """
+        programs: dict[int | None, Traced] = {}
+        with Searching(self._evaluator.meshes, workers, len(self._groups)) as searching:
+            for key, members in enumerate(self._groups):
+                group = [self._configs[i] for i in members]
+                size = group[0].batch
+                if size not in programs:
+                    programs[size] = traced_for(size)
+                begun = self._evaluator.begin(programs[size], group)
+                if isinstance(begun, Pending):
+                    if isinstance(begun.asked, Whole):
+                        self._planned += len(group)
+                    self._pending[key] = begun
+                    searching.ask(key, begun)
+                else:
+                    self._take(key, begun)
+                self._take_all(searching.answers())
+            self._take_all(searching.answers(all_of_them=True))
+        work = Work(
+            configurations=len(self._configs),
+            groups=len(self._groups),
+            planned=self._planned,
+            counts=self._evaluator.meshes.counts + searching.counts,
+            processes=searching.processes,
+            cpu_s=started.cpu_s() + searching.cpu_s,
+            seconds=started.seconds(),
+        )
+        return [self._found[i] for i in range(len(self._configs))], work
+
+    def _take_all(self, answers: Iterable[tuple[int, Answer]]) -> None:
+        for key, answer in answers:
+            pending = self._pending.pop(key)
+            if answer.refused:
+                self._take(key, refused(pending.group, answer.refused))
+            else:
+                self._take(key, self._evaluator.end(pending, answer))
+
+    def _take(self, key: int, points: Sequence[Point]) -> None:
+        self._found.update(zip(self._groups[key], points, strict=True))
+        self._best = best_of([*points, *([self._best] if self._best else [])])
+        self._tell(len(self._found), len(self._configs), self._best)

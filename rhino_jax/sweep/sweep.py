@@ -1,0 +1,146 @@
+"""`rhino.sweep`: the call, and its progress."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rhino_jax.frontend.call import split_call
+from rhino_jax.frontend.parameters import CALLING, read_parameters
+from rhino_jax.frontend.trace import Traced, trace_call
+from rhino_jax.hardware.files import load_target
+from rhino_jax.planner.options import Wishes
+from rhino_jax.runtime.sharded import ShardedFunction
+from rhino_jax.sweep.configs import NAMES, WHAT, configurations
+from rhino_jax.sweep.point import Point
+from rhino_jax.sweep.table import Sweep
+from rhino_jax.sweep.work import Started
+from rhino_jax.units import format_seconds
+from rhino_jax.utils.keywords import read_count
+
+
+TOLD_EVERY_S = 1.0
+"""Progress is not read faster."""
+
+Told = Callable[[int, int, Point | None], None]
+
+
+def sweep(
+    fn: Callable[..., Any],
+    *args: Any,
+    hardware: Any = None,
+    devices: Any = None,
+    mesh: Any = None,
+    memory_budget_bytes: Any = None,
+    batch: Any = None,
+    stages: Any = None,
+    microbatches: Any = None,
+    pins: Any = None,
+    level: str = "fast",
+    recompute: str = "as written",
+    donate_argnums: int | Iterable[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    static_argnums: int | Iterable[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    progress: bool | Told = True,
+    workers: int | None = None,
+    **kwargs: Any,
+) -> Sweep:
+    """What `fn(*args, **kwargs)` costs in every combination of what is listed.
+
+    Allocates and runs nothing. Every point has the plan whose figures it shows, made
+    when `point.plan()` is called. Trace, analysis and models are shared: budgets cost
+    next to nothing, another machine or mesh a fraction of a plan. Configurations of
+    several stages, of `microbatches="auto"` or with `recompute="auto"` are each planned
+    in full.
+
+    Args:
+      fn: a function, or what `auto_shard` made of one.
+      args, kwargs: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them.
+      hardware: names, paths or `Target`s, with or without a topology.
+      devices: numbers of devices, for which rhino chooses meshes of up to two axes.
+      mesh: mappings of axis name to size, instead of `devices`.
+      memory_budget_bytes: per device; None: what the hardware has.
+      batch: sizes of the batch, which is the leading dim of the arguments that are
+        data; the others of such dims change in proportion.
+      stages, microbatches: as of `auto_shard`; None: 1.
+      pins, recompute, donate_argnums, …: as of `auto_shard`, for all points.
+      level: "fast", as meshes are compared; "best" takes several times as long.
+      progress: show a line on standard error; or a function that is called with the
+        number of points done, of all, and the best point so far.
+      workers: processes that search; 1: this one alone; None: one for each core, where
+        they gain more than they take to start. What is found is the same.
+    Returns:
+      `points`, `best`, `pareto()`, `table()`, `to_pandas()`. What does not fit, or
+      cannot be, is a point that says why.
+    Raises:
+      RhinoError: a list holds something that is no such value.
+    """
+    # The solver takes a second to import; `import rhino_jax` need not wait.
+    from rhino_jax.sweep.evaluate import Evaluator
+    from rhino_jax.sweep.running import Run
+
+    started, said = Started(), locals()
+    configs = configurations({name: said[name] for name in NAMES})
+    own = {name: said[name] for name in CALLING}
+    if isinstance(fn, ShardedFunction) and all(x is None for x in own.values()):
+        parameters = fn.parameters
+    else:
+        raw = fn.parameters.fn if isinstance(fn, ShardedFunction) else fn
+        parameters = read_parameters(raw, what=WHAT, **own)
+    many = None if workers is None else read_count(WHAT, "workers", workers, least=1)
+    wishes = _wishes(pins, level, recompute)
+    call = split_call(parameters, args, kwargs, WHAT)
+    written = trace_call(parameters, call, what=WHAT)
+    evaluator = Evaluator(wishes, level)
+
+    def traced_for(size: int | None) -> Traced:
+        from rhino_jax.sweep.batch import with_batch
+
+        if size is None:
+            return written
+        # Which dims are the batch does not depend on the hardware.
+        analysis = evaluator.analysis(written.program, load_target("cpu"))
+        return with_batch(parameters, call, analysis, size)
+
+    run = Run(evaluator, configs, _telling(progress))
+    points, work = run.points(traced_for, many, started)
+    return Sweep(written.name, tuple(points), work)
+
+
+def _wishes(pins: Any, level: str, recompute: str) -> Wishes:
+    """What is asked of every plan."""
+    return Wishes(
+        hardware=None,
+        memory_budget_bytes=None,
+        pins=pins,
+        level=level,
+        time_limit_s=None,
+        seed=0,
+        refine=0,
+        progress=False,
+        what=WHAT,
+        recompute=recompute,
+    )
+
+
+def _telling(progress: bool | Told) -> Told:
+    """Who is told of progress: a function, a line on standard error, or nobody."""
+    if callable(progress):
+        return progress
+    if not progress:
+        return lambda done, of, best: None
+    told = [time.monotonic()]
+
+    def tell(done: int, of: int, best: Point | None) -> None:
+        if done < of and time.monotonic() - told[0] < TOLD_EVERY_S:
+            return
+        told[0] = time.monotonic()
+        text = "nothing fits yet"
+        if best is not None:
+            text = f"best {format_seconds(best.step_s)} on {best.hardware}"
+        print(f"rhino: sweep {done} of {of}: {text}", file=sys.stderr)
+
+    return tell

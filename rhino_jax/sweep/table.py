@@ -1,0 +1,247 @@
+"""All points of a sweep: rows, the Pareto front, text and HTML."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhino_jax.errors import RhinoError
+from rhino_jax.explain.report.html import sections_to_html
+from rhino_jax.explain.report.line import format_mesh
+from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.explain.report.text import sections_to_text
+from rhino_jax.explain.report.views.scatter import Axis, Dot, scatter
+from rhino_jax.sweep.point import Point, format_price, format_stages
+from rhino_jax.sweep.work import Work
+from rhino_jax.units import format_bytes, format_seconds
+
+
+COLUMNS = (
+    "hardware", "devices", "mesh", "memory_budget_bytes", "batch", "stages",
+    "microbatches", "fits", "why", "step_s", "compute_s", "communication_s",
+    "peak_bytes", "price_per_step",
+)  # fmt: skip
+
+FRONT = "no other is better in time, price, memory and devices together"
+
+WORK = (
+    "groups: points that differ in their budgets alone; planned: points each planned by"
+    " itself; of the others, meshes priced and searches; each time within one budget,"
+    " meshes reused: known from a larger one, and ruled out by bounds"
+)
+
+MOST_ROWS = 20
+"""Points in a table that is not full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What every configuration costs; `print` it to read it.
+
+    Attributes:
+      program: name of the function.
+      points: one for every configuration, in the order of the lists.
+      work: what the sweep took.
+    """
+
+    program: str
+    points: tuple[Point, ...]
+    work: Work
+
+    @property
+    def seconds(self) -> float:
+        """That the sweep took."""
+        return self.work.seconds
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.points)
+
+    def __getitem__(self, position: int) -> Point:
+        return self.points[position]
+
+    @property
+    def best(self) -> Point | None:
+        """The shortest step that fits (of a row of the batch where that varies)."""
+        return best_of(self.points)
+
+    def pareto(self) -> tuple[Point, ...]:
+        """The points that no other is better than in step time, price per step, peak
+        memory and devices together; the fastest first.
+
+        Where the batch varies, time and price are those of a row of it.
+        """
+        fitting = sorted(
+            (p for p in self.points if p.fits), key=lambda p: (p.worth, p.step_s)
+        )
+        front: list[Point] = []
+        for point in fitting:
+            # Sorted: nothing later is better than what stands before it.
+            if not any(_is_as_good(kept, point) for kept in front):
+                front.append(point)
+        return tuple(front)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for every point; the mesh as text."""
+        return [
+            {
+                name: format_mesh(p.mesh) if name == "mesh" else getattr(p, name)
+                for name in COLUMNS
+            }
+            for p in self.points
+        ]
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame`, a row for every point.
+
+        Raises:
+          RhinoError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise RhinoError(
+                "`Sweep.to_pandas`: pandas is not installed.",
+                where="import pandas",
+                fix="pip install pandas, or use to_dicts().",
+            ) from None
+        return pandas.DataFrame(self.to_dicts(), columns=list(COLUMNS))
+
+    def table(self, *, full: bool = False) -> str:
+        """The best points, as text at most 100 columns wide.
+
+        Args:
+          full: all of them.
+        """
+        return sections_to_text(_tell(self, full=full))
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        fitting = sum(p.fits for p in self.points)
+        return f"Sweep({self.program}: {fitting} of {len(self.points)} fit)"
+
+    def _repr_html_(self) -> str:
+        return sections_to_html(_tell(self, full=True))
+
+
+def best_of(points: Sequence[Point]) -> Point | None:
+    """The shortest step of those that fit."""
+    fitting = [p for p in points if p.fits]
+    return min(fitting, key=lambda p: p.worth) if fitting else None
+
+
+def _is_as_good(a: Point, b: Point) -> bool:
+    return all(x <= y for x, y in zip(a.worth, b.worth, strict=True))
+
+
+def _tell(sweep: Sweep, *, full: bool) -> tuple[Section, ...]:
+    front = sweep.pareto()
+    fitting = sorted((p for p in sweep.points if p.fits), key=lambda p: p.worth)
+    others = [p for p in sweep.points if not p.fits]
+    shown = [*fitting, *others] if full else fitting[:MOST_ROWS]
+    left = len(sweep.points) - len(shown)
+    lines = [f"*: {FRONT}"]
+    if left:
+        lines.append(
+            f"{left} more, {len(others)} of which do not fit: table(full=True)"
+        )
+    title = (
+        f"{sweep.program}: {len(sweep.points)} configurations, {len(fitting)} fit, in"
+        f" {format_seconds(sweep.seconds)}"
+    )
+    return (
+        Section(title, table=_table(front, front), drawing=_drawn(fitting, front)),
+        Section("all", table=_table(shown, front), lines=tuple(lines)),
+        Section("work", table=_of_work(sweep.work), lines=(WORK,)),
+    )
+
+
+def _of_work(work: Work) -> Table:
+    counts = work.counts
+    cells = {
+        "points": work.configurations,
+        "groups": work.groups,
+        "planned": work.planned,
+        "priced": counts.models,
+        "searches": counts.searches,
+        "reused": counts.reused,
+        "ruled out": counts.ruled_out,
+        "processes": work.processes,
+    }
+    row = [f"{n:,}" for n in cells.values()]
+    row += [f"{work.cpu_s:.0f}", f"{work.seconds:.0f}"]
+    header = (*cells, "CPU s", "s")
+    return Table(header, (tuple(row),), ">" * len(row))
+
+
+def _drawn(points: Sequence[Point], front: Sequence[Point]) -> str:
+    """Price and memory over time, as `worth` has them; no price where none is known."""
+    marks = {id(p) for p in front}
+    per_row = " of a row of the batch" if any(p.batch for p in points) else ""
+    time = Axis(f"step time{per_row}", format_seconds)
+    drawn = []
+    for place, axis in (
+        (1, Axis(f"price of 1M steps{per_row}", format_price)),
+        (2, Axis("peak memory", format_bytes)),
+    ):
+        dots = [
+            Dot(
+                p.worth[0],
+                p.worth[place],
+                p.hardware.partition(":")[0],
+                repr(p),
+                id(p) in marks,
+            )
+            for p in points
+        ]
+        drawn.append(scatter(dots, time, axis, marks=FRONT))
+    return "".join(drawn)
+
+
+def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
+    marks = {id(p) for p in front}
+    rows = tuple(_row(p, id(p) in marks) for p in points)
+    header = ("", "hardware", "mesh", "budget", "batch", "stages", "parts", "step",
+              "peak", "price of 1M steps")  # fmt: skip
+    # Of what is left as it is written there is nothing to tell.
+    kept = [
+        i
+        for i, name in enumerate(header)
+        if name not in UNASKED or any(row[i] != UNASKED[name] for row in rows)
+    ]
+    return Table(
+        tuple(header[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+        "".join("<<<>>>>>>>"[i] for i in kept),
+        (2, 1),
+    )
+
+
+UNASKED = {"batch": "", "stages": "1", "parts": "1"}
+"""Columns of what may be left out, with what they hold then."""
+
+
+def _row(point: Point, is_best: bool) -> tuple[str, ...]:
+    price = point.price_per_step
+    what = "-" if price is None else format_price(price)
+    if not math.isfinite(point.step_s):
+        what = "-"
+    return (
+        "*" if is_best else "",
+        point.hardware,
+        format_mesh(point.mesh) if point.fits else point.why,
+        format_bytes(point.memory_budget_bytes),
+        str(point.batch or ""),
+        format_stages(point.stages),
+        str(point.microbatches),
+        format_seconds(point.step_s) if point.fits else "does not fit",
+        format_bytes(point.peak_bytes) if point.peak_bytes else "",
+        what,
+    )

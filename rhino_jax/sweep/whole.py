@@ -1,0 +1,155 @@
+"""Configurations whose passes are chosen too (stages, micro-batches, recompute): each
+is planned by itself, the largest budget first.
+
+What is best within a budget is so within every smaller one that it fits, and is not
+planned again there. What a smaller one has led to is taken for larger ones if faster.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import jax
+
+from rhino_jax._compat import pickled
+from rhino_jax.errors import RhinoError
+from rhino_jax.frontend.call import Signature
+from rhino_jax.frontend.leaves import Leaves
+from rhino_jax.frontend.registry import has_user_rules
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.frontend.tracing.captured_references import CapturedReferences
+from rhino_jax.plan.plan import AnyPlan
+from rhino_jax.plan.records import Predicted
+from rhino_jax.planner.meshes import MeshAxes
+from rhino_jax.planner.options import Wishes
+from rhino_jax.runtime.meshes import make_mesh
+from rhino_jax.sweep.configs import WHAT
+from rhino_jax.sweep.point import why_not
+
+
+FITS = 0.99
+"""Share of a budget up to which a plan made within a larger one is taken for it: there,
+larger copies are too small to count (`Pricing.small_share`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Configurations that differ in their budgets alone, to be planned.
+
+    Attributes:
+      number: of the function.
+      wishes: what is asked of the plan, budget aside.
+      mesh: (name, size) of its axes; None: rhino's to choose.
+      budgets: bytes per device.
+      usable_share: of a budget, that a plan may hold by prediction.
+    """
+
+    number: int
+    wishes: Wishes
+    mesh: MeshAxes | None
+    budgets: tuple[int, ...]
+    usable_share: float = 1.0
+
+    def within(
+        self, plan: Callable[[Wishes], AnyPlan]
+    ) -> dict[int, tuple[int, AnyPlan | RhinoError]]:
+        """Budget → the budget for which a plan was made, and the plan.
+
+        Args:
+          plan: makes one.
+        """
+        made: dict[int, tuple[int, AnyPlan | RhinoError]] = {}
+        last: tuple[int, AnyPlan] | None = None
+        for budget in sorted(set(self.budgets), reverse=True):
+            usable = self.usable_share * budget
+            if last is not None and last[1].predicted.peak_bytes <= FITS * usable:
+                made[budget] = last
+                continue
+            try:
+                made[budget] = last = budget, plan(self.asking(budget))
+            except RhinoError as error:
+                made[budget] = budget, error
+        for less, more in itertools.pairwise(sorted(made)):
+            made[more] = min(made[more], made[less], key=_step_s)
+        return made
+
+    def asking(self, budget: int) -> Wishes:
+        """What is asked of the plan within a budget."""
+        return replace(self.wishes, memory_budget_bytes=budget)
+
+
+def _step_s(made: tuple[int, AnyPlan | RhinoError]) -> float:
+    plan = made[1]
+    return math.inf if isinstance(plan, RhinoError) else plan.predicted.step_time_s
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """Of a plan, what a point tells.
+
+    Attributes:
+      axes: (name, size) of its mesh.
+      predicted: what it costs.
+      budget: for which it was made.
+    """
+
+    axes: MeshAxes
+    predicted: Predicted
+    budget: int
+
+
+def prices(whole: Whole, traced: Traced) -> dict[int, Priced | str]:
+    """Budget → what the plan costs, or why there is none."""
+    mesh = None if whole.mesh is None else make_mesh(whole.mesh, WHAT)
+    made = whole.within(lambda wishes: wishes.found_with(traced, mesh, None)[0])
+    return {
+        budget: why_not(plan)
+        if isinstance(plan, RhinoError)
+        else Priced(plan.mesh_axes, plan.predicted, made_for)
+        for budget, (made_for, plan) in made.items()
+    }
+
+
+CONFIG = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+)
+"""Of JAX's configuration, what traces depend on."""
+
+
+def to_bytes(traced: Traced) -> bytes | None:
+    """A function for another process to price, as `of_bytes` reads it; None where it
+    holds, or is read by, what is of the user's own code."""
+    if traced.captured or traced.written is not None or has_user_rules():
+        return None
+    paths = traced.arguments.array_paths
+    config = {name: getattr(jax.config, name) for name in CONFIG}
+    program = traced.program
+    return pickled(
+        (config, traced.name, traced.closed_jaxpr, program, traced.donated, paths)
+    )
+
+
+def of_bytes(data: bytes) -> Traced:
+    """The function, its arguments in a row, and without lines of source: what it costs
+    is the same. JAX is configured as it was there."""
+    config, name, jaxpr, program, donated, paths = pickle.loads(data)
+    for key, value in config.items():
+        jax.config.update(key, value)
+    count = len(paths)
+    tree = jax.tree.structure((0,) * count)
+    places = tuple(range(count))
+    arguments = Leaves(tree, (None,) * count, paths, places, (), places)
+    none = Leaves(jax.tree.structure(()), (), (), (), (), ())
+    signature = Signature(tree, (), (), places, ())
+    captured = CapturedReferences()
+    ends = ((), ())
+    return Traced(
+        name, jaxpr, program, signature, arguments, none, donated, None, captured,
+        ends, ends,
+    )  # fmt: skip

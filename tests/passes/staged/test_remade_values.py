@@ -1,0 +1,216 @@
+"""Stages that make some values of their forward passes again, and keep the others."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rhino_jax.frontend.trace import trace
+from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.late import halves_of
+from rhino_jax.passes.remat.regions import Blocks
+from rhino_jax.passes.remat.residual_stacks import find_stacks
+from rhino_jax.passes.staged.group import group_program
+from rhino_jax.passes.staged.holding import Holding
+from rhino_jax.passes.staged.remat import Remade, applied, in_ids_of_piece
+from rhino_jax.passes.staged.sides import Sides, sides_of
+from rhino_jax.passes.staged.step import Kind, Step, TaskKind
+from tests.cases import covering
+from tests.passes.staged.helpers_staged import (
+    check,
+    in_equal_parts,
+    of_zoo,
+    taken_apart,
+)
+from tests.passes.zoo import random_like, shape
+
+
+WIDTH, ROWS, LAYERS = 32, 16, 8
+ROW = 4 * ROWS // 4 * WIDTH
+
+
+def step(params, key, x):
+    def loss(params):
+        h = x
+        for i, w in enumerate(params):
+            h = jnp.tanh(h @ w)
+            keep = jax.random.bernoulli(jax.random.fold_in(key, i), 0.8, h.shape)
+            h = jnp.where(keep, h / 0.8, 0)
+        return jnp.mean((h - x) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+@functools.cache
+def traced():
+    params, x = random_like(([shape(WIDTH, WIDTH)] * LAYERS, shape(ROWS, WIDTH)))
+    args = params, jax.random.key(0), x
+    return trace(step, args, {}, donate_argnums=(0,)), jax.tree.leaves(args)
+
+
+def sides(args) -> Sides:
+    return sides_of(taken_apart(args[0], 4))
+
+
+def crossing(of: Sides) -> dict[int, tuple[str, int]]:
+    """Id of what the backward pass reads of the forward pass → op, and bytes."""
+    read = {v for i in of.backward for v in of.lines.reads[i]}
+    found = {}
+    for i in of.forward:
+        op = of.program.ops[of.program.body.ops[i]]
+        for value, number in zip(op.results, of.lines.makes[i], strict=True):
+            if number in read:
+                found[value] = op.name, of.lines.bytes(number)
+    return found
+
+
+def kept_bytes(step: Step) -> list[int]:
+    found = []
+    for chunk, group in enumerate(step.chunks):
+        keys, _, _ = Holding.of(step.tasks[group]).of_chunk(chunk)
+        types = [step.types[key] for key in keys]
+        found.append(sum(t.size * t.dtype.itemsize for t in types))
+    return found
+
+
+def remade(values) -> Remade:
+    """One group's choice may be all of it: which group it is of is only its name."""
+    return Remade(values={0: str(Choice(tuple(values)))})
+
+
+@pytest.mark.parametrize(
+    ("stages", "v", "is_compiled"),
+    covering([(2, 1, False), (4, 1, False), (2, 2, False), (2, 2, True)], 3),
+    ids=str,
+)
+def test_all_but_products_made_again_with_the_same_random_bits(stages, v, is_compiled):
+    args = traced()
+    values = crossing(sides(args))
+    again = [k for k, (name, _) in values.items() if name != "dot_general"]
+    before = check(*args, stages, 4, is_compiled, v=v)
+    after = check(*args, stages, 4, is_compiled, v=v, remade=remade(again))
+    per_chunk = LAYERS // (v * stages)
+    # A product of every layer is kept, and what comes from the chunk before.
+    rows = [n // ROW for n in kept_bytes(after)]
+    assert rows[0] <= per_chunk and max(rows) <= per_chunk + 1
+    assert sum(kept_bytes(after)) < sum(kept_bytes(before))
+
+
+def test_what_is_made_again_is_no_longer_kept():
+    args = traced()
+    values = [*crossing(sides(args)).items()]
+    before = sum(kept_bytes(check(*args, 2, 4)))
+    for value, (name, size) in values[2:8]:
+        again = check(*args, 2, 4, remade=remade([value]))
+        after = sum(kept_bytes(again))
+        assert after == before - size, name
+
+
+def test_values_without_a_counterpart_are_saved():
+    apart, other = (taken_apart(traced()[0], 4) for _ in range(2))
+    of = sides_of(apart)
+    value = next(iter(crossing(of)))
+    unknown = len(of.program.values)
+    choice = Choice((value, unknown), (unknown,))
+    for now in (of, replace(sides_of(other))):
+        _, again, kept = applied(now, other, choice, of)
+        assert len(again) == 1 and not kept
+
+
+def test_what_the_other_stage_knows_by_number_stays_the_same():
+    args = of_zoo("gpt-tiny", remat=False)
+    of = sides(args)
+    blocks = Blocks(of.program, is_top_entered=False)
+    stacks = find_stacks(blocks, halves_of(blocks.top))
+    before = check(*args, 1, 4)
+    after = check(*args, 1, 4, remade=remade([s.value for s in stacks[::2]]))
+    inside = [
+        {k for t in s.tasks[0] for k in t.makes if k.kind is Kind.INSIDE}
+        for s in (before, after)
+    ]
+    for key in inside[0] & inside[1]:
+        assert before.types[key].shape == after.types[key].shape
+    assert len(inside[0] - inside[1]) >= len(stacks[::2])
+    assert sum(kept_bytes(after)) < sum(kept_bytes(before))
+
+
+def test_ids_of_a_group_are_those_of_the_micro_batch():
+    args = of_zoo("gpt-tiny", remat=False)
+    apart = taken_apart(args[0], 4)
+    of = sides_of(apart)
+    made = in_equal_parts(apart, 1)
+    program = group_program(made, 0, args[0].program)
+    (forward,) = [t for t in program.tasks if t.kind is TaskKind.FORWARD]
+    call = program.program.ops[program.program.body.ops[made.tasks[0].index(forward)]]
+    ops = [program.program.ops[i] for i in call.call.regions[0].ops]
+    loop = next(op for op in ops if op.name == "scan")
+    body = loop.call.regions[0]
+    choice = Choice((loop.results[-1],), (body.inputs[-1],))
+    said = Choice.parse(in_ids_of_piece(choice, program, of))
+    theirs = next(
+        op for i in of.program.body.ops if (op := of.program.ops[i]).name == "scan"
+    )
+    assert said.recompute == (theirs.results[-1],)
+    assert said.keep == (theirs.call.regions[0].inputs[-1],)
+
+
+def test_values_are_known_again_where_a_task_lacks_an_op():
+    """A constant enters a task with a type that is not weak: its cast is no op."""
+
+    def loss(params, x):
+        for w in params:
+            half = jnp.full(x.shape, 0.5).astype(jnp.float32)
+            x = jnp.sin(jnp.cos(x @ w + half))
+        return jnp.mean(x**2)
+
+    args = random_like(([shape(WIDTH, WIDTH)] * 2, shape(ROWS, WIDTH)))
+    traced = trace(jax.grad(loss), args, {})
+    apart = taken_apart(traced, 4)
+    of, group = (
+        sides_of(apart),
+        group_program(in_equal_parts(apart, 1), 0, traced.program),
+    )
+    mine, theirs = (
+        [op for op in p.ops if op.name == "sin"][:2]
+        for p in (group.program, of.program)
+    )
+    counts = [
+        sum(op.name == "convert_element_type" for op in p.ops)
+        for p in (group.program, of.program)
+    ]
+    assert counts[0] != counts[1]
+    choice = Choice(tuple(op.results[0] for op in mine))
+    said = Choice.parse(in_ids_of_piece(choice, group, of))
+    assert said.recompute == tuple(op.results[0] for op in theirs)
+
+
+@pytest.mark.parametrize("seed", covering(range(3)))
+@pytest.mark.parametrize(
+    ("name", "options", "stages"),
+    covering(
+        [
+            ("gpt-tiny-unrolled", {"clip_norm": 0.5}, 4),
+            ("gpt-tiny-unrolled", {}, 2),
+            ("gpt-tiny", {"remat": False}, 1),
+            ("t5-tiny", {}, 2),
+            ("unet-tiny", {}, 2),
+        ]
+    ),
+    ids=str,
+)
+def test_models_of_the_zoo_are_the_same_whatever_is_made_again(
+    name, options, stages, seed
+):
+    args = of_zoo(name, **options)
+    values = [*crossing(sides(args))]
+    draw = random.Random(seed)
+    chosen = draw.sample(values, draw.randint(1, len(values)))
+    before = in_equal_parts(taken_apart(args[0], 4), stages)
+    after = check(*args, stages, 4, remade=remade(chosen))
+    assert kept_bytes(after) != kept_bytes(before)

@@ -1,0 +1,177 @@
+"""Stages as one program beside stages that run as tasks: what is compared, and said."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rhino_jax as rhino
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.frontend.trace import trace
+from rhino_jax.plan.plan import Plan
+from rhino_jax.planner.staging.spmd_pipeline import planned as planned_file
+from rhino_jax.planner.staging.spmd_pipeline.compared import (
+    dispatched_s,
+    least_s,
+    or_in_one_program,
+    share_of_layers,
+)
+from rhino_jax.planner.staging.spmd_pipeline.planned import (
+    Asked,
+    NotFaster,
+    plan_in_one_program,
+)
+from rhino_jax.planner.staging.spmd_pipeline.recomputed import Recompute
+from tests.planner.spmd_pipeline.helpers_one_program import (
+    MESH,
+    clipped,
+    planned,
+    planned_clipped,
+)
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[Any, Plan, Plan]:
+    """The step traced, its plan as tasks, and in one program."""
+    step, args = clipped()
+    traced = trace(step, args, {}, donate_argnums=(0, 1))
+    return traced, planned(step, args, schedule="1f1b"), planned_clipped()
+
+
+def test_of_short_tasks_one_program_is_taken() -> None:
+    step, args = clipped()
+    plan = planned(step, args, schedule="auto")
+    # Tasks are as short as what it takes to start them.
+    assert plan.is_one_program
+    (note,) = [n for n in plan.notes if n.startswith("stages are one program: ")]
+    assert "of starts, 100 µs each" in note
+    assert plan.simulate().step_time_s == pytest.approx(plan.predicted.step_time_s)
+
+
+def long(as_tasks: Plan, update_s: float = 0.0) -> Plan:
+    """Of long tasks in equal stages, where one program has the same bubble."""
+    pipeline = as_tasks.pipeline
+    assert pipeline is not None
+    cost = replace(pipeline.costs[0], forward_s=1.0, backward_s=2.0, update_s=update_s)
+    pipeline = replace(pipeline, costs=(cost, cost), micro_batches=8, between=())
+    return replace(as_tasks, pipeline=pipeline)
+
+
+def test_what_cannot_win_is_not_planned(both: tuple[Any, Plan, Plan]) -> None:
+    traced, as_tasks, _ = both
+    as_tasks = long(as_tasks)
+
+    def planned_it(_: Asked) -> Plan:
+        raise AssertionError("it was planned")
+
+    found = or_in_one_program(as_tasks, traced.program, 2, 8, planned_it)
+    share = share_of_layers(traced.program, 2)
+    assert 0.5 < share < 1
+    assert least_s(as_tasks, share, 8) == pytest.approx(24 * (1 + share / 8))
+    assert least_s(as_tasks, share, 8) < dispatched_s(as_tasks)
+    assert found is as_tasks
+
+
+def test_what_is_planned_has_to_be_clearly_faster(
+    both: tuple[Any, Plan, Plan],
+) -> None:
+    traced, as_tasks, in_one = both
+    asked: list[Asked] = []
+
+    def planned_it(beside: Asked) -> Plan:
+        asked.append(beside)
+        return in_one
+
+    found = or_in_one_program(as_tasks, traced.program, 2, 4, planned_it)
+    assert found.is_one_program and "as tasks" in found.notes[-1]
+    assert asked[0].enough_s == pytest.approx(0.95 * dispatched_s(as_tasks), rel=0.05)
+    assert asked[0].enough_s < dispatched_s(as_tasks)
+    assert asked[0].may_do(4)
+
+    def slower(_: Asked) -> Plan:
+        raise NotFaster(1.0, 4)
+
+    found = or_in_one_program(as_tasks, traced.program, 2, 4, slower)
+    assert found.pipeline is as_tasks.pipeline
+    assert "one program 1.00 s in 4 micro-batches" in found.notes[-1]
+
+
+def test_a_plan_that_is_not_enough_says_what_it_takes(
+    both: tuple[Any, Plan, Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced, as_tasks, _ = both
+    plan = planned(*clipped())  # with its search, which others drop
+    search = plan.origin.solved.stage.search
+    with pytest.raises(NotFaster) as found:
+        plan_in_one_program(search, (1, 1), 4, asked=Asked(enough_s=1e-6))
+    assert found.value.step_s == pytest.approx(plan.predicted.step_time_s, rel=0.05)
+    assert found.value.count == 4
+    counts: list[int] = []
+
+    def counted(stage: Any, count: int) -> Recompute:
+        counts.append(count)
+        return Recompute(stage, count)
+
+    monkeypatch.setattr(planned_file, "Recompute", counted)
+    with pytest.raises(NotFaster) as several:
+        plan_in_one_program(search, (1, 1), "auto", asked=Asked(enough_s=1e-6))
+    # Fewer idle ticks do not make up for that: no other number is planned.
+    assert counts == [several.value.count]
+    counts.clear()
+    plan_in_one_program(search, (1, 1), "auto")
+    assert len(counts) > 1
+    with pytest.raises(NotFaster) as none:
+        asked = Asked(1e-6, lambda count: False)
+        plan_in_one_program(search, (1, 1), 4, asked=asked)
+    assert none.value.step_s == math.inf
+
+    def bound_says_no(_: Asked) -> Plan:
+        raise NotFaster(math.inf)
+
+    found_it = or_in_one_program(as_tasks, traced.program, 2, 4, bound_says_no)
+    assert found_it is as_tasks
+
+
+def test_of_tasks_that_do_not_fit_one_program_is_taken(
+    both: tuple[Any, Plan, Plan],
+) -> None:
+    traced, as_tasks, in_one = both
+    error = InfeasiblePlanError("no.", where="here", numbers="1", fix="more")
+
+    def fails(_: Asked) -> Plan:
+        raise InfeasiblePlanError("nor this.", where="here", numbers="2", fix="more")
+
+    found = or_in_one_program(error, traced.program, 2, 4, lambda _: in_one)
+    assert found.is_one_program and "as tasks nothing fits" in found.notes[-1]
+    with pytest.raises(InfeasiblePlanError, match="no.") as raised:
+        or_in_one_program(error, traced.program, 2, 4, fails)
+    assert raised.value is error
+    assert or_in_one_program(as_tasks, traced.program, 2, 4, fails) is as_tasks
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_what_is_not_uniform_stays_as_it_is(count: int) -> None:
+    """Layers that are no loop, that do not divide, or micro-batches that do not."""
+
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            y = x
+            for w in params:
+                y = jnp.tanh(y @ w)
+            return jnp.mean(y**2)
+
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+    args = [jnp.ones((8, 8))] * 4, jnp.ones((16, 8))
+    plan = rhino.plan(step, *args, mesh=MESH, microbatches=4, level="fast")
+    assert not plan.is_one_program
+    assert not any("one program" in note for note in plan.notes)
+    program = trace(step, args, {}).program
+    assert share_of_layers(program, 2) == 0.0
+    of_scan = trace(*clipped(), {}).program
+    assert share_of_layers(of_scan, count) == 0.0 < share_of_layers(of_scan, 2)

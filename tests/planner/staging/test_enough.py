@@ -1,0 +1,65 @@
+"""Stages that gain nothing are refused by what a micro-batch takes on one group."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rhino_jax.planner.staging.enough import (
+    NEAR,
+    NotFaster,
+    check_any,
+    least_step_s,
+)
+from rhino_jax.planner.staging.shapes import Shapes
+
+
+def shapes(compute_s: float, sent_s: float, groups: int = 4) -> Shapes:
+    """Equal groups on each of which a micro-batch takes so long."""
+    return Shapes(
+        (("stage", groups), ("x", 2)),
+        (1,) * groups,
+        {1: {0: compute_s, 1: sent_s}},
+        (1e9, 1e-6),
+        compute_s={1: compute_s},
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds"),
+    [
+        (16, 16 * 5 / 4 * (1 + 3 / 48)),  # as searched
+        (8, 16 * 4.5 / 4 * (1 + 3 / 24)),  # half as many gathers of weights
+        (32, 16 * 5 / 4 * (1 + 3 / 96)),  # no fewer, but less idle
+        (2, 16 * 4.125 / 4),  # slices may fill the pipeline
+    ],
+)
+def test_a_step_is_bounded_by_what_groups_do_together(count, seconds):
+    bound_s = least_step_s(shapes(4.0, 1.0), 16, count)
+    assert bound_s == pytest.approx((1 - NEAR) * seconds)
+
+
+def test_unequal_groups_share_the_model_by_their_speed():
+    one = shapes(4.0, 0.0, groups=1)
+    of = Shapes(
+        (("stage", 3), ("x", 2)),
+        (2, 1),
+        {2: {0: 2.0}, 1: {0: 4.0}},
+        (1e9, 1e-6),
+        compute_s={2: 2.0, 1: 4.0},
+    )
+    whole = least_step_s(one, 8, 8)
+    assert least_step_s(of, 8, 8) == pytest.approx(whole / 3 * (1 + 1 / 24))
+
+
+def test_what_cannot_be_enough_says_what_it_takes_at_least():
+    rounds = [[16, 8], [64]]
+    with pytest.raises(NotFaster) as slower:
+        check_any(shapes(4.0, 1.0), rounds, 10.0)
+    least = min(least_step_s(shapes(4.0, 1.0), 16, n) for n in (16, 8, 64))
+    assert slower.value.step_s == least
+    check_any(shapes(4.0, 1.0), rounds, least + 1e-9)
+    check_any(shapes(4.0, 1.0), rounds, math.inf)
+    # Of other meshes, which may send less, only compute counts.
+    check_any(shapes(1.0, 99.0), rounds, 10.0, sends=False)
